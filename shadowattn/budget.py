@@ -1,0 +1,35 @@
+"""How many keys a query row keeps. One definition, for the specification and for every fast path."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shadowattn.errors import InputError
+
+
+def head_retentions(retention: float | Tensor, heads: int) -> Tensor:
+    """The retention of every head, float64 [H], from one number for all or from one number a head.
+
+    Raises `InputError` where a value is outside (0, 1] or their number is not `heads`.
+    """
+    given = torch.as_tensor(retention).detach().cpu()
+    # A float32 0.2 is 0.2000000030: taken literally it would keep one key too many of every multiple of five. Its
+    # shortest decimal form is what its author meant.
+    values = [float(str(np.float32(x))) if given.dtype != torch.float64 else x for x in given.reshape(-1).tolist()]
+    if isinstance(retention, int | float):
+        values = [float(retention)]
+    values = values * heads if len(values) == 1 else values
+    if len(values) != heads:
+        raise InputError(f"retention: expected one value or one for each of {heads} query heads, got {len(values)}")
+    if not all(0 < value <= 1 for value in values):
+        raise InputError(f"retention: expected values in (0, 1], got {values}; 1 keeps every key")
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def keep_counts(retention: Tensor, visible: Tensor) -> Tensor:
+    """max(1, ceil(retention × visible)) keys, int64 [H, rows], for retention float64 [H] and visible int64 [rows].
+
+    The rule of the authors' device code; their offline code instead pools 32 rows and keeps int(retention × n) + 1.
+    """
+    keep = torch.ceil(retention[:, None] * visible[None, :].to(torch.float64)).to(torch.int64)
+    return keep.clamp(min=1).minimum(visible[None, :])

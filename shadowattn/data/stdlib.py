@@ -1,0 +1,34 @@
+"""The text that every machine already has: the source of Python's own standard library.
+
+Code repeats its identifiers, so context helps a model that reads it, which is what a study of sparse
+attention needs. The library differs between Python versions: every result therefore carries the SHA-256 of
+the text it was measured on.
+"""
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+# Shares of the files, by a hash of their path: 1 in 20 calibrates, 2 in 20 are held out for evaluation, the rest may
+# train the bundled model. No file serves two of them.
+_BUCKETS = 20
+_SPLITS = {"calibration": {0}, "heldout": {1, 2}, "train": set(range(3, _BUCKETS))}
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+def stdlib_files(split: str) -> list[Path]:
+    """The standard library's `.py` files of one split (`train`, `calibration` or `heldout`), in a fixed order."""
+    if split not in _SPLITS:
+        raise ValueError(f"expected a split out of {sorted(_SPLITS)}, got {split!r}")
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return [root / path for path in paths if not _LEFT_OUT & set(Path(path).parts) and _bucket(path) in _SPLITS[split]]
+
+
+def stdlib_text(split: str) -> str:
+    """All source text of one split, files joined by a blank line."""
+    return "\n\n".join(path.read_text(encoding="utf-8", errors="ignore") for path in stdlib_files(split))
+
+
+def _bucket(path: str) -> int:
+    return hashlib.sha256(path.encode()).digest()[0] % _BUCKETS

@@ -1,0 +1,9 @@
+"""The one kind of error that a user's input can cause."""
+
+
+class InputError(ValueError):
+    """Something the user gave does not fit.
+
+    The message is one line: what was expected, what came, and what to do. The command line prints it and exits with
+    status 2, without a traceback.
+    """

@@ -1,0 +1,6 @@
+"""The graph builder: static INT8 Q·K graphs, one per scale pair and shape, built ahead as a bank."""
+
+from shadowattn.graphs.bank import GraphBank
+from shadowattn.graphs.buckets import GraphShape
+
+__all__ = ["GraphBank", "GraphShape"]

@@ -1,0 +1,17 @@
+"""Models: loading them, and putting an attention of our own inside them."""
+
+from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_local
+from shadowattn.models.patch import ModelShape, attach, bypass_layer, fingerprint, model_shape, replace_attention
+
+__all__ = [
+    "LoadedModel",
+    "ModelShape",
+    "attach",
+    "bypass_layer",
+    "fingerprint",
+    "load_bundled",
+    "load_hub",
+    "load_local",
+    "model_shape",
+    "replace_attention",
+]

@@ -1,0 +1,66 @@
+"""A model and its tokenizer from the package, a local folder or the Hugging Face hub. Safetensors only."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from shadowattn.errors import InputError
+from shadowattn.models.patch import fingerprint
+
+BUNDLED = Path(__file__).parent / "bundled"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    fingerprint: str
+
+
+def load_bundled(*, dtype: str = "float32") -> LoadedModel:
+    """The small reference model that comes with the package; its card is `README.md` beside the weights."""
+    return _load(str(BUNDLED), "bundled", dtype, local_files_only=True)
+
+
+def load_local(path: str | None, *, dtype: str = "float32", trust_remote_code: bool = False) -> LoadedModel:
+    """A folder with `config.json`, safetensors weights and a tokenizer."""
+    if not path:
+        raise InputError("model=local: expected a folder, got none; set model.path=FOLDER")
+    folder = Path(path).expanduser()
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
+    if not folder.is_dir():
+        raise InputError(f"model.path: expected a folder, got {path!r}, which is none; set model.path=FOLDER")
+    if missing or not any(folder.glob("*.safetensors")):
+        raise InputError(
+            f"model.path: expected config.json, tokenizer_config.json and *.safetensors in {path!r}, got "
+            f"{sorted(p.name for p in folder.iterdir())[:8]}; convert the checkpoint with save_pretrained"
+        )
+    return _load(str(folder), folder.resolve().name, dtype, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def load_hub(
+    id: str | None, *, revision: str | None = None, dtype: str = "float32", trust_remote_code: bool = False
+) -> LoadedModel:
+    """A Hugging Face id, from the hub or its local cache."""
+    if not id:
+        raise InputError("model=hub: expected a Hugging Face id, got none; set model.id=ORGANISATION/NAME")
+    return _load(id, id, dtype, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
+    if dtype not in DTYPES:
+        raise InputError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled"
+        ) from error
+    return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))

@@ -1,0 +1,1 @@
+"""The online stage: estimate → select → attend, for every chunk of a prefill."""

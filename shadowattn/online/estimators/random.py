@@ -1,0 +1,28 @@
+"""Keys at random: the floor that every estimator must beat."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Random:
+    """A hash of (seed, layer, head, row, key): the same choice whatever the chunk length or the order of heads."""
+
+    seed: int = 0
+
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
+        head = torch.arange(q.shape[0])[:, None, None]
+        key = torch.arange(k.shape[1])[None, None, :]
+        state = _mix(_mix(torch.tensor(self.seed) * 1_000_003 + layer) + head)
+        state = _mix(_mix(state + positions[None, :, None]) + key)
+        return (state & 0xFFFFFF).to(torch.float32)  # 24 bits: exact in float32
+
+
+def _mix(x: Tensor) -> Tensor:
+    """One round of the 32-bit finaliser "lowbias32" (multiply and xor-shift), in int64 to keep torch's arithmetic exact."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)

@@ -1,0 +1,22 @@
+"""Attention sinks and a recent window: the content-independent baseline (StreamingLLM, arXiv 2309.17453)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The first `sinks` keys outrank all; after them, later keys outrank earlier ones. The budget sets the window."""
+
+    sinks: int = 4
+
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
+        heads, rows, _ = q.shape
+        keys = k.shape[1]
+        key = torch.arange(keys, dtype=torch.float32)
+        # A row's own key comes before the sinks: with a budget of one, attending to itself is the sane choice.
+        own = torch.arange(keys) == positions[:, None]
+        score = torch.where(key < self.sinks, 2 * keys - key, key) + own * 4.0 * keys
+        return score.expand(heads, rows, keys)

@@ -1,0 +1,112 @@
+"""The specification, in plain float32 torch: what every fast path must compute.
+
+Written to be read and believed, not to be fast: it holds whole [Q, K] score matrices, and works them off row by row.
+The fast paths are tested against it and never import it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shadowattn.budget import head_retentions, keep_counts
+from shadowattn.errors import InputError
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float | None = None) -> Tensor:
+    """Causal softmax attention.
+
+    q [H, Q, D]; k and v [G, K, D], query head h reading key head h // (H / G). Query row i sees the keys
+    0 … causal_offset + i; `scale` defaults to 1/√D. Returns float32 [H, Q, D]. Raises `InputError` where shapes do not fit.
+    """
+    scores, visible = _scores(q, k, v, causal_offset)
+    heads, rows, keys = scores.shape
+    seen = torch.arange(keys)[None, :] < visible[:, None]
+    return _attend(q, scores, v, seen.expand(heads, rows, keys), scale)
+
+
+def topk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    retention: float | Tensor,
+    *,
+    causal_offset: int,
+    query_block: int = 1,
+    scale: float | None = None,
+    block_score: str = "first_row",
+) -> Tensor:
+    """Attention on the exact top-k keys by q·k (section 2.2; Eq. of C/G-Sparse with an exact estimate).
+
+    Shapes as in `dense_attention`; `retention` is a float or [H]. With `query_block` 1 every row keeps its own
+    max(1, ceil(retention × visible)) keys, ties to the lower index. Larger blocks share one list, see `select`.
+    """
+    scores, visible = _scores(q, k, v, causal_offset)
+    selected = select(scores, head_retentions(retention, q.shape[0]), visible, query_block, block_score)
+    return _attend(q, scores, v, selected, scale)
+
+
+def select(scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str) -> Tensor:
+    """The keys each row keeps, bool [H, Q, K], for scores [H, Q, K], retention [H] and visible [Q].
+
+    A block of `query_block` rows shares one list, scored in one of two ways:
+
+    `first_row`: the list is the top-k of the block's first row; the rows that follow add the keys between that row and
+    themselves. No row's selection depends on a later token.
+    `max`: a key's score is its largest over the rows of the block that see it, the budget that of the block's last
+    row, and the key at the first row's position is always in, so that every row sees one. A token may
+    then change which keys the earlier rows of its own block keep; never anything in earlier blocks.
+    """
+    heads, rows, keys = scores.shape
+    selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
+    key = torch.arange(keys)
+    for head in range(heads):
+        for start in range(0, rows, query_block):
+            block = slice(start, min(start + query_block, rows))
+            first, last = int(visible[block][0]), int(visible[block][-1])
+            seen = key[None, :] < visible[block][:, None]
+            if block_score == "first_row":
+                keep = int(keep_counts(retention[head : head + 1], torch.tensor([first])))
+                shared = _top(scores[head, start], first, keep) | (key >= first)
+            elif block_score == "max":
+                keep = int(keep_counts(retention[head : head + 1], torch.tensor([last])))
+                pooled = scores[head, block].masked_fill(~seen, -math.inf).amax(0)
+                if query_block > 1:
+                    pooled[first - 1] = math.inf
+                shared = _top(pooled, last, keep)
+            else:
+                raise InputError(f"block_score: expected first_row or max, got {block_score!r}")
+            selected[head, block] = shared & seen
+    return selected
+
+
+def _top(scores: Tensor, visible: int, keep: int) -> Tensor:
+    """The `keep` largest of the first `visible` scores, ties to the lower index, as bool [K]."""
+    order = torch.sort(scores[:visible], descending=True, stable=True).indices
+    chosen = torch.zeros(scores.shape[0], dtype=torch.bool)
+    chosen[order[:keep]] = True
+    return chosen
+
+
+def _scores(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:
+    """Unscaled q·k, float32 [H, Q, K], and the number of visible keys of every row, int64 [Q]."""
+    heads, rows, dim = q.shape
+    groups, keys, key_dim = k.shape
+    if heads % groups or dim != key_dim or k.shape[:2] != v.shape[:2]:
+        raise InputError(
+            f"expected q [H, Q, D], k and v [G, K, D] with H a multiple of G, got {list(q.shape)}, {list(k.shape)}, "
+            f"{list(v.shape)}"
+        )
+    if causal_offset < 0 or causal_offset + rows > keys:
+        raise InputError(
+            f"causal_offset: expected 0 … K − Q = {keys - rows}, so that the last row's own key exists, got {causal_offset}"
+        )
+    k = k.float().repeat_interleave(heads // groups, 0)
+    return q.float() @ k.transpose(1, 2), causal_offset + 1 + torch.arange(rows)
+
+
+def _attend(q: Tensor, scores: Tensor, v: Tensor, selected: Tensor, scale: float | None) -> Tensor:
+    heads, _, dim = q.shape
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    weights = torch.softmax((scores * scale).masked_fill(~selected, -math.inf), -1)
+    return weights @ v.float().repeat_interleave(heads // v.shape[0], 0)
