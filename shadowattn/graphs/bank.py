@@ -1,6 +1,5 @@
 """The bank: every static graph of a profile, saved with a manifest, compiled ahead, looked up by measured scales."""
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -11,6 +10,7 @@ import numpy as np
 import openvino as ov
 from torch import Tensor
 
+from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape, nearest_pair
 from shadowattn.graphs.estimation import scaled_graph
@@ -141,7 +141,7 @@ class GraphBank:
                         "k_scale": k_scale,
                         "output_scale": q_scale * k_scale,
                         "pair": pair,
-                        "files": {f"{name}{end}": _sha256(staged / f"{name}{end}") for end in (".xml", ".bin")},
+                        "files": {f"{name}{end}": sha256(staged / f"{name}{end}") for end in (".xml", ".bin")},
                     }
                 )
             manifest = {"schema_version": SCHEMA_VERSION, "openvino": ov.get_version(), "graphs": graphs}
@@ -171,7 +171,7 @@ class GraphBank:
         core, models = ov.Core(), {}
         for shape, pair, files in graphs:
             for name, digest in files.items():
-                if not (folder / name).is_file() or _sha256(folder / name) != digest:
+                if not (folder / name).is_file() or sha256(folder / name) != digest:
                     raise InputError(f"bank {folder}: {name} is missing or altered; {_REBUILD}")
             xml = next(name for name in files if name.endswith(".xml"))
             models[shape, pair] = core.read_model(folder / xml)
@@ -197,7 +197,3 @@ class GraphBank:
 
     def __len__(self) -> int:
         return len(self._models)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

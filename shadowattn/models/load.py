@@ -1,10 +1,10 @@
 """A model and its tokenizer from the package, a local folder or the Hugging Face hub. Safetensors only."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from shadowattn.errors import InputError
@@ -58,7 +58,7 @@ def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
             f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled"

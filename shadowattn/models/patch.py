@@ -79,7 +79,8 @@ def attach(
     """Makes a Hugging Face causal LM use shadowAttn in prefill, and undoes it on leaving.
 
     Yields the `SparsePrefill` in use, whose `counters` tell what ran. The estimate comes from `bank`, or from `estimator`
-    where one is given (`bank` may then be None). `options` go to `SparsePrefill`. Raises `InputError` where the profile is another
+    where one is given (`bank` may then be None). `options` go to `SparsePrefill`; its chunks are as high as the bank's graphs
+    unless they say otherwise. Raises `InputError` where the profile is another
     model's, or the bank was not built for the model's head dimension.
     """
     shape, own = model_shape(model), fingerprint(model)
@@ -104,6 +105,8 @@ def attach(
                 f"{sorted({s.head_dim for s in bank.shapes})}; build a bank for this model"
             )
         estimator = Int8(bank)
+    if bank is not None:
+        options = {"chunk_tokens": max(s.rows for s in bank.shapes)} | options
     sparse = SparsePrefill(profile.retention, estimator, **options)
     with replace_attention(model, sparse):
         yield sparse

@@ -42,15 +42,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, scale: floa
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float | None = None) -> Tensor:
-    """torch's own dense causal attention, for heads that keep every key. Shapes as in `attend`."""
-    rows, keys = q.shape[1], k.shape[1]
+    """torch's own dense causal attention, for heads that keep every key. Shapes as in `attend`, a batch before them allowed."""
+    rows, keys = q.shape[-2], k.shape[-2]
     square = causal_offset == 0 and rows == keys
     seen = None
     if not square and rows > 1:
         seen = torch.arange(keys)[None, :] <= causal_offset + torch.arange(rows)[:, None]
-    return torch.nn.functional.scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=seen, is_causal=square, scale=scale, enable_gqa=True
-    )[0]
+    batched = [x if x.dim() == 4 else x[None] for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *batched, attn_mask=seen, is_causal=square, scale=scale, enable_gqa=True
+    )
+    return out.view_as(q)
 
 
 def _tiles(counts: Tensor, bytes_per_slot: int):

@@ -16,9 +16,10 @@ from shadowattn.types import Selection
 
 @dataclass(frozen=True)
 class Attended:
-    """One chunk of one layer as it went through the sparse path, for observers: q [H, Q, D], k and v [G, K, D] up to its last key.
+    """Heads of one layer that took the same path on the same rows, for observers.
 
-    Only the heads that took the sparse path: H and G count those.
+    q and out [H, Q, D]; k and v [G, K, D] up to the last row's own key; retention [H]. `selection` is None for heads that kept
+    every key.
     """
 
     layer: int
@@ -27,24 +28,35 @@ class Attended:
     v: Tensor
     scale: float
     retention: Tensor
-    selection: Selection
+    selection: Selection | None
+    block_score: str
     out: Tensor
 
 
 @dataclass
 class Counters:
-    """Proof of what ran. (head, row) pairs by path, and the keys that the sparse ones kept of those they could see."""
+    """Proof of what ran: (head, row) pairs by path, and the keys that sparse and dense heads kept of those they could see."""
 
     sparse_rows: int = 0
     dense_rows: int = 0
     decode_rows: int = 0
-    kept_keys: int = 0
-    visible_keys: int = 0
+    sparse_kept: int = 0
+    sparse_visible: int = 0
+    dense_visible: int = 0
+
+    def __add__(self, other: "Counters") -> "Counters":
+        return Counters(**{name: value + vars(other)[name] for name, value in vars(self).items()})
 
     @property
     def density(self) -> float:
-        """Share of visible keys attended to on the sparse path; 1 where nothing took it."""
-        return self.kept_keys / self.visible_keys if self.visible_keys else 1.0
+        """Share of visible keys attended to in prefill, over all heads."""
+        visible = self.sparse_visible + self.dense_visible
+        return (self.sparse_kept + self.dense_visible) / visible if visible else 1.0
+
+    @property
+    def sparse_density(self) -> float:
+        """The same over the heads that took the sparse path; 1 where none did."""
+        return self.sparse_kept / self.sparse_visible if self.sparse_visible else 1.0
 
 
 class SparsePrefill:
@@ -74,33 +86,39 @@ class SparsePrefill:
         self.query_block, self.block_score = query_block, block_score
         self.observers, self.counters = tuple(observers), Counters()
 
+    @torch.no_grad()  # inference only: neither indices nor INT8 graphs have a gradient
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]."""
         return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
 
     def _sequence(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         heads, rows, _ = q.shape
-        offset = k.shape[1] - rows
-        if rows == 1 and offset:
+        if rows == 1 and k.shape[1] > 1:
             self.counters.decode_rows += heads
-            return dense(q, k, v, causal_offset=offset, scale=scale)
+            return dense(q, k, v, causal_offset=k.shape[1] - 1, scale=scale)
         sparse = self.retention[layer] < 1
-        self.counters.dense_rows += rows * int((~sparse).sum())
+        if sparse.all():
+            return self._sparse_heads(layer, q, k, v, self.retention[layer], scale)
         if not sparse.any():
-            return dense(q, k, v, causal_offset=offset, scale=scale)
+            return self._dense_heads(layer, q, k, v, scale)
         out = torch.empty_like(q)
-        for members, is_sparse in ((sparse.nonzero()[:, 0], True), ((~sparse).nonzero()[:, 0], False)):
-            if len(members) == 0:
-                continue
-            whole = len(members) == heads
-            # A part of the heads reads its key heads through a copy; all of them read K and V in place.
-            kv_head = members // (heads // k.shape[0])
-            part = (q, k, v) if whole else (q[members], k[kv_head], v[kv_head])
-            out[members] = (
-                self._sparse_heads(layer, *part, self.retention[layer][members], scale)
-                if is_sparse
-                else dense(*part, causal_offset=offset, scale=scale)
-            )
+        kv_head = torch.arange(heads) // (heads // k.shape[0])
+        # Only a layer that mixes both paths pays for copies of its key heads.
+        some, rest = sparse.nonzero()[:, 0], (~sparse).nonzero()[:, 0]
+        part = (q[some], k[kv_head[some]], v[kv_head[some]])
+        out[some] = self._sparse_heads(layer, *part, self.retention[layer][some], scale)
+        out[rest] = self._dense_heads(layer, q[rest], k[kv_head[rest]], v[kv_head[rest]], scale)
+        return out
+
+    def _dense_heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        heads, rows, _ = q.shape
+        offset = k.shape[1] - rows
+        out = dense(q, k, v, causal_offset=offset, scale=scale)
+        self.counters.dense_rows += heads * rows
+        self.counters.dense_visible += heads * sum(range(offset + 1, offset + rows + 1))
+        for observe in self.observers:
+            everything = torch.ones(heads, dtype=torch.float64)
+            observe(Attended(layer, q, k, v, scale, everything, None, self.block_score, out))
         return out
 
     def _sparse_heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor, retention: Tensor, scale: float) -> Tensor:
@@ -122,8 +140,9 @@ class SparsePrefill:
             )
             out[:, at] = attend(chunk, keys, values, selection, scale=scale)
             self.counters.sparse_rows += heads * len(at)
-            self.counters.kept_keys += selection.kept()
-            self.counters.visible_keys += heads * int((positions[at] + 1).sum())
+            self.counters.sparse_kept += selection.kept()
+            self.counters.sparse_visible += heads * int((positions[at] + 1).sum())
             for observe in self.observers:
-                observe(Attended(layer, chunk, keys, values, scale, retention, selection, out[:, at]))
+                done = out[:, at]
+                observe(Attended(layer, chunk, keys, values, scale, retention, selection, self.block_score, done))
         return out

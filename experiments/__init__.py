@@ -1,0 +1,1 @@
+"""Entry points: `python -m experiments.run`, `python -m experiments.train_reference_model`."""

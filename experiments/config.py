@@ -1,0 +1,200 @@
+"""The schema of every configuration: names and types, so that a misspelt key or a wrong type is an error.
+
+Values live in `conf/`; a YAML of a group names its schema first in its defaults.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+@dataclass
+class Bundled:
+    _target_: str = "shadowattn.models.load_bundled"
+    dtype: str = "float32"
+
+
+@dataclass
+class Local:
+    _target_: str = "shadowattn.models.load_local"
+    path: str | None = None
+    dtype: str = "float32"
+    trust_remote_code: bool = False
+
+
+@dataclass
+class Hub:
+    _target_: str = "shadowattn.models.load_hub"
+    id: str | None = None
+    revision: str | None = None
+    dtype: str = "float32"
+    trust_remote_code: bool = False
+
+
+@dataclass
+class StdlibData:
+    _target_: str = "shadowattn.data.text.stdlib_corpus"
+
+
+@dataclass
+class TextData:
+    _target_: str = "shadowattn.data.text.text_corpus"
+    path: str | None = None
+    pattern: str = "*.txt"
+
+
+@dataclass
+class HubData:
+    _target_: str = "shadowattn.data.text.hub_corpus"
+    id: str | None = None
+    name: str | None = None
+    split: str = "validation"
+    column: str = "text"
+    files: str | None = None
+
+
+@dataclass
+class ImportanceConfig:
+    ablation: str = MISSING
+    window_tokens: int = 128
+    windows: int = 32
+    batch: int = 8
+
+
+@dataclass
+class UniformAllocator:
+    _target_: str = "shadowattn.offline.allocators.uniform.Uniform"
+
+
+@dataclass
+class PaperAllocator:
+    _target_: str = "shadowattn.offline.allocators.paper.Paper"
+    clamp: float = 1e-3
+
+
+@dataclass
+class ArtifactAllocator:
+    _target_: str = "shadowattn.offline.allocators.artifact.Artifact"
+    clamp: float = 102400.0
+
+
+@dataclass
+class WaterfillAllocator:
+    _target_: str = "shadowattn.offline.allocators.waterfill.Waterfill"
+    floor: float = 0.25
+
+
+@dataclass
+class Int8Estimator:
+    _target_: str = "shadowattn.online.estimators.int8.Int8"
+
+
+@dataclass
+class OracleEstimator:
+    _target_: str = "shadowattn.online.estimators.oracle.Oracle"
+
+
+@dataclass
+class StreamingEstimator:
+    _target_: str = "shadowattn.online.estimators.streaming.Streaming"
+    sinks: int = 4
+
+
+@dataclass
+class RandomEstimator:
+    _target_: str = "shadowattn.online.estimators.random.Random"
+    seed: int = 0
+
+
+@dataclass
+class SelectionConfig:
+    query_block: int = 1
+    block_score: str = "first_row"
+
+
+@dataclass
+class MethodConfig:
+    """What makes up a method. The groups of the same names fill it in."""
+
+    estimator: Any = MISSING
+    allocator: Any = MISSING
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+
+
+@dataclass
+class GraphsConfig:
+    """`chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch; `multipliers` of the mean scale."""
+
+    chunk_tokens: int = 128
+    launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
+    multipliers: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0])
+    calibration_windows: int = 4
+
+
+@dataclass
+class EvaluationConfig:
+    """`context_tokens` null: 1024, or the model's context where that is shorter. Fidelity is measured on the first windows."""
+
+    context_tokens: int | None = None
+    windows: int = 8
+    fidelity_windows: int = 2
+
+
+@dataclass
+class Paths:
+    """Where things go on this machine; never part of a config hash."""
+
+    results: str = "results"
+
+
+@dataclass
+class Config:
+    experiment: str = "default"
+    seed: int = 0
+    retention: float = 0.2
+    retentions: list[float] = field(default_factory=list)  # several in one run; empty: `retention` alone
+    method: str = "shadowattn"  # what the method put together from the groups below is called in rows
+    compare: dict[str, MethodConfig] = field(default_factory=dict)  # further methods, by name; dense always runs
+    model: Any = MISSING
+    data: Any = MISSING
+    importance: ImportanceConfig = MISSING
+    allocator: Any = MISSING
+    estimator: Any = MISSING
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    graphs: GraphsConfig = field(default_factory=GraphsConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = "auto"
+    kernel: str = "auto"
+    threads: int | None = None
+    paths: Paths = field(default_factory=Paths)
+
+
+_SCHEMAS = {
+    "model": {"bundled": Bundled, "local": Local, "hub": Hub},
+    "data": {"stdlib": StdlibData, "text": TextData, "hub": HubData},
+    "importance": {"base": ImportanceConfig},
+    "allocator": {
+        "uniform": UniformAllocator,
+        "paper": PaperAllocator,
+        "artifact": ArtifactAllocator,
+        "waterfill": WaterfillAllocator,
+    },
+    "estimator": {
+        "int8": Int8Estimator,
+        "oracle": OracleEstimator,
+        "streaming": StreamingEstimator,
+        "random": RandomEstimator,
+    },
+    "selection": {"base": SelectionConfig},
+}
+
+
+def register() -> None:
+    """Puts every schema where the YAML files look for it: `schema` for the whole, `schema/GROUP/NAME` for the parts."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, schemas in _SCHEMAS.items():
+        for name, node in schemas.items():
+            store.store(group=f"schema/{group}", name=name, node=node)

@@ -1,0 +1,130 @@
+"""The only entry point for experiments: compose → offline → graphs → evaluate → rows, table, plots.
+
+python -m experiments.run --help
+"""
+
+import os
+import sys
+
+# libgomp's spinning threads would fight OpenVINO's for the cores; read once, when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# Hydra's own report of an error is five lines; with this it raises, and `main` prints one.
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import hydra
+import pandas as pd
+import transformers
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from experiments import config as schema
+from experiments.machine import machine
+from experiments.progress import say
+from experiments.setup import Setup, needs_bank, prepare
+from experiments.stages import Offline, build_bank, make_profile, run_offline
+from experiments.study import run_cells
+from shadowattn.artifacts import read_json, sha256, versions, write_json
+from shadowattn.errors import InputError
+from shadowattn.reporting import figures
+from shadowattn.reporting.rows import write_rows
+from shadowattn.reporting.tables import summary_table
+
+schema.register()
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+def run(config: DictConfig) -> None:
+    """One run: everything that a composed configuration asks for."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    started = datetime.now(UTC)
+    setup = prepare(config)
+    folder = Path(config.paths.results) / "runs" / config.experiment / setup.config_hash
+    say(
+        f"{config.experiment} {setup.config_hash}: {setup.loaded.name} on {setup.corpus.name}, estimate on "
+        f"{setup.device.name}, kernel {setup.kernel}"
+    )
+    if (folder / "meta.json").exists():
+        rows = _finished_rows(folder)
+        say(f"done before; to measure again: rm -r {folder}")
+    else:
+        rows = _measure(setup, folder, started)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(summary_table(rows, f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"))
+    for path in sorted(folder.glob("*.png")):
+        print(path)
+
+
+def _measure(setup: Setup, folder: Path, started: datetime) -> pd.DataFrame:
+    """All stages; `meta.json` comes last and makes the run count."""
+    offline = run_offline(setup)
+    bank, bank_name = None, None
+    if any(needs_bank(method.estimator) for method in setup.methods.values()):
+        bank, bank_name = build_bank(setup, offline)
+    rows = write_rows(run_cells(setup, offline, bank, folder), folder / "rows.parquet")
+    _draw(setup, offline, rows, folder)
+    meta = {
+        "experiment": setup.config.experiment,
+        "config_hash": setup.config_hash,
+        "config": OmegaConf.to_container(setup.config, resolve=True),
+        "model": {"name": setup.loaded.name, "fingerprint": setup.loaded.fingerprint} | asdict(setup.shape),
+        "data": {"name": setup.corpus.name, "sha256": setup.corpus.sha256},
+        "stages": [*offline.stages, bank_name],
+        "estimate_device": asdict(setup.device),
+        "scale_fit": offline.observations.fit(offline.grid),
+        "kernel": setup.kernel,
+        "machine": machine(),
+        "versions": versions(),
+        "started": started.isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows_sha256": sha256(folder / "rows.parquet"),
+    }
+    write_json(folder / "meta.json", meta)
+    return rows
+
+
+def _draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
+    figures.quality_against_retention(rows, folder / "quality.png")
+    figures.head_importance(offline.importance, folder / "importance.png")
+    figures.scale_distribution(list(offline.observations.pairs), offline.grid, folder / "scales.png")
+    retention = setup.retentions[0]
+    profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, retention)
+    title = f"retention by {profile.allocator}, mean {profile.mean_retention:.3g}"
+    figures.retention_map(profile.retention, folder / "retention.png", title)
+
+
+def _finished_rows(folder: Path) -> pd.DataFrame:
+    remedy = f"measure again with: rm -r {folder}, then the same command"
+    meta = read_json(folder / "meta.json", remedy)
+    path = folder / "rows.parquet"
+    if not path.is_file() or sha256(path) != meta.get("rows_sha256"):
+        raise InputError(f"{path}: missing, altered or cut short; {remedy}")
+    return pd.read_parquet(path)
+
+
+def main() -> None:
+    """Runs, and turns what a user can cause into one line and exit status 2."""
+    try:
+        run()
+    except (InputError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+def _one_line(error: BaseException) -> str:
+    """A message and, for Hydra, its cause: Hydra names the key in one and the reason in the other."""
+    messages = [str(error), str(error.__cause__) if isinstance(error, HydraException) and error.__cause__ else ""]
+    return " ".join(" ".join(messages).split())
+
+
+if __name__ == "__main__":
+    main()

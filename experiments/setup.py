@@ -1,0 +1,140 @@
+"""What a configuration stands for: the loaded model, the token windows, the device. Everything is checked before any work."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from experiments.config import MethodConfig
+from shadowattn.artifacts import content_hash, versions
+from shadowattn.budget import head_retentions
+from shadowattn.data.text import Corpus, token_windows
+from shadowattn.devices import EstimateDevice, find_estimate_device
+from shadowattn.errors import InputError
+from shadowattn.models import LoadedModel, ModelShape, model_shape
+from shadowattn.offline.ablations import BY_NAME as ABLATIONS
+from shadowattn.online.path import KERNELS
+from shadowattn.online.selection import scored_rows
+
+# What is local to a machine, or stands in the hash by its content instead.
+_OUTSIDE_HASH = ("model", "data", "paths", "threads")
+_DEFAULT_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Setup:
+    config: DictConfig
+    config_hash: str
+    loaded: LoadedModel
+    shape: ModelShape
+    corpus: Corpus
+    context_tokens: int
+    device: EstimateDevice
+    kernel: str
+    methods: dict[str, MethodConfig]
+    retentions: list[float]
+
+    def calibration(self, *, tokens: int, windows: int) -> Tensor:
+        """Windows of the corpus's calibration text."""
+        return self._windows(self.corpus.calibration, tokens, windows)
+
+    def heldout(self) -> Tensor:
+        """The windows that results are measured on."""
+        return self._windows(self.corpus.heldout, self.context_tokens, self.config.evaluation.windows)
+
+    def _windows(self, text: str, tokens: int, windows: int) -> Tensor:
+        return token_windows(
+            text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=f"data {self.corpus.name}"
+        )
+
+
+def prepare(config: DictConfig) -> Setup:
+    """Loads and checks. Raises `InputError` on the first thing that does not fit, before anything is written."""
+    methods = {config.method: _main_method(config)} | {str(name): method for name, method in config.compare.items()}
+    retentions = list(config.retentions) or [config.retention]
+    _check(config, methods, retentions)
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    device = find_estimate_device(config.device)
+    loaded = instantiate(config.model)
+    shape = model_shape(loaded.model)
+    corpus = instantiate(config.data)
+    context_tokens = config.evaluation.context_tokens or min(_DEFAULT_CONTEXT, shape.context_tokens)
+    longest = max(context_tokens, config.importance.window_tokens)
+    if longest > shape.context_tokens:
+        raise InputError(
+            f"evaluation.context_tokens: the model's context is {shape.context_tokens} tokens, got {longest}; "
+            "set evaluation.context_tokens or importance.window_tokens to no more"
+        )
+    kernel = "torch" if config.kernel == "auto" else config.kernel
+    hashed = {k: v for k, v in OmegaConf.to_container(config, resolve=True).items() if k not in _OUTSIDE_HASH}
+    hashed |= {
+        "model": loaded.fingerprint,
+        "dtype": config.model.dtype,
+        "corpus": corpus.sha256,
+        "context_tokens": context_tokens,
+        "device": device.name,
+        "kernel": kernel,
+        "shadowattn": versions()["shadowattn"],
+    }
+    setup = Setup(
+        config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions
+    )
+    setup.heldout()
+    setup.calibration(tokens=max(context_tokens, config.importance.window_tokens), windows=1)
+    return setup
+
+
+def needs_bank(estimator: DictConfig) -> bool:
+    """Whether an estimator is built on a bank of graphs."""
+    return "bank" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
+
+
+def part_name(part: Any) -> str:
+    """What a swappable part is called in rows: the last word of its target, in lower case."""
+    return part._target_.rsplit(".", 1)[-1].lower()
+
+
+def _main_method(config: DictConfig) -> DictConfig:
+    return OmegaConf.create({key: config[key] for key in ("estimator", "allocator", "selection")})
+
+
+def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
+    head_retentions(torch.tensor(retentions, dtype=torch.float64), len(retentions))
+    if config.kernel not in KERNELS:
+        raise InputError(f"kernel: expected one of {', '.join(KERNELS)}, got {config.kernel!r}")
+    if config.importance.ablation not in ABLATIONS:
+        raise InputError(
+            f"importance.ablation: expected one of {', '.join(ABLATIONS)}, got {config.importance.ablation!r}"
+        )
+    if "dense" in methods:
+        raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
+    counts = {
+        "evaluation.windows": config.evaluation.windows,
+        "graphs.chunk_tokens": config.graphs.chunk_tokens,
+        "graphs.calibration_windows": config.graphs.calibration_windows,
+        "importance.windows": config.importance.windows,
+        "importance.window_tokens": config.importance.window_tokens - 1,
+        "importance.batch": config.importance.batch,
+        "evaluation.context_tokens": 1
+        if config.evaluation.context_tokens is None
+        else config.evaluation.context_tokens - 1,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            least = 2 if name.endswith("_tokens") and "chunk" not in name else 1
+            raise InputError(f"{name}: expected at least {least}, got {config[name.split('.')[0]][name.split('.')[1]]}")
+    if not config.graphs.multipliers or min(config.graphs.multipliers) <= 0:
+        raise InputError(f"graphs.multipliers: expected positive numbers, got {list(config.graphs.multipliers)}")
+    for name, method in methods.items():
+        block = method.selection.query_block
+        scored_rows(1, block, method.selection.block_score)
+        if config.graphs.chunk_tokens % block:
+            raise InputError(
+                f"{name}: expected graphs.chunk_tokens to be a multiple of query_block={block}, so that no block straddles "
+                f"two chunks, got {config.graphs.chunk_tokens}"
+            )

@@ -1,0 +1,189 @@
+"""A study: every method at every retention on the same windows, dense first. Cell by cell, so that it can be interrupted."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from hydra.utils import instantiate
+from torch import Tensor
+
+from experiments.config import SelectionConfig
+from experiments.progress import bar, say
+from experiments.setup import Setup, needs_bank, part_name
+from experiments.stages import Offline, make_profile
+from shadowattn.artifacts import Units
+from shadowattn.evaluation.fidelity import Fidelity
+from shadowattn.evaluation.perplexity import unigram_loss, window_losses
+from shadowattn.graphs.bank import GraphBank
+from shadowattn.models import attach
+from shadowattn.offline import save_profile
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.prefill import Counters
+from shadowattn.reporting.flags import quality_flag
+from shadowattn.reporting.rows import Row
+from shadowattn.types import RetentionProfile
+
+_UNITS = {"perplexity": "1", "loss": "nat", "loss_increase": "nat", "sparse_rows": "head rows"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one method measured at one retention. `fidelity` is empty where nothing ran sparse."""
+
+    loss: float
+    density: float
+    sparse_density: float
+    sparse_rows: int
+    fidelity: dict[str, float]
+    launches: int
+    clipped_heads: int
+
+
+def run_cells(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
+    """Rows of all cells; those finished in `folder` before are not measured again."""
+    units = Units(folder / "cells")
+    windows = setup.heldout()
+    floor = unigram_loss(windows)
+    cells = [(name, retention) for retention in setup.retentions for name in setup.methods]
+    todo = sum(not units.has(_key(*cell)) for cell in cells)
+    say(
+        f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do"
+    )
+    dense = Cell(**units.get("dense", lambda: asdict(_measure(setup, windows, None))))
+    rows = _dense_rows(setup, dense, windows, floor)
+    for name, retention in bar(cells, "evaluate"):
+        method = setup.methods[name]
+        profile = make_profile(setup, offline, method.allocator, retention)
+        save_profile(profile, folder / "profiles" / f"{_key(name, retention)}.json")
+
+        def measure(method=method, profile=profile) -> dict:
+            built = {"bank": bank} if needs_bank(method.estimator) else {}
+            estimator = instantiate(method.estimator, **built)
+            return asdict(_measure(setup, windows, _Attached(profile, estimator, method.selection)))
+
+        cell = Cell(**units.get(_key(name, retention), measure))
+        rows += _cell_rows(setup, name, retention, cell, dense, windows, floor)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Attached:
+    profile: RetentionProfile
+    estimator: Estimator
+    selection: SelectionConfig
+
+
+def _measure(setup: Setup, windows: Tensor, attached: _Attached | None) -> Cell:
+    """Loss on all windows; fidelity on the first few."""
+    model, chunk_tokens = setup.loaded.model, setup.config.graphs.chunk_tokens
+    fidelity = Fidelity()
+    observed = setup.config.evaluation.fidelity_windows if attached else 0
+
+    def context(observers: tuple):
+        if attached is None:
+            return nullcontext()
+        return attach(
+            model,
+            attached.profile,
+            None,
+            estimator=attached.estimator,
+            chunk_tokens=chunk_tokens,
+            query_block=attached.selection.query_block,
+            block_score=attached.selection.block_score,
+            observers=observers,
+        )
+
+    losses, counters = [], Counters()
+    for part, observers in ((windows[:observed], (fidelity,)), (windows[observed:], ())):
+        if len(part):
+            with context(observers) as sparse:
+                losses += window_losses(model, part, chunk_tokens=chunk_tokens).tolist()
+                counters += sparse.counters if sparse else Counters()
+    expected = attached is not None and any(value < 1 for layer in attached.profile.retention for value in layer)
+    if expected != bool(counters.sparse_rows):
+        raise RuntimeError(
+            f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain"
+        )
+    return Cell(
+        loss=sum(losses) / len(losses),
+        density=counters.density,
+        sparse_density=counters.sparse_density,
+        sparse_rows=counters.sparse_rows,
+        fidelity=fidelity.metrics(),
+        launches=getattr(attached and attached.estimator, "launched", 0),
+        clipped_heads=getattr(attached and attached.estimator, "clipped", 0),
+    )
+
+
+def _cell_rows(
+    setup: Setup, name: str, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
+) -> list[Row]:
+    method = setup.methods[name]
+    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
+    row = replace(
+        _row(setup, windows),
+        method=name,
+        retention=retention,
+        estimator=part_name(method.estimator),
+        allocator=part_name(method.allocator),
+        estimate_device=setup.device.name if needs_bank(method.estimator) else "none",
+        query_block=method.selection.query_block,
+        block_score=method.selection.block_score,
+    )
+    predicted = windows.numel() - len(windows)
+    rows = [
+        replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
+        replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
+        replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
+        replace(row, metric="density", value=cell.density, n=predicted),
+        replace(row, metric="sparse_density", value=cell.sparse_density, n=predicted),
+        replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=predicted),
+        replace(row, metric="graph_launches", value=float(cell.launches), n=predicted),
+        replace(row, metric="clipped_heads", value=float(cell.clipped_heads), n=predicted),
+    ]
+    observed = windows[: setup.config.evaluation.fidelity_windows].numel()
+    rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
+    return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def _dense_rows(setup: Setup, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
+    flag = quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor)
+    row = replace(_row(setup, windows), flag=flag)
+    return [
+        replace(row, metric="perplexity", value=math.exp(dense.loss)),
+        replace(row, metric="loss", value=dense.loss, unit="nat"),
+        replace(row, metric="unigram_loss", value=floor, unit="nat"),
+    ]
+
+
+def _row(setup: Setup, windows: Tensor) -> Row:
+    """What all rows of a run have in common, filled in as for dense attention."""
+    return Row(
+        experiment=setup.config.experiment,
+        config_hash=setup.config_hash,
+        metric="",
+        value=math.nan,
+        unit="1",
+        method="dense",
+        model=setup.loaded.name,
+        retention=1.0,
+        n=windows.numel() - len(windows),
+        seed=setup.config.seed,
+        path_kind="quality",
+        estimate_device="none",
+        measured="measured",
+        kernel=setup.kernel,
+        estimator="none",
+        allocator="none",
+        query_block=1,
+        block_score="none",
+        context_tokens=setup.context_tokens,
+        data=setup.corpus.name,
+        corpus_sha256=setup.corpus.sha256,
+        flag="",
+    )
+
+
+def _key(name: str, retention: float) -> str:
+    return f"{name}@{retention:g}"

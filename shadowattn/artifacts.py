@@ -1,0 +1,107 @@
+"""Stage outputs on disk: found by the hash of what made them, written whole or not at all, checked when read.
+
+A stage's folder holds `result.json`, `manifest.json`, and while it is being made `units/`, one small file per finished unit
+of work, so that an interrupted stage goes on where it stopped.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from shadowattn.errors import InputError
+
+SCHEMA_VERSION = 1
+_PACKAGES = ("shadowattn", "torch", "openvino", "transformers", "numpy")
+
+
+def content_hash(value: Any) -> str:
+    """12 hexadecimal digits of the SHA-256 of a JSON value, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file so that a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.write_text(json.dumps(value, indent=1))
+    staged.replace(path)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """The content of a JSON file. Raises `InputError` with `remedy` where it is missing or cut short."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); {remedy}") from error
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a number."""
+    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
+
+
+class Units:
+    """A folder of finished units of work, one JSON file each."""
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+
+    def has(self, key: str) -> bool:
+        return self._path(key).exists()
+
+    def get(self, key: str, compute: Callable[[], Any]) -> Any:
+        """The stored value of one unit, computed and stored if it is not there yet."""
+        path = self._path(key)
+        if not path.exists():
+            write_json(path, compute())
+        return read_json(path, f"rebuild with: rm {path}, then the same command")
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.@-]', '_', key)}.json"
+
+
+class Stage:
+    """One stage's output for one set of inputs: `inputs` is everything that its result depends on, as JSON values."""
+
+    def __init__(self, root: Path, name: str, inputs: dict):
+        self.name, self.inputs = name, inputs
+        self.folder = Path(root) / f"{name}-{content_hash(inputs)}"
+        self.units = Units(self.folder / "units")
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "manifest.json").exists()
+
+    def finish(self, result: Any) -> None:
+        """Stores the result; the manifest comes last and makes it count."""
+        write_json(self.folder / "result.json", result)
+        manifest = {"schema_version": SCHEMA_VERSION, "stage": self.name, "inputs": self.inputs}
+        manifest |= {"versions": versions(), "files": {"result.json": sha256(self.folder / "result.json")}}
+        write_json(self.folder / "manifest.json", manifest)
+
+    def read(self) -> Any:
+        """The stored result. A truncated, altered or foreign one is refused with the reason and what rebuilds it."""
+        remedy = f"rebuild with: rm -r {self.folder}, then the same command"
+        manifest = read_json(self.folder / "manifest.json", remedy)
+        result = self.folder / "result.json"
+        reason = None
+        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+            reason = f"expected schema version {SCHEMA_VERSION} in manifest.json"
+        elif manifest.get("inputs") != json.loads(json.dumps(self.inputs)):
+            reason = "its manifest names other inputs"
+        elif not result.is_file() or manifest.get("files", {}).get("result.json") != sha256(result):
+            reason = "result.json is missing, altered or cut short"
+        if reason:
+            raise InputError(f"{self.name} in {self.folder}: {reason}; {remedy}")
+        return read_json(result, remedy)

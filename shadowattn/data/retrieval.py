@@ -1,0 +1,174 @@
+"""Synthetic documents whose answer stands earlier in the text: training text of the bundled model, and later a task.
+
+Each generator is a pure function of a `random.Random` and its arguments. Training and evaluation never meet: their
+random streams are seeded by different strings (`training_rng`, `evaluation_rng`), and a quarter of the words is
+reserved, by hash, to be asked for in evaluation only.
+"""
+
+import hashlib
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WORDS = """
+acorn amber anchor apple arrow atlas autumn badge bamboo banjo barley basket beacon beaver bell berry birch blossom
+boat bottle branch bread brick bridge bronze brush bucket butter button cabin cactus camel candle canoe canyon carbon
+carpet castle cedar cellar chalk cherry cinder circus cliff clover cobalt comet copper coral cotton cradle crane crayon
+crystal daisy dawn desert diamond dolphin donkey dragon drum eagle ember engine falcon feather fern fiddle finch flame
+flint flute forest fossil fountain fox galaxy garden garlic ginger glacier glove gold goose granite grape gravel hammer
+harbor hazel helmet heron hill honey horse igloo indigo iron island ivory jacket jade jasmine jungle kettle kite ladder
+lagoon lantern laurel lemon leopard lilac lily linen lion lizard lobster lotus magnet mango maple marble meadow melon
+mint mirror monkey moon moss mountain nectar needle nickel oak oasis ocean olive onion opal orange orchid otter owl
+oyster paddle palm panda paper parrot peach pearl pebble pepper piano pigeon pillow pine planet plum pond poppy prairie
+prism pumpkin quartz rabbit raven ribbon river robin rocket rose ruby saddle saffron salmon sand satin shadow shell
+silk silver sparrow spider spruce stone storm summer sunset swan temple thistle thunder tiger timber tulip tunnel turtle
+valley velvet violet violin walnut whale willow window winter wolf zebra
+"""
+WORDS: tuple[str, ...] = tuple(_WORDS.split())
+
+# One spelling of a record per document, so that the key alone tells the records of a document apart.
+RECORD_TEMPLATES = (": {key}: {value}\n", "- {key} {value}\n", "set {key} = {value}\n", "{{ {key} -> {value} }}\n")
+
+
+@dataclass(frozen=True)
+class RetrievalExample:
+    """A document that ends in a question and the answer that its text determines.
+
+    Args:
+        prompt: the document up to the last question; it ends right before the answer.
+        answer: what follows `prompt`; it begins with a space where its first word would.
+        kind: the generator's name.
+        answer_spans: every answer's `(start, stop)` characters in `text`, the last one being `answer`.
+    """
+
+    prompt: str
+    answer: str
+    kind: str
+    answer_spans: tuple[tuple[int, int], ...]
+
+    @property
+    def text(self) -> str:
+        """Prompt and answer joined."""
+        return self.prompt + self.answer
+
+
+def training_rng(seed: int | str) -> random.Random:
+    """The random stream of one training seed; no evaluation seed gives the same one."""
+    return random.Random(f"training/{seed}")
+
+
+def evaluation_rng(seed: int | str) -> random.Random:
+    """The random stream of one evaluation seed; training never draws from it."""
+    return random.Random(f"evaluation/{seed}")
+
+
+def asked_words(split: str) -> tuple[str, ...]:
+    """The words that documents of a split (`training` or `evaluation`) may ask for; the two splits share none."""
+    if split not in ("training", "evaluation"):
+        raise ValueError(f"expected the split 'training' or 'evaluation', got {split!r}")
+    return tuple(word for word in WORDS if _is_reserved(word) == (split == "evaluation"))
+
+
+def key_value_records(
+    rng: random.Random, *, pairs: int, questions: int = 1, split: str = "evaluation", template: int = 0
+) -> RetrievalExample:
+    """`pairs` records in random order, then `questions` of them asked again; the value of the last is the answer.
+
+    Only keys that `asked_words(split)` holds occur as keys, and no word is the value of two records.
+    """
+    keys = _draw(rng, asked_words(split), pairs)
+    values = _draw(rng, [word for word in WORDS if word not in set(keys)], pairs)
+    value_of = dict(zip(keys, values, strict=True))
+    records = "".join(_record(template, key, value_of[key]) for key in keys)
+    asked = [rng.choice(keys) for _ in range(questions)]
+    return _with_questions(records, [(key, value_of[key]) for key in asked], template, "key_value_records")
+
+
+def multi_hop_references(
+    rng: random.Random, *, chains: int, hops: int = 2, questions: int = 1, split: str = "evaluation", template: int = 0
+) -> RetrievalExample:
+    """Shuffled records that form `chains` chains of `hops` records; a question names a chain's head, wants its end.
+
+    The answer walks the chain: its text is each hop's word in turn, so every step can be looked up.
+    """
+    heads = _draw(rng, asked_words(split), chains)
+    rest = _draw(rng, [word for word in WORDS if word not in set(heads)], chains * hops)
+    paths = [[head, *rest[index * hops : (index + 1) * hops]] for index, head in enumerate(heads)]
+    links = [(key, value) for path in paths for key, value in itertools.pairwise(path)]
+    rng.shuffle(links)
+    records = "".join(_record(template, key, value) for key, value in links)
+    asked = [rng.choice(paths) for _ in range(questions)]
+    pairs = [(path[0], " ".join(path[1:])) for path in asked]
+    return _with_questions(records, pairs, template, "multi_hop_references")
+
+
+def needle_in_filler(
+    rng: random.Random, *, filler: str, depth: float, distractors: int = 0, split: str = "evaluation"
+) -> RetrievalExample:
+    """`filler` with one sentence hidden at `depth` (0 first line, 1 last line) and asked for at the end.
+
+    `distractors` sentences of the same form about other words are hidden at random depths. Raises `ValueError` when
+    `depth` is outside 0 to 1.
+    """
+    if not 0.0 <= depth <= 1.0:
+        raise ValueError(f"expected a depth from 0 (first line) to 1 (last line), got {depth}")
+    keys = _draw(rng, asked_words(split), 1 + distractors)
+    values = _draw(rng, [word for word in WORDS if word not in set(keys)], 1 + distractors)
+    lines = filler.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    depths = [depth, *(rng.random() for _ in range(distractors))]
+    hidden = [(round(d * len(lines)), _needle(key, value)) for d, key, value in zip(depths, keys, values, strict=True)]
+    for line, sentence in sorted(hidden, reverse=True):
+        lines.insert(line, sentence)
+    prompt = "".join(lines) + _needle(keys[0], values[0]).removesuffix(f" {values[0]}\n")
+    return _example(prompt, f" {values[0]}", "needle_in_filler", ())
+
+
+def repeated_passage(rng: random.Random, *, passages: Sequence[str], repeats: int = 1) -> RetrievalExample:
+    """All `passages` once, then `repeats` of them again word for word; the last repeat is the answer."""
+    if not passages:
+        raise ValueError("expected at least one passage to repeat, got none; cut the source text into passages first")
+    text = "".join(passages)
+    spans = []
+    for _ in range(repeats):
+        copy = rng.choice(passages)
+        spans.append((len(text), len(text) + len(copy)))
+        text += copy
+    start, _ = spans[-1]
+    return _example(text[:start], text[start:], "repeated_passage", tuple(spans[:-1]))
+
+
+def _with_questions(records: str, asked: list[tuple[str, str]], template: int, kind: str) -> RetrievalExample:
+    text, spans = records + "\n", []
+    for key, value in asked:
+        question = _record(template, key, value)
+        start = len(text) + question.rindex(f" {value}")
+        spans.append((start, start + 1 + len(value)))
+        text += question
+    start, stop = spans[-1]
+    return _example(text[:start], text[start:stop], kind, tuple(spans[:-1]))
+
+
+def _example(prompt: str, answer: str, kind: str, earlier_spans: tuple[tuple[int, int], ...]) -> RetrievalExample:
+    span = (len(prompt), len(prompt) + len(answer))
+    return RetrievalExample(prompt=prompt, answer=answer, kind=kind, answer_spans=(*earlier_spans, span))
+
+
+def _record(template: int, key: str, value: str) -> str:
+    return RECORD_TEMPLATES[template].format(key=key, value=value)
+
+
+def _needle(key: str, value: str) -> str:
+    return f"# note: the word for {key} is {value}\n"
+
+
+def _draw(rng: random.Random, words: Sequence[str], count: int) -> list[str]:
+    if count > len(words):
+        raise ValueError(f"expected at most {len(words)} different words, got a request for {count}; ask for fewer")
+    return rng.sample(list(words), count)
+
+
+def _is_reserved(word: str) -> bool:
+    return hashlib.sha256(word.encode()).digest()[0] % 4 == 0

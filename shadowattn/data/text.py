@@ -1,0 +1,120 @@
+"""Corpora: a calibration text and a held-out text that never meet, whatever they come from."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shadowattn.data.stdlib import stdlib_text
+from shadowattn.errors import InputError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`calibration` is what the offline stage may read, `heldout` what results are measured on."""
+
+    name: str
+    calibration: str
+    heldout: str
+
+    @property
+    def sha256(self) -> str:
+        """Hash of both texts: which corpus a result was measured on."""
+        digest = hashlib.sha256()
+        for text in (self.calibration, self.heldout):
+            digest.update(hashlib.sha256(text.encode()).digest())
+        return digest.hexdigest()
+
+
+def stdlib_corpus() -> Corpus:
+    """Python's standard library: whole modules on each side, none of which the bundled model was trained on."""
+    return Corpus("stdlib", stdlib_text("calibration"), stdlib_text("heldout"))
+
+
+def text_corpus(path: str | None, *, pattern: str = "*.txt") -> Corpus:
+    """A UTF-8 text file, or all files of a folder that match `pattern`, in name order.
+
+    The first half calibrates, the second is held out, cut at a line end. Raises `InputError` on a path that is not
+    there, and on empty or binary text.
+    """
+    if not path:
+        raise InputError("data=text: expected a file or folder, got none; set data.path=FILE")
+    source = Path(path).expanduser()
+    if not source.exists():
+        raise InputError(
+            f"data.path: expected a text file or folder, got {path!r}, which does not exist; set data.path=FILE"
+        )
+    files = sorted(p for p in source.rglob(pattern) if p.is_file()) if source.is_dir() else [source]
+    if not files:
+        raise InputError(f"data.path: expected files {pattern} in {path!r}, found none; set data.pattern=GLOB")
+    return _halves(source.resolve().name, "\n\n".join(_read(file) for file in files))
+
+
+def hub_corpus(
+    id: str | None,
+    *,
+    name: str | None = None,
+    split: str = "validation",
+    column: str = "text",
+    files: str | None = None,
+) -> Corpus:
+    """A `datasets` id (or one of its file builders, such as `text` or `json`, with `files`), one column of one split.
+
+    Halved as in `text_corpus`. Raises `InputError` where it cannot be loaded.
+    """
+    if not id:
+        raise InputError("data=hub: expected a datasets id, got none; set data.id=ORGANISATION/NAME")
+    import datasets  # two seconds to import, and only this needs it
+
+    try:
+        rows = datasets.load_dataset(id, name, split=split, data_files=files)
+        lines = rows[column]
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"data.id: {id!r} could not be loaded ({type(error).__name__}: {reason}); check data.id, data.split and "
+            "data.column, or use data=text data.path=FILE"
+        ) from error
+    return _halves(id, "\n".join(str(line) for line in lines))
+
+
+def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str) -> Tensor:
+    """Non-overlapping windows spread evenly over the text, int64 [W, tokens] with W ≤ `windows`.
+
+    Each begins with the tokenizer's beginning-of-sequence token where it adds one. Fewer windows come back where the text holds
+    fewer; raises `InputError` where it does not hold one.
+    """
+    lead = tokenizer("a").input_ids[:1] if tokenizer.bos_token_id is not None else []
+    lead = [tokenizer.bos_token_id] if lead == [tokenizer.bos_token_id] else []
+    body = tokens - len(lead)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    whole = len(ids) // body
+    if whole < 1:
+        raise InputError(
+            f"{source}: expected at least one window of {body} tokens, got {len(ids)} tokens; give more text"
+        )
+    count = min(windows, whole)
+    starts = [index * whole // count * body for index in range(count)]
+    return torch.tensor([lead + ids[start : start + body] for start in starts])
+
+
+def _read(file: Path) -> str:
+    content = file.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"data.path: expected UTF-8 text, got bytes that are not in {str(file)!r}; convert it"
+        ) from error
+    if "\0" in text:
+        raise InputError(f"data.path: expected text, got a binary file: {str(file)!r}; give a text file")
+    return text
+
+
+def _halves(name: str, text: str) -> Corpus:
+    if not text.strip():
+        raise InputError(f"data {name}: expected text, got an empty one; give a file with text in it")
+    cut = text.find("\n", len(text) // 2) + 1 or len(text) // 2
+    return Corpus(name, text[:cut], text[cut:])

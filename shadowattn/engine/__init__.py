@@ -1,0 +1,1 @@
+"""Inference end to end: chunked prefill."""

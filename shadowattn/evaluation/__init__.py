@@ -1,0 +1,1 @@
+"""How good it is: perplexity, and how faithful the attention."""

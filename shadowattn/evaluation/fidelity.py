@@ -1,0 +1,67 @@
+"""How faithful the sparse path is to dense attention, layer by layer, on the Q, K and V that the sparse model really has."""
+
+import torch
+from torch import Tensor
+
+from shadowattn.online.attention import dense
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.prefill import Attended
+from shadowattn.online.selection import scored_rows, select
+from shadowattn.types import Selection
+
+
+class Fidelity:
+    """An observer of `SparsePrefill`. Its sums run over chunks, so it holds at most one chunk × keys per head.
+
+    `mass_recall`: share of dense attention's probability that falls on the kept keys, mean over rows and heads.
+    `topk_overlap`: share of the exact top-k (same budget, same granularity) that the estimate found, over sparse heads.
+    `output_error`: ‖sparse − dense‖ / ‖dense‖ of the attention outputs, over all heads.
+    """
+
+    def __init__(self):
+        self._mass = self._rows = 0.0
+        self._common = self._kept = 0
+        self._error = self._norm = 0.0
+
+    def __call__(self, seen: Attended) -> None:
+        heads, rows, _ = seen.q.shape
+        self._rows += heads * rows
+        if seen.selection is None:
+            self._mass += heads * rows
+            self._norm += float(seen.out.double().square().sum())
+            return
+        keys, positions = seen.k.shape[1], seen.selection.positions
+        kept = _as_mask(seen.selection, keys)
+        scores = Oracle().estimate(seen.q, seen.k, layer=seen.layer, positions=positions)
+        self._mass += float((_probabilities(scores * seen.scale, positions) * kept).sum())
+        how = {"query_block": seen.selection.query_block, "block_score": seen.block_score}
+        best = _as_mask(select(scores[:, scored_rows(rows, **how)], seen.retention, positions, **how), keys)
+        self._common += int((kept & best).sum())
+        self._kept += int(best.sum())
+        exact = dense(seen.q, seen.k, seen.v, causal_offset=int(positions[0]), scale=seen.scale).double()
+        self._error += float((seen.out.double() - exact).square().sum())
+        self._norm += float(exact.square().sum())
+
+    def metrics(self) -> dict[str, float]:
+        """The three figures; empty where no chunk took the sparse path."""
+        if not self._kept:
+            return {}
+        return {
+            "mass_recall": self._mass / self._rows,
+            "topk_overlap": self._common / self._kept,
+            "output_error": (self._error / self._norm) ** 0.5,
+        }
+
+
+def _probabilities(logits: Tensor, positions: Tensor) -> Tensor:
+    hidden = torch.arange(logits.shape[-1]) > positions[:, None]
+    return torch.softmax(logits.masked_fill(hidden, -torch.inf), -1)
+
+
+def _as_mask(selection: Selection, keys: int) -> Tensor:
+    """bool [H, Q, K] of one chunk: for measuring only."""
+    slots = torch.arange(selection.indices.shape[-1]) < selection.counts[..., None]
+    lists = torch.zeros(*selection.counts.shape, keys + 1, dtype=torch.bool)
+    lists.scatter_(-1, torch.where(slots, selection.indices, keys), True)
+    rows = torch.arange(len(selection.positions)) // selection.query_block
+    return lists[:, rows, :keys] & (torch.arange(keys) <= selection.positions[:, None])

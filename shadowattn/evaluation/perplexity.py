@@ -1,0 +1,48 @@
+"""Loss of held-out text, every token predicted from a prefill of what stands before it in its window."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shadowattn.engine.prefill import prefill_chunks
+
+
+def window_losses(
+    model: PreTrainedModel, windows: Tensor, *, chunk_tokens: int, progress: Callable[[Tensor], Iterable[Tensor]] = iter
+) -> Tensor:
+    """Mean loss in nat of each window's tokens but its first, float64 [W], for windows int64 [W, T].
+
+    Perplexity is exp of their mean: all windows have the same length.
+    """
+    return torch.stack([_window_loss(model, window, chunk_tokens) for window in progress(windows)])
+
+
+def batch_losses(model: PreTrainedModel, windows: Tensor, *, batch: int) -> Tensor:
+    """The same for many short windows at once, each in one forward pass: what the ablations use."""
+    losses = []
+    for ids in windows.split(batch):
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        losses.append(flat.view(len(ids), -1).double().mean(1))
+    return torch.cat(losses)
+
+
+def unigram_loss(windows: Tensor) -> float:
+    """Loss in nat of a model that knows only how often each token of these windows occurs: the floor for `dense`.
+
+    A model not clearly below it has learnt nothing here that attention could lose.
+    """
+    counts = torch.bincount(windows.flatten()).double()
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * shares.log()).sum())
+
+
+def _window_loss(model: PreTrainedModel, window: Tensor, chunk_tokens: int) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for chunk, logits in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
+        targets = window[chunk.start + 1 : chunk.stop + 1]
+        total += torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum")
+    return total / (len(window) - 1)

@@ -1,0 +1,68 @@
+"""Allocators: from importance to a retention for every head. One file each.
+
+To add one: a frozen dataclass with an `allocate` method in a file of its own name, an entry in `BY_NAME`, a YAML of the same
+name in `conf/allocator/` and its dataclass in `experiments/config.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shadowattn.errors import InputError
+from shadowattn.offline.allocators.artifact import Artifact
+from shadowattn.offline.allocators.paper import Paper
+from shadowattn.offline.allocators.uniform import Uniform
+from shadowattn.offline.allocators.waterfill import Waterfill
+
+Retention = list[list[float]]
+"""[L][H], every value in (0, 1]."""
+
+BY_NAME = {"uniform": Uniform, "paper": Paper, "artifact": Artifact, "waterfill": Waterfill}
+
+
+class Allocator(Protocol):
+    def allocate(
+        self, head_ppl: Sequence[Sequence[float]], layer_ppl: Sequence[float], *, base_ppl: float, retention: float
+    ) -> Retention:
+        """Retentions [L][H] for perplexities with each head ablated [L][H] and each layer bypassed [L]."""
+        ...
+
+
+def allocate(
+    head_ppl: Sequence[Sequence[float]],
+    layer_ppl: Sequence[float],
+    *,
+    base_ppl: float,
+    retention: float,
+    method: str,
+) -> Retention:
+    """Retentions [L][H] by the allocator named `method`, with its default parameters.
+
+    `head_ppl` [L][H] and `layer_ppl` [L]: perplexities with that head ablated, that layer bypassed; `base_ppl`: with nothing
+    changed; `retention`: the mean to spread, in (0, 1]. Raises `InputError` on ragged tables, perplexities that are not positive
+    and finite, a retention out of range and an unknown method.
+    """
+    if method not in BY_NAME:
+        raise InputError(f"allocator: expected one of {', '.join(BY_NAME)}, got {method!r}")
+    heads = [[float(value) for value in layer] for layer in head_ppl]
+    layers = [float(value) for value in layer_ppl]
+    check_importance(heads, layers, float(base_ppl), retention)
+    return BY_NAME[method]().allocate(heads, layers, base_ppl=float(base_ppl), retention=retention)
+
+
+def check_importance(head_ppl: Retention, layer_ppl: list[float], base_ppl: float, retention: float) -> None:
+    """Raises `InputError` where the tables are ragged or a value cannot be a perplexity or a retention."""
+    if (
+        not head_ppl
+        or len(head_ppl) != len(layer_ppl)
+        or len({len(layer) for layer in head_ppl}) != 1
+        or not head_ppl[0]
+    ):
+        raise InputError(
+            f"importance: expected head_ppl [L][H] and layer_ppl [L], got {[len(layer) for layer in head_ppl]} heads "
+            f"in {len(head_ppl)} layers and {len(layer_ppl)} layer values; measure the importance again"
+        )
+    values = [base_ppl, *layer_ppl, *(value for layer in head_ppl for value in layer)]
+    if not all(0 < value < float("inf") for value in values):
+        raise InputError("importance: expected positive, finite perplexities, got others; measure the importance again")
+    if not 0 < retention <= 1:
+        raise InputError(f"retention: expected a value in (0, 1], got {retention}; 1 keeps every key")

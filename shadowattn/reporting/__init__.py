@@ -1,0 +1,1 @@
+"""From measurements to tidy rows, from rows to tables and figures."""

@@ -1,0 +1,110 @@
+"""Figures, each a pure function of rows or of a stage's result; all return the file they wrote."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no screen needed
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from shadowattn.types import Importance, ScaleGrid
+
+_QUALITY = {
+    "perplexity": "perplexity on held-out text",
+    "mass_recall": "recall of attention mass",
+    "topk_overlap": "overlap with the exact top-k",
+    "output_error": "relative output error",
+}
+_MARKERS = "osDv^<>P*X"
+
+
+def quality_against_retention(rows: pd.DataFrame, path: Path) -> Path:
+    """Perplexity and the three fidelity figures against retention, a line a method; dense as a grey line."""
+    with _figure(path, columns=2, rows=2) as axes:
+        for axis, (metric, label) in zip(axes.flat, _QUALITY.items(), strict=True):
+            _lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
+            dense = rows[(rows.metric == metric) & (rows.method == "dense")]
+            if len(dense):
+                axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+            axis.set(xlabel="retention (kept fraction of visible keys)", ylabel=label, xscale="log")
+            axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+            axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+            axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
+        axes[0, 0].legend(fontsize=8)
+        first = rows.iloc[0]
+        axes[0, 0].figure.suptitle(
+            f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}, "
+            f"estimate on {first.estimate_device}, kernel {first.kernel}",
+            fontsize=9,
+        )
+    return path
+
+
+def head_importance(importance: Importance, path: Path) -> Path:
+    """Loss increase for each head (left) and each layer (right) ablated; Fig. 6 of the paper for a whole model."""
+    base = np.log(importance.base_ppl)
+    heads = np.log(np.array(importance.head_ppl)) - base
+    layers = np.log(np.array(importance.layer_ppl)) - base
+    with _figure(path, columns=2) as axes:
+        _heat_map(axes[0], heads, f"loss increase without the head (nat, {importance.ablation})")
+        axes[1].barh(np.arange(len(layers)), layers, color="tab:blue")
+        axes[1].set(xlabel="loss increase without the layer (nat)", ylabel="layer")
+        axes[1].invert_yaxis()
+    return path
+
+
+def retention_map(retention: list[list[float]], path: Path, title: str) -> Path:
+    """The retention of every head."""
+    with _figure(path, columns=1) as axes:
+        _heat_map(axes, np.array(retention), title)
+    return path
+
+
+def scale_distribution(pairs: list[tuple[int, int, float, float]], grid: ScaleGrid, path: Path) -> Path:
+    """Cumulative distribution of the observed Q and K scales, a line a layer, with the grid's scales; Fig. 7 of the paper."""
+    observed = np.array(pairs)
+    with _figure(path, columns=2) as axes:
+        for axis, column, name, scales in zip(axes, (2, 3), "QK", (grid.q_scales, grid.k_scales), strict=True):
+            layers = np.unique(observed[:, 0])
+            for layer in layers:
+                values = np.sort(observed[observed[:, 0] == layer, column])
+                color = plt.cm.viridis(layer / max(layers.max(), 1))
+                axis.step(values, np.arange(1, len(values) + 1) / len(values), color=color, label=f"layer {int(layer)}")
+            for scale in scales:
+                axis.axvline(scale, color="0.5", linestyle=":")
+            axis.set(xscale="log", xlabel=f"INT8 scale of {name} (dotted: buckets)", ylabel="share of heads and chunks")
+        if len(layers) <= 12:
+            axes[0].legend(fontsize=6)
+    return path
+
+
+def _lines(axis: Axes, rows: pd.DataFrame) -> None:
+    for marker, (method, group) in zip(_MARKERS, rows.groupby("method", sort=False), strict=False):
+        group = group.sort_values("retention")
+        axis.plot(group.retention, group.value, marker=marker, markersize=4, label=method)
+
+
+def _heat_map(axis: Axes, values: np.ndarray, title: str) -> None:
+    image = axis.imshow(values, aspect="auto", cmap="viridis")
+    axis.figure.colorbar(image, ax=axis)
+    axis.set(xlabel="head", ylabel="layer", title=title)
+    axis.title.set_fontsize(9)
+    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axis.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+
+
+@contextmanager
+def _figure(path: Path, *, columns: int, rows: int = 1) -> Iterator:
+    """Axes of a new figure; saved on leaving without a date, so that the same rows give the same file."""
+    figure, axes = plt.subplots(rows, columns, figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+    try:
+        yield axes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, metadata={"Software": None})
+    finally:
+        plt.close(figure)

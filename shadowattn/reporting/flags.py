@@ -1,0 +1,16 @@
+"""Two automatic warnings: a sparse method that beats dense, and a dense model that knows too little to lose anything."""
+
+import math
+
+# Share of the unigram loss that a dense model must get below before its losses mean anything.
+_FLOOR_SHARE = 0.9
+
+
+def quality_flag(*, loss: float, dense_loss: float, floor_loss: float) -> str:
+    """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text."""
+    flags = []
+    if loss < dense_loss:
+        flags.append("sparse beats dense")
+    if dense_loss > _FLOOR_SHARE * floor_loss:
+        flags.append(f"dense near the floor (unigram perplexity {math.exp(floor_loss):.1f})")
+    return "; ".join(flags)

@@ -1,0 +1,47 @@
+"""Tidy rows: one measurement each, complete enough to be understood alone."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured value and everything that decides it.
+
+    `path_kind` is `quality` or `timing`, `measured` is `measured` or `simulated`; `n` counts what was averaged (tokens, or
+    windows), `flag` says why a reader should be wary, and is empty most of the time.
+    """
+
+    experiment: str
+    config_hash: str
+    metric: str
+    value: float
+    unit: str
+    method: str
+    model: str
+    retention: float
+    n: int
+    seed: int
+    path_kind: str
+    estimate_device: str
+    measured: str
+    kernel: str
+    estimator: str
+    allocator: str
+    query_block: int
+    block_score: str
+    context_tokens: int
+    data: str
+    corpus_sha256: str
+    flag: str
+
+
+def write_rows(rows: list[Row], path: Path) -> pd.DataFrame:
+    """Writes rows as parquet, atomically, and returns them as a frame."""
+    frame = pd.DataFrame([asdict(row) for row in rows])
+    staged = path.with_name(f".{path.name}")
+    frame.to_parquet(staged, index=False)
+    staged.replace(path)
+    return frame

@@ -1,0 +1,36 @@
+"""The summary table of a study: method × retention."""
+
+import math
+
+import pandas as pd
+from rich.table import Table
+
+_COLUMNS = {
+    "perplexity": "perplexity",
+    "mass_recall": "attention mass recall",
+    "topk_overlap": "top-k overlap",
+    "output_error": "output error",
+    "density": "density",
+}
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line for each method and retention, with the metrics as columns; dense first, then in order of appearance."""
+    wide = rows.pivot_table(index=["method", "retention"], columns="metric", values="value", sort=False)
+    flags = rows[rows.metric == "perplexity"].set_index(["method", "retention"])["flag"]
+    return wide.reindex(columns=list(_COLUMNS)).join(flags).reset_index()
+
+
+def summary_table(rows: pd.DataFrame, title: str) -> Table:
+    """The summary for a terminal. What was not measured is a dash."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("method")
+    table.add_column("retention", justify="right")
+    for heading in _COLUMNS.values():
+        table.add_column(heading, justify="right")
+    table.add_column("flag")
+    for line in summary(rows).to_dict("records"):
+        values = [line[name] for name in _COLUMNS]
+        cells = ["–" if math.isnan(value) else f"{value:.3f}" for value in values]
+        table.add_row(line["method"], f"{line['retention']:g}", *cells, line["flag"])
+    return table

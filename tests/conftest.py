@@ -1,0 +1,33 @@
+"""Shared fixtures. Nothing here downloads anything."""
+
+import os
+from pathlib import Path
+
+# Before torch and transformers are imported anywhere.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+import pytest
+import transformers
+from hypothesis import settings
+
+transformers.utils.logging.disable_progress_bar()
+# Shared machines stall; a deadline would make a correct test fail.
+settings.register_profile("default", deadline=None, max_examples=40)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def hub_cache(tmp_path, monkeypatch):
+    """Whatever Hugging Face caches goes with the test."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """Real texts and models that are not part of the repository."""
+    folder = os.environ.get("SHADOWATTN_TEST_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("SHADOWATTN_TEST_DATA names no folder with the real texts and models that this test reads")
+    return Path(folder)

@@ -1,0 +1,113 @@
+import math
+
+import pytest
+import torch
+
+import shadowattn
+from shadowattn.engine.prefill import chunk_slices
+from shadowattn.evaluation.fidelity import Fidelity
+from shadowattn.evaluation.perplexity import batch_losses, unigram_loss, window_losses
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.random import Random
+from shadowattn.reference import _scores, select, topk_attention
+from tests.profiles import profile_for
+from tests.tiny import tiny_model
+
+
+def windows(count: int = 2, length: int = 70) -> torch.Tensor:
+    return torch.randint(0, 128, (count, length), generator=torch.Generator().manual_seed(3))
+
+
+def test_losses_are_transformers_own():
+    model, ids = tiny_model(), windows()
+    with torch.no_grad():
+        expected = [model(input_ids=window[None], labels=window[None]).loss.item() for window in ids]
+    assert window_losses(model, ids, chunk_tokens=32).tolist() == pytest.approx(expected, rel=1e-5)
+    assert batch_losses(model, ids, batch=1).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 70])
+def test_chunks_cover_all_tokens_and_never_leave_one_alone(length):
+    slices = chunk_slices(length, 32)
+    assert [i for s in slices for i in range(s.start, s.stop)] == list(range(length))
+    assert all(s.stop - s.start > 1 for s in slices) or length == 1
+
+
+def test_unigram_loss_is_the_entropy():
+    assert unigram_loss(torch.tensor([[0, 0, 1, 1], [2, 2, 3, 3]])) == pytest.approx(math.log(4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("query_block", "block_score"), [(1, "first_row"), (16, "first_row"), (16, "max")])
+def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
+    """Redone from the specification, on the Q, K and V that the observer was shown."""
+    model, ids = tiny_model(), windows(1)
+    fidelity, seen = Fidelity(), []
+    how = {"query_block": query_block, "block_score": block_score}
+    with shadowattn.attach(
+        model,
+        profile_for(model, 0.2),
+        None,
+        estimator=Random(),
+        chunk_tokens=32,
+        observers=[fidelity, seen.append],
+        **how,
+    ):
+        model(ids)
+    mass = common = kept_keys = error = norm = rows = 0.0
+    for chunk in seen:
+        offset = int(chunk.selection.positions[0])
+        scores, visible = _scores(chunk.q, chunk.k, chunk.v, offset)
+        hidden = torch.arange(scores.shape[-1]) >= visible[:, None]
+        weights = torch.softmax((scores * chunk.scale).masked_fill(hidden, -math.inf), -1)
+        random_scores = Random().estimate(chunk.q, chunk.k, layer=chunk.layer, positions=chunk.selection.positions)
+        kept = select(random_scores, chunk.retention, visible, query_block, block_score)
+        best = select(scores, chunk.retention, visible, query_block, block_score)
+        exact = weights @ chunk.v.repeat_interleave(2, 0)
+        mass += float((weights * kept).sum())
+        rows += weights.shape[0] * weights.shape[1]
+        common += int((kept & best).sum())
+        kept_keys += int(best.sum())
+        error += float((chunk.out - exact).square().sum())
+        norm += float(exact.square().sum())
+    metrics = fidelity.metrics()
+    assert metrics["mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
+    assert metrics["topk_overlap"] == pytest.approx(common / kept_keys)
+    assert metrics["output_error"] == pytest.approx((error / norm) ** 0.5, rel=1e-4)
+    assert 0.1 < metrics["topk_overlap"] < 0.9
+
+
+@torch.no_grad()
+def test_the_oracle_overlaps_fully_and_matches_the_specification():
+    model, ids = tiny_model(), windows(1)
+    fidelity, seen = Fidelity(), []
+    with shadowattn.attach(
+        model, profile_for(model, 0.3), None, estimator=Oracle(), chunk_tokens=32, observers=[fidelity, seen.append]
+    ):
+        model(ids)
+    assert fidelity.metrics()["topk_overlap"] == 1.0
+    for chunk in seen:
+        offset = int(chunk.selection.positions[0])
+        expected = topk_attention(chunk.q, chunk.k, chunk.v, 0.3, causal_offset=offset, scale=chunk.scale)
+        torch.testing.assert_close(chunk.out, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_dense_heads_count_as_fully_recalled():
+    model, ids = tiny_model(layers=1), windows(1)
+    profile = profile_for(model, 0.1)
+    half = type(profile)(**vars(profile) | {"retention": ((1.0, 1.0, 0.1, 0.1),)})
+    recall = []
+    for one in (profile, half):
+        fidelity = Fidelity()
+        with shadowattn.attach(model, one, None, estimator=Random(), chunk_tokens=32, observers=[fidelity]):
+            model(ids)
+        recall.append(fidelity.metrics()["mass_recall"])
+    assert recall[1] > 0.5 + recall[0] / 4
+
+
+def test_nothing_sparse_nothing_measured():
+    model, ids = tiny_model(), windows(1)
+    fidelity = Fidelity()
+    with shadowattn.attach(model, profile_for(model, 1.0), None, estimator=Oracle(), observers=[fidelity]):
+        model(ids)
+    assert fidelity.metrics() == {}

@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import torch
+
+from shadowattn.errors import InputError
+from shadowattn.models import load_bundled, load_hub, load_local, model_shape
+from tests.tiny import tiny_model
+
+
+def test_bundled_model_loads_and_predicts():
+    loaded = load_bundled()
+    shape = model_shape(loaded.model)
+    assert shape.layers >= 6
+    assert shape.layers * shape.heads >= 32
+    assert shape.context_tokens >= 4096
+    ids = loaded.tokenizer("import os\nimport sys\n", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.isfinite(loaded.model(ids).logits).all()
+
+
+def test_bundled_model_loads_in_bfloat16_as_the_same_checkpoint():
+    assert load_bundled(dtype="bfloat16").fingerprint == load_bundled().fingerprint
+
+
+def test_local_folder(test_data):
+    loaded = load_local(str(test_data / "models" / "stories260K"))
+    assert loaded.name == "stories260K"
+    assert model_shape(loaded.model).head_dim == 8
+
+
+@pytest.mark.parametrize("path", [None, "", "no/such/folder"])
+def test_refuses_a_folder_that_is_not_there(path):
+    with pytest.raises(InputError, match=r"model\.path"):
+        load_local(path)
+
+
+def test_refuses_a_folder_without_a_model(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"\['notes.txt'\]"):
+        load_local(str(tmp_path))
+
+
+def test_refuses_weights_that_are_pickles(tmp_path):
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({}))
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"\*\.safetensors"):
+        load_local(str(tmp_path))
+
+
+def test_refuses_weights_cut_short(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({}))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match="could not be loaded"):
+        load_local(str(tmp_path))
+
+
+def test_refuses_an_unknown_hub_id():
+    with pytest.raises(InputError, match="nobody/nothing"):
+        load_hub("nobody/nothing")
+
+
+def test_refuses_a_hub_without_an_id():
+    with pytest.raises(InputError, match=r"model\.id"):
+        load_hub(None)
+
+
+def test_refuses_an_unknown_dtype():
+    with pytest.raises(InputError, match="float32, bfloat16"):
+        load_bundled(dtype="int3")

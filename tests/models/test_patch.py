@@ -1,0 +1,266 @@
+"""shadowAttn inside real transformers models of every attention shape."""
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import shadowattn
+from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.errors import InputError
+from shadowattn.models import bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
+from shadowattn.online.attention import dense
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.types import ScaleGrid
+from tests.profiles import bank_for, profile_for
+from tests.tensors import HEAD_DIMS, HEADS
+from tests.tiny import tiny_model
+
+# Larger than any value of a tiny model: nothing is clipped, and one pair leaves no choice of bucket.
+ONE_PAIR = ScaleGrid((0.3,), (0.3,))
+
+
+def tokens(length: int = 100, batch: int = 1) -> torch.Tensor:
+    return torch.randint(0, 128, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits(model, ids, **options):
+    return model(input_ids=ids, **options).logits
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_retention_one_equals_dense(family, heads, kv_heads, head_dim):
+    model, ids = tiny_model(heads=heads, kv_heads=kv_heads, head_dim=head_dim, family=family), tokens(batch=2)
+    expected = logits(model, ids)
+    with shadowattn.attach(model, profile_for(model, 1.0), bank_for(model), chunk_tokens=32) as sparse:
+        torch.testing.assert_close(logits(model, ids), expected, atol=1e-4, rtol=0)
+    assert sparse.counters.sparse_rows == 0
+    # The same through estimate, selection and index lists: so near to 1 that every row keeps all it sees.
+    with shadowattn.attach(model, profile_for(model, 0.9999), bank_for(model), chunk_tokens=32) as sparse:
+        torch.testing.assert_close(logits(model, ids), expected, atol=1e-4, rtol=0)
+    assert sparse.counters.sparse_rows == 2 * 2 * heads * 100  # batch, layers, heads, rows
+    assert sparse.counters.density == 1.0
+
+
+def test_the_bundled_model_at_retention_one_equals_dense():
+    loaded = load_bundled()
+    ids = loaded.tokenizer(
+        "def quicksort(items):\n    if len(items) < 2:\n        return items\n" * 8, return_tensors="pt"
+    ).input_ids
+    expected = logits(loaded.model, ids)
+    for retention in (1.0, 0.9999):
+        with shadowattn.attach(
+            loaded.model, profile_for(loaded.model, retention), bank_for(loaded.model, context_tokens=1024)
+        ):
+            torch.testing.assert_close(logits(loaded.model, ids), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("query_block", [1, 32])
+def test_a_future_token_changes_no_earlier_logit(query_block):
+    model, ids = tiny_model(), tokens()
+    with shadowattn.attach(
+        model, profile_for(model, 0.2), bank_for(model, grid=ONE_PAIR), chunk_tokens=32, query_block=query_block
+    ):
+        before = logits(model, ids)
+        for changed in (50, 99):
+            other = ids.clone()
+            other[0, changed] = (other[0, changed] + 1) % 128
+            after = logits(model, other)
+            torch.testing.assert_close(after[:, :changed], before[:, :changed], atol=1e-6, rtol=0)
+            assert not torch.allclose(after[:, changed], before[:, changed])
+
+
+def test_low_retention_changes_the_output():
+    """The sparse path is really used: 10 % of the keys cannot give the same logits on a model far from uniform."""
+    model, ids = tiny_model(), tokens()
+    expected = logits(model, ids)
+    with shadowattn.attach(model, profile_for(model, 0.1), bank_for(model), chunk_tokens=32) as sparse:
+        assert (logits(model, ids) - expected).abs().max() > 0.1
+    assert 0.1 <= sparse.counters.density < 0.12
+
+
+@pytest.mark.parametrize("chunk_tokens", [32, 64, 33])
+def test_chunked_prefill_equals_prefill_in_one_piece(chunk_tokens):
+    model, ids = tiny_model(), tokens()
+    with shadowattn.attach(model, profile_for(model, 0.2), bank_for(model, grid=ONE_PAIR), chunk_tokens=32):
+        whole = logits(model, ids)
+        parts = torch.cat([out for _, out in prefill_chunks(model, ids[0], chunk_tokens=chunk_tokens)])
+    torch.testing.assert_close(parts, whole[0], atol=1e-4, rtol=0)
+
+
+def test_a_lone_last_token_is_prefill_too():
+    model, ids = tiny_model(), tokens(97)
+    with shadowattn.attach(model, profile_for(model, 0.2), bank_for(model), chunk_tokens=32) as sparse:
+        list(prefill_chunks(model, ids[0], chunk_tokens=32))
+    assert sparse.counters.decode_rows == 0
+
+
+def test_decode_is_dense_and_generate_works():
+    model, ids = tiny_model(), tokens(40)
+    with shadowattn.attach(model, profile_for(model, 0.2), bank_for(model), chunk_tokens=32) as sparse:
+        out = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert out.shape == (1, 45)
+    assert sparse.counters.sparse_rows == 2 * 4 * 40
+    assert sparse.counters.decode_rows == 2 * 4 * 4  # the first new token comes from the prefill
+
+
+def test_heads_of_one_layer_may_mix_dense_and_sparse():
+    model, ids = tiny_model(), tokens()
+    profile = profile_for(model, 0.2)
+    mixed = type(profile)(**vars(profile) | {"retention": ((1.0, 0.2, 1.0, 0.2), (1.0,) * 4)})
+    seen = []
+    with shadowattn.attach(model, mixed, None, estimator=Oracle(), chunk_tokens=32, observers=[seen.append]) as sparse:
+        logits(model, ids)
+    assert sparse.counters.sparse_rows == 200
+    assert sparse.counters.dense_rows == 600
+    assert {(s.layer, len(s.q), s.selection is None) for s in seen} == {(0, 2, True), (0, 2, False), (1, 4, True)}
+    assert 0.2 < sparse.counters.sparse_density < 0.22
+    assert 0.79 < sparse.counters.density < 0.82
+
+
+def test_the_model_is_itself_again_afterwards():
+    model, ids = tiny_model(), tokens()
+    before, mine = logits(model, ids), fingerprint(model)
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        shadowattn.attach(model, profile_for(model, 0.2), bank_for(model)),
+    ):
+        raise RuntimeError("inside")
+    assert logits(model, ids).equal(before)
+    assert model.config._attn_implementation == "sdpa"
+    assert fingerprint(model) == mine
+    assert not [m for m in model.modules() if hasattr(m, "layer_attention")]
+
+
+def test_a_failed_attach_leaves_the_model_alone():
+    model = tiny_model()
+    with pytest.raises(InputError), shadowattn.attach(tiny_model(layers=3), profile_for(model, 0.2), bank_for(model)):
+        pass
+    with shadowattn.attach(model, profile_for(model, 0.2), bank_for(model)):
+        pass
+
+
+def test_refuses_a_profile_of_another_model():
+    model, other = tiny_model(), tiny_model(heads=8)
+    with (
+        pytest.raises(InputError, match="run the offline stage"),
+        shadowattn.attach(model, profile_for(other, 0.2), None),
+    ):
+        pass
+
+
+def test_refuses_a_bank_of_another_head_dimension():
+    model = tiny_model()
+    with (
+        pytest.raises(InputError, match=r"the model's is 64, the bank was built for \[80\]"),
+        shadowattn.attach(model, profile_for(model, 0.2), bank_for(tiny_model(head_dim=80))),
+    ):
+        pass
+
+
+def test_refuses_to_nest():
+    model = tiny_model()
+    bank, profile = bank_for(model), profile_for(model, 0.2)
+    with (
+        shadowattn.attach(model, profile, bank),
+        pytest.raises(InputError, match="replaced already"),
+        shadowattn.attach(model, profile, bank),
+    ):
+        pass
+
+
+def test_refuses_neither_bank_nor_estimator():
+    model = tiny_model()
+    with pytest.raises(InputError, match="got neither"), shadowattn.attach(model, profile_for(model, 0.2), None):
+        pass
+
+
+def test_refuses_a_chunk_that_splits_blocks():
+    model = tiny_model()
+    with (
+        pytest.raises(InputError, match="multiple of query_block"),
+        shadowattn.attach(model, profile_for(model, 0.2), bank_for(model), chunk_tokens=48, query_block=32),
+    ):
+        pass
+
+
+def test_refuses_a_prompt_longer_than_the_context():
+    model = tiny_model()
+    with (
+        shadowattn.attach(model, profile_for(model, 0.2), bank_for(model)),
+        pytest.raises(InputError, match="context is 512 tokens, got 600"),
+    ):
+        logits(model, tokens(600))
+
+
+def test_refuses_padding_but_takes_a_mask_of_ones():
+    model, ids = tiny_model(), tokens(20, batch=2)
+    mask = torch.ones_like(ids)
+    with shadowattn.attach(model, profile_for(model, 0.5), bank_for(model)):
+        assert logits(model, ids, attention_mask=mask).equal(logits(model, ids))
+        mask[0, :3] = 0
+        with pytest.raises(InputError, match="padding"):
+            logits(model, ids, attention_mask=mask)
+
+
+def test_refuses_a_static_cache():
+    model, ids = tiny_model(), tokens(20)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    with (
+        shadowattn.attach(model, profile_for(model, 0.5), bank_for(model)),
+        pytest.raises(InputError, match="DynamicCache"),
+    ):
+        logits(model, ids, past_key_values=cache)
+
+
+def test_replace_attention_with_dense_changes_nothing():
+    model, ids = tiny_model(), tokens()
+    expected = logits(model, ids)
+
+    def attention(layer, q, k, v, scale):
+        return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
+
+    with replace_attention(model, attention):
+        torch.testing.assert_close(logits(model, ids), expected)
+        cache = DynamicCache(config=model.config)
+        logits(model, ids[:, :60], past_key_values=cache)
+        torch.testing.assert_close(
+            logits(model, ids[:, 60:], past_key_values=cache), expected[:, 60:], atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_a_bypassed_layer_passes_its_input_on(family):
+    model, ids = tiny_model(layers=3, family=family), tokens()
+    seen = {}
+
+    def remember(name):
+        return lambda module, args, output: seen.__setitem__(name, args[0])
+
+    layers = model.get_decoder().layers
+    handles = [layers[1].register_forward_hook(remember(1)), layers[2].register_forward_hook(remember(2))]
+    with bypass_layer(model, 1):
+        logits(model, ids)
+    assert seen[1].equal(seen[2])
+    for handle in handles:
+        handle.remove()
+    with_layer = logits(model, ids)
+    with bypass_layer(model, 1):
+        assert not logits(model, ids).equal(with_layer)
+    assert logits(model, ids).equal(with_layer)
+
+
+def test_model_shape():
+    shape = model_shape(tiny_model(heads=4, kv_heads=1, head_dim=80, layers=3))
+    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.context_tokens) == (3, 4, 1, 80, 512)
+
+
+def test_fingerprint_tells_checkpoints_apart_but_not_dtypes():
+    model = tiny_model().bfloat16()
+    mine = fingerprint(model)
+    assert fingerprint(model.float()) == mine
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] += 1
+    assert fingerprint(model) != mine

@@ -1,0 +1,148 @@
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn.errors import InputError
+from shadowattn.offline import allocate
+from shadowattn.offline.allocators.paper import Paper
+from shadowattn.offline.allocators.waterfill import Waterfill, fill
+
+METHODS = ["uniform", "paper", "artifact", "waterfill"]
+# Perplexities, in wide and in narrow ranges: narrow ones make near ties, wide ones make heads that are capped.
+perplexity = st.one_of(st.floats(1.001, 1e6), st.floats(10, 11))
+
+
+@st.composite
+def importances(draw):
+    layers, heads = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    head_ppl = draw(st.lists(st.lists(perplexity, min_size=heads, max_size=heads), min_size=layers, max_size=layers))
+    return head_ppl, draw(st.lists(perplexity, min_size=layers, max_size=layers)), draw(st.floats(1.001, 20))
+
+
+@given(measured=importances(), retention=st.floats(0.01, 1.0), method=st.sampled_from(METHODS))
+def test_one_retention_a_head_in_range(measured, retention, method):
+    head_ppl, layer_ppl, base_ppl = measured
+    allocated = allocate(head_ppl, layer_ppl, base_ppl=base_ppl, retention=retention, method=method)
+    assert [len(layer) for layer in allocated] == [len(layer) for layer in head_ppl]
+    assert all(0 < value <= 1 for layer in allocated for value in layer)
+
+
+@given(measured=importances(), retention=st.floats(0.01, 1.0), method=st.sampled_from(["uniform", "waterfill"]))
+def test_the_mean_is_met_exactly(measured, retention, method):
+    head_ppl, layer_ppl, base_ppl = measured
+    allocated = allocate(head_ppl, layer_ppl, base_ppl=base_ppl, retention=retention, method=method)
+    values = [value for layer in allocated for value in layer]
+    assert sum(values) / len(values) == pytest.approx(retention, rel=1e-9)
+
+
+@given(measured=importances(), retention=st.floats(0.01, 1.0))
+def test_the_paper_never_exceeds_the_mean(measured, retention):
+    head_ppl, layer_ppl, base_ppl = measured
+    allocated = allocate(head_ppl, layer_ppl, base_ppl=base_ppl, retention=retention, method="paper")
+    values = [value for layer in allocated for value in layer]
+    assert sum(values) / len(values) <= retention * (1 + 1e-9)
+
+
+@given(measured=importances(), retention=st.floats(0.01, 1.0), method=st.sampled_from(["paper", "waterfill"]))
+def test_a_head_that_matters_more_gets_no_less(measured, retention, method):
+    head_ppl, layer_ppl, base_ppl = measured
+    allocated = allocate(head_ppl, layer_ppl, base_ppl=base_ppl, retention=retention, method=method)
+    for ablated, layer, kept in zip(head_ppl, layer_ppl, allocated, strict=True):
+        if layer < base_ppl:
+            continue  # bypassing this layer helps; the product then turns the order of its heads around
+        by_importance = [value for _, value in sorted(zip(ablated, kept, strict=True))]
+        assert all(low <= high * (1 + 1e-9) for low, high in pairwise(by_importance))
+
+
+@given(
+    measured=importances(), retention=st.floats(0.01, 1.0), method=st.sampled_from(["uniform", "paper", "waterfill"])
+)
+def test_the_order_of_layers_does_not_matter(measured, retention, method):
+    head_ppl, layer_ppl, base_ppl = measured
+    forward = allocate(head_ppl, layer_ppl, base_ppl=base_ppl, retention=retention, method=method)
+    backward = allocate(head_ppl[::-1], layer_ppl[::-1], base_ppl=base_ppl, retention=retention, method=method)
+    for one, two in zip(forward, backward[::-1], strict=True):
+        assert one == pytest.approx(two, rel=1e-9)
+
+
+def test_the_papers_printed_clamp_makes_it_nearly_uniform():
+    head_ppl, layer_ppl = [[12.0, 40.0], [11.0, 13.0]], [1000.0, 30.0]
+    printed = Paper().allocate(head_ppl, layer_ppl, base_ppl=10.0, retention=0.2)
+    assert printed == [[pytest.approx(0.2)] * 2] * 2
+    intended = Paper(clamp=1e3).allocate(head_ppl, layer_ppl, base_ppl=10.0, retention=0.2)
+    products = [
+        math.log(h / 10) * math.log(layer / 10) for row, layer in zip(head_ppl, layer_ppl, strict=True) for h in row
+    ]
+    expected = [min(1.0, 0.2 * 4 * p / sum(products)) for p in products]
+    assert [value for row in intended for value in row] == pytest.approx(expected)
+
+
+def test_the_artifact_by_hand():
+    # Products 8, 4, 2, 2 of 16; r·N = 2: 1.0, 0.5, 0.25, 0.25, nothing above 1.
+    assert allocate([[4.0, 2.0], [1.0, 1.0]], [2.0, 2.0], base_ppl=1.0, retention=0.5, method="artifact") == [
+        [1.0, 0.5],
+        [0.25, 0.25],
+    ]
+
+
+def test_the_artifact_hands_on_what_capped_heads_lose():
+    # r·N = 2.4, products 12, 2, 1, 1 of 16: 1.8, 0.3, 0.15, 0.15. The 0.8 above 1 goes in equal parts to the other three.
+    (first, second), (third, fourth) = allocate(
+        [[6.0, 1.0], [0.5, 0.5]], [2.0, 2.0], base_ppl=1.0, retention=0.6, method="artifact"
+    )
+    shares = [0.8 / 3, (0.8 - 0.8 / 3) / 2, 0.8 - 0.8 / 3 - (0.8 - 0.8 / 3) / 2]
+    assert first == 1.0
+    assert [second, third, fourth] == pytest.approx([0.3 + shares[0], 0.15 + shares[1], 0.15 + shares[2]])
+
+
+def test_the_artifacts_quirk_lets_the_mean_end_too_high():
+    """Raw 1.5, 0.95, 0.05: the second head's share of the 0.5 would push it over 1. It takes 0.05, and 0.5 stays to hand on."""
+    allocated = allocate([[15.0, 9.5, 0.5]], [1.0], base_ppl=1.0, retention=2.5 / 3, method="artifact")
+    assert allocated[0] == pytest.approx([1.0, 1.0, 0.55])
+    assert sum(allocated[0]) == pytest.approx(2.55)
+
+
+def test_the_artifact_clamps_the_product():
+    allocated = allocate([[1e6, 102400.0]], [1.0], base_ppl=1.0, retention=0.5, method="artifact")
+    assert allocated == [[0.5, 0.5]]
+
+
+def test_waterfill_caps_and_raises_the_others_alike():
+    assert fill([100.0, 2.0, 1.0, 1.0], mean=0.5, floor=0.0) == pytest.approx([1.0, 0.5, 0.25, 0.25])
+
+
+def test_waterfill_keeps_the_floor():
+    values = fill([100.0, 1.0, 0.0, 0.0], mean=0.3, floor=0.1)
+    assert values[2:] == [0.1, 0.1]
+    assert sum(values) == pytest.approx(1.2)
+
+
+def test_waterfill_gives_heads_of_no_importance_the_rest():
+    assert fill([5.0, 0.0, 0.0], mean=0.6, floor=0.1) == pytest.approx([1.0, 0.4, 0.4])
+
+
+def test_waterfill_of_all_equal_heads_is_uniform():
+    allocated = Waterfill().allocate([[12.0] * 3] * 2, [20.0] * 2, base_ppl=10.0, retention=0.2)
+    assert [value for layer in allocated for value in layer] == pytest.approx([0.2] * 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "best"}, "expected one of uniform, paper, artifact, waterfill"),
+        ({"retention": 0.0}, r"in \(0, 1\]"),
+        ({"retention": 1.5}, r"in \(0, 1\]"),
+        ({"head_ppl": [[1.0, 2.0], [1.0]]}, "importance"),
+        ({"layer_ppl": [1.0]}, "importance"),
+        ({"head_ppl": [[1.0, math.inf], [1.0, 1.0]]}, "finite"),
+        ({"base_ppl": 0.0}, "positive"),
+    ],
+)
+def test_refuses_what_does_not_fit(change, message):
+    options = {"head_ppl": [[2.0, 3.0], [2.0, 3.0]], "layer_ppl": [4.0, 5.0], "base_ppl": 1.5, "retention": 0.5}
+    options |= {"method": "uniform"} | change
+    with pytest.raises(InputError, match=message):
+        allocate(options.pop("head_ppl"), options.pop("layer_ppl"), **options)

@@ -1,0 +1,44 @@
+import torch
+
+from shadowattn.online.estimators.int8_tensor import Int8Tensor, quantize
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.random import Random
+from shadowattn.online.estimators.streaming import Streaming
+from tests.tensors import qkv
+
+
+def test_oracle_scores_are_the_products():
+    q, k, _ = qkv(4, 2, 3, 7, 16)
+    scores = Oracle().estimate(q, k, layer=0, positions=torch.arange(4, 7))
+    torch.testing.assert_close(scores, q @ k.repeat_interleave(2, 0).transpose(1, 2))
+
+
+def test_int8_without_a_bank_is_integer_arithmetic():
+    q, k, _ = qkv(4, 2, 5, 9, 64)
+    estimator = Int8Tensor.of(q, k)
+    scores = estimator.estimate(q, k, layer=0, positions=torch.arange(4, 9))
+    q8, k8 = quantize(q, estimator.q_scales).long(), quantize(k, estimator.k_scales).long()
+    assert q8.abs().amax((1, 2)).tolist() == [127] * 4
+    assert scores.long().equal(q8 @ k8.repeat_interleave(2, 0).transpose(1, 2))
+
+
+def test_streaming_keeps_itself_then_sinks_then_the_most_recent():
+    q, k, _ = qkv(1, 1, 1, 8, 16)
+    scores = Streaming(sinks=2).estimate(q, k, layer=0, positions=torch.tensor([6]))
+    ranked = scores[0, 0, :7].argsort(descending=True).tolist()  # key 7 lies in the future
+    assert ranked == [6, 0, 1, 5, 4, 3, 2]
+
+
+def test_random_depends_on_seed_layer_head_row_and_key_and_on_nothing_else():
+    q, k, _ = qkv(3, 1, 4, 50, 16)
+    positions = torch.arange(40, 44)
+    scores = Random(seed=1).estimate(q, k, layer=2, positions=positions)
+    shorter = Random(seed=1).estimate(-q[:, 1:], k[:, :45], layer=2, positions=positions[1:])
+    assert shorter.equal(scores[:, 1:, :45])
+    for other in (
+        Random(seed=2).estimate(q, k, layer=2, positions=positions),
+        Random(seed=1).estimate(q, k, layer=3, positions=positions),
+    ):
+        assert not other.equal(scores)
+    assert len(scores.unique()) > 0.99 * scores.numel()
+    assert abs(scores.mean() / 2**24 - 0.5) < 0.05

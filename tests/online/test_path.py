@@ -1,0 +1,147 @@
+"""`sparse_attention`, the whole online path on plain tensors."""
+
+import pytest
+import torch
+
+import shadowattn
+from shadowattn import reference
+from shadowattn.errors import InputError
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from tests.tensors import HEAD_DIMS, HEADS, integer_qkv, qkv
+
+ESTIMATORS = ["int8", "oracle", "streaming", "random"]
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_retention_one_equals_dense(estimator, heads, kv_heads, head_dim):
+    q, k, v = qkv(heads, kv_heads, 40, 70, head_dim)
+    out = shadowattn.sparse_attention(q, k, v, 1.0, causal_offset=30, estimator=estimator)
+    torch.testing.assert_close(out, reference.dense_attention(q, k, v, causal_offset=30), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block_score", ["first_row", "max"])
+@pytest.mark.parametrize("query_block", [1, 5, 32])
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_oracle_equals_reference(heads, kv_heads, query_block, block_score):
+    q, k, v = integer_qkv(heads, kv_heads, 300, 333, 16)  # more rows than one chunk
+    retention = torch.linspace(0.05, 0.9, heads)
+    how = {"causal_offset": 33, "query_block": query_block, "block_score": block_score}
+    out = shadowattn.sparse_attention(q, k, v, retention, estimator="oracle", **how)
+    torch.testing.assert_close(out, reference.topk_attention(q, k, v, retention, **how), atol=1e-5, rtol=1e-5)
+
+
+def test_int8_equals_reference_where_int8_is_exact():
+    # Integers whose largest is 127 steps: quantisation loses nothing, so INT8 must select what exact scores select.
+    q, k, v = integer_qkv(4, 2, 50, 80, 64)
+    q[:, 0, 0] = k[:, 0, 0] = 127.0
+    out = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=30)
+    torch.testing.assert_close(out, reference.topk_attention(q, k, v, 0.2, causal_offset=30), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("query_block", [1, 32])
+@pytest.mark.parametrize("estimator", ["oracle", "streaming", "random", "int8 with fixed scales"])
+def test_a_future_token_changes_nothing(estimator, query_block):
+    q, k, v = qkv(4, 2, 70, 70, 64)
+    if estimator.startswith("int8"):
+        estimator = Int8Tensor.of(q, k)
+    before = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=0, estimator=estimator, query_block=query_block)
+    for changed in (40, 69):
+        q2, k2, v2 = (x.clone() for x in (q, k, v))
+        for x in (q2, k2, v2):
+            x[:, changed:] += 1.0
+        after = shadowattn.sparse_attention(
+            q2, k2, v2, 0.2, causal_offset=0, estimator=estimator, query_block=query_block
+        )
+        torch.testing.assert_close(after[:, :changed], before[:, :changed], atol=1e-6, rtol=1e-6)
+        assert not torch.allclose(after[:, changed:], before[:, changed:])
+
+
+def test_a_pooled_block_may_see_its_own_rows_but_no_earlier_block_does():
+    """The documented price of `max`: it pools the scores of all rows of a block."""
+    q, k, v = qkv(2, 1, 64, 64, 16)
+    how = {"causal_offset": 0, "estimator": "oracle", "query_block": 32, "block_score": "max"}
+    before = shadowattn.sparse_attention(q, k, v, 0.1, **how)
+    q[:, 63] = 10 * q[:, 63].flip(-1)
+    after = shadowattn.sparse_attention(q, k, v, 0.1, **how)
+    assert after[:, :32].equal(before[:, :32])
+    assert not after[:, 32:63].equal(before[:, 32:63])
+
+
+@pytest.mark.parametrize("estimator", ["oracle", "streaming", "random", "int8 with fixed scales"])
+def test_splitting_the_rows_changes_nothing(estimator):
+    q, k, v = integer_qkv(4, 2, 64, 64, 64)
+    if estimator.startswith("int8"):
+        estimator = Int8Tensor.of(q, k)
+    whole = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=0, estimator=estimator)
+    parts = [
+        shadowattn.sparse_attention(q[:, at : at + 16], k, v, 0.2, causal_offset=at, estimator=estimator)
+        for at in range(0, 64, 16)
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-6, rtol=1e-6)
+
+
+def test_threads_change_nothing_selected():
+    q, k, v = qkv(4, 2, 64, 64, 64)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=0)
+        torch.set_num_threads(2)
+        two = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=0)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
+
+
+def test_bfloat16_in_bfloat16_out():
+    q, k, v = (x.bfloat16() for x in qkv(4, 2, 20, 40, 64))
+    out = shadowattn.sparse_attention(q, k, v, 1.0, causal_offset=20)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), reference.dense_attention(q, k, v, causal_offset=20), atol=2e-2, rtol=2e-2)
+
+
+def test_a_huge_score_does_not_overflow_the_softmax():
+    q, k, v = qkv(1, 1, 4, 8, 64)
+    out = shadowattn.sparse_attention(1e4 * q, 1e4 * k, v, 0.5, causal_offset=4)
+    assert torch.isfinite(out).all()
+
+
+def test_scale_is_used():
+    q, k, v = qkv(2, 1, 5, 9, 16)
+    out = shadowattn.sparse_attention(q, k, v, 0.5, causal_offset=4, estimator="oracle", scale=0.7)
+    torch.testing.assert_close(out, reference.topk_attention(q, k, v, 0.5, causal_offset=4, scale=0.7))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"retention": 0.0}, r"in \(0, 1\]"),
+        ({"estimator": "int4"}, "estimator: expected int8"),
+        ({"kernel": "cuda"}, "kernel: expected"),
+        ({"causal_offset": 6}, "causal_offset"),
+        ({"query_block": 0}, "at least 1 row"),
+        ({"block_score": "mean"}, "first_row, max"),
+    ],
+)
+def test_refuses_options_that_do_not_fit(change, message):
+    q, k, v = qkv(2, 1, 5, 10, 8)
+    options = {"retention": 0.5, "causal_offset": 5} | change
+    with pytest.raises(InputError, match=message):
+        shadowattn.sparse_attention(q, k, v, options.pop("retention"), **options)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_refuses_values_that_are_not_finite(which, value):
+    tensors = qkv(2, 1, 5, 10, 8)
+    tensors[which][0, 0, 0] = value
+    with pytest.raises(InputError, match="NaN or infinity"):
+        shadowattn.sparse_attention(*tensors, 0.5, causal_offset=5)
+
+
+def test_refuses_shapes_that_do_not_fit():
+    q, k, v = qkv(2, 1, 5, 10, 8)
+    with pytest.raises(InputError, match="multiple of G"):
+        shadowattn.sparse_attention(q, k[:, :, :4], v, 0.5, causal_offset=5)

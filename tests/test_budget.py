@@ -1,0 +1,32 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn.budget import head_retentions, keep_counts
+from shadowattn.errors import InputError
+
+
+@given(retention=st.floats(1e-6, 1.0), visible=st.integers(1, 10_000))
+def test_keeps_the_ceiling_and_at_least_one(retention, visible):
+    kept = keep_counts(head_retentions(retention, 1), torch.tensor([visible]))
+    assert kept.item() == min(visible, max(1, math.ceil(retention * visible)))
+
+
+def test_float32_retention_means_its_decimal():
+    # 0.2 in float32 is a little above 0.2; taken literally, a row of 5 keys would keep 2.
+    kept = keep_counts(head_retentions(torch.tensor([0.2]), 1), torch.tensor([5, 6]))
+    assert kept.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("retention", [0.0, -0.1, 1.1, float("nan")])
+def test_refuses_retention_out_of_range(retention):
+    with pytest.raises(InputError, match=r"in \(0, 1\]"):
+        head_retentions(retention, 2)
+
+
+def test_refuses_another_number_of_heads():
+    with pytest.raises(InputError, match="3 query heads, got 2"):
+        head_retentions(torch.tensor([0.1, 0.2]), 3)
