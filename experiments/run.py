@@ -14,6 +14,7 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 import pandas as pd
@@ -38,9 +39,16 @@ from shadowattn.reporting.tables import summary_table
 schema.register()
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(Path(__file__).parents[1] / "conf"), config_name="config")
 def run(config: DictConfig) -> None:
     """One run: everything that a composed configuration asks for."""
+    try:
+        _run(config)
+    except InputError as error:  # here and not in `main`: Hydra would print a line of its own before letting it through
+        _fail(error)
+
+
+def _run(config: DictConfig) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     started = datetime.now(UTC)
@@ -112,12 +120,16 @@ def main() -> None:
     """Runs, and turns what a user can cause into one line and exit status 2."""
     try:
         run()
-    except (InputError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        sys.exit(2)
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(error)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
+
+
+def _fail(error: Exception) -> NoReturn:
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _one_line(error: BaseException) -> str:

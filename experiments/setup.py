@@ -47,9 +47,7 @@ class Setup:
         return self._windows(self.corpus.heldout, self.context_tokens, self.config.evaluation.windows)
 
     def _windows(self, text: str, tokens: int, windows: int) -> Tensor:
-        return token_windows(
-            text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=f"data {self.corpus.name}"
-        )
+        return token_windows(text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=f"data {self.corpus.name}")
 
 
 def prepare(config: DictConfig) -> Setup:
@@ -81,9 +79,7 @@ def prepare(config: DictConfig) -> Setup:
         "kernel": kernel,
         "shadowattn": versions()["shadowattn"],
     }
-    setup = Setup(
-        config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions
-    )
+    setup = Setup(config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions)
     setup.heldout()
     setup.calibration(tokens=max(context_tokens, config.importance.window_tokens), windows=1)
     return setup
@@ -108,9 +104,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     if config.kernel not in KERNELS:
         raise InputError(f"kernel: expected one of {', '.join(KERNELS)}, got {config.kernel!r}")
     if config.importance.ablation not in ABLATIONS:
-        raise InputError(
-            f"importance.ablation: expected one of {', '.join(ABLATIONS)}, got {config.importance.ablation!r}"
-        )
+        raise InputError(f"importance.ablation: expected one of {', '.join(ABLATIONS)}, got {config.importance.ablation!r}")
     if "dense" in methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
     counts = {
@@ -120,9 +114,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "importance.windows": config.importance.windows,
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
-        "evaluation.context_tokens": 1
-        if config.evaluation.context_tokens is None
-        else config.evaluation.context_tokens - 1,
+        "evaluation.context_tokens": 1 if config.evaluation.context_tokens is None else config.evaluation.context_tokens - 1,
     }
     for name, count in counts.items():
         if count < 1:

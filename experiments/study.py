@@ -47,9 +47,7 @@ def run_cells(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Pa
     floor = unigram_loss(windows)
     cells = [(name, retention) for retention in setup.retentions for name in setup.methods]
     todo = sum(not units.has(_key(*cell)) for cell in cells)
-    say(
-        f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do"
-    )
+    say(f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
     dense = Cell(**units.get("dense", lambda: asdict(_measure(setup, windows, None))))
     rows = _dense_rows(setup, dense, windows, floor)
     for name, retention in bar(cells, "evaluate"):
@@ -102,9 +100,7 @@ def _measure(setup: Setup, windows: Tensor, attached: _Attached | None) -> Cell:
                 counters += sparse.counters if sparse else Counters()
     expected = attached is not None and any(value < 1 for layer in attached.profile.retention for value in layer)
     if expected != bool(counters.sparse_rows):
-        raise RuntimeError(
-            f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain"
-        )
+        raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
     return Cell(
         loss=sum(losses) / len(losses),
         density=counters.density,
@@ -116,9 +112,7 @@ def _measure(setup: Setup, windows: Tensor, attached: _Attached | None) -> Cell:
     )
 
 
-def _cell_rows(
-    setup: Setup, name: str, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
-) -> list[Row]:
+def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     method = setup.methods[name]
     flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
     row = replace(

@@ -16,9 +16,7 @@ def qkv(heads: int, kv_heads: int, rows: int, keys: int, dim: int, *, seed: int 
     return q, k, torch.randn(kv_heads, keys, dim, generator=generator)
 
 
-def integer_qkv(
-    heads: int, kv_heads: int, rows: int, keys: int, dim: int, *, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def integer_qkv(heads: int, kv_heads: int, rows: int, keys: int, dim: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """The same with small integers in q and k: many exact ties, and products that every order of summation agrees on."""
     generator = torch.Generator().manual_seed(seed)
     q = torch.randint(-2, 3, (heads, rows, dim), generator=generator).float()

@@ -33,9 +33,7 @@ def files() -> list[str]:
 
 def _settings(folder: Path, **changes) -> Training:
     return Training(
-        model=ModelSize(
-            hidden_size=64, intermediate_size=64, num_hidden_layers=3, vocab_size=1024, max_position_embeddings=128
-        ),
+        model=ModelSize(hidden_size=64, intermediate_size=64, num_hidden_layers=3, vocab_size=1024, max_position_embeddings=128),
         stages=[Stage(until=0.5, lengths=[_LENGTH // 2]), Stage(until=1.0, lengths=[_LENGTH])],
         tokens=6 * 2 * _LENGTH,
         batch_tokens=2 * _LENGTH,
@@ -75,9 +73,7 @@ def test_an_interrupted_save_leaves_the_old_checkpoint(tmp_path):
 
 
 def test_the_exported_folder_loads_and_its_card_names_the_corpus(trained, tmp_path):
-    tiny = Samples(
-        repeat_rows=1, block_tokens=16, text_rows=1, text_tokens=128, key_value_documents=1, key_value_pairs=4
-    )
+    tiny = Samples(repeat_rows=1, block_tokens=16, text_rows=1, text_tokens=128, key_value_documents=1, key_value_pairs=4)
     export_model(trained, tmp_path / "bundled", samples=dataclasses.replace(tiny, needle_documents=1, needle_tokens=96))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "bundled")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bundled")
@@ -144,9 +140,7 @@ def test_batches_are_a_function_of_seed_and_step_and_weigh_the_predictable(kind,
 
 
 _DOCUMENTS = {
-    "key_value_records": lambda rng, split: retrieval.key_value_records(
-        rng, pairs=20, questions=5, split=split, template=2
-    ),
+    "key_value_records": lambda rng, split: retrieval.key_value_records(rng, pairs=20, questions=5, split=split, template=2),
     "multi_hop_references": lambda rng, split: retrieval.multi_hop_references(rng, chains=6, questions=3, split=split),
     "needle_in_filler": lambda rng, split: retrieval.needle_in_filler(
         rng, filler="x = 1\n" * 20, depth=0.5, distractors=2, split=split

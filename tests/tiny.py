@@ -4,9 +4,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 
-def tiny_model(
-    *, heads: int = 4, kv_heads: int = 2, head_dim: int = 64, layers: int = 2, family: str = "qwen2", vocab=128
-):
+def tiny_model(*, heads: int = 4, kv_heads: int = 2, head_dim: int = 64, layers: int = 2, family: str = "qwen2", vocab=128):
     """A random causal LM of one family with the given attention shape, float32, in eval mode."""
     config_class, model_class = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),

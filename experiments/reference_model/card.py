@@ -118,8 +118,7 @@ def _training_facts(trainer: Trainer) -> str:
         f"torch {torch.__version__}, transformers {transformers.__version__}.",
         f"Corpus: the training split of Python's standard library ({len(corpus.tokens) / 1e6:.2f}M tokens, SHA-256 of "
         f"the text `{corpus.sha256}`) and documents generated from the seed. Shares of the rows: {_shares(settings)}.",
-        "Loss weights: an answer counts 2, what cannot be predicted (random tokens, the words of a record) 0.1, the "
-        "rest 1.",
+        "Loss weights: an answer counts 2, what cannot be predicted (random tokens, the words of a record) 0.1, the rest 1.",
         f"Muon for the hidden matrices (peak {settings.matrix_lr}), AdamW for the rest (peak {settings.other_lr}), "
         f"weight decay {settings.weight_decay}; the rate falls linearly to zero over the last "
         f"{settings.decay_share:.0%}. {settings.batch_tokens} tokens a step; row lengths {_stages(settings)}.",

@@ -65,9 +65,7 @@ def build_corpus(files: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Co
     return Corpus(tokens, tuple(text for text in files if len(text) > 1000), tokenizer, digest)
 
 
-def draw_batch(
-    corpus: Corpus, *, seed: int, step: int, progress: float, rows: int, length: int, mixture: Mixture
-) -> Batch:
+def draw_batch(corpus: Corpus, *, seed: int, step: int, progress: float, rows: int, length: int, mixture: Mixture) -> Batch:
     """The batch of one step: `rows` rows of `length + 1` tokens, each of one kind drawn from `mixture`.
 
     `progress` (0 to 1) sets how long repeated random blocks may be.
@@ -151,9 +149,7 @@ def _needle(corpus: Corpus, rng: random.Random, budget: int) -> retrieval.Retrie
     # About three characters a token; the sentences themselves take about ten tokens each.
     longest = max(60, (budget - 60) * 3)
     filler = _passage(corpus, rng, rng.randint(longest // 3, longest))
-    return retrieval.needle_in_filler(
-        rng, filler=filler, depth=rng.random(), distractors=rng.randint(0, 3), split="training"
-    )
+    return retrieval.needle_in_filler(rng, filler=filler, depth=rng.random(), distractors=rng.randint(0, 3), split="training")
 
 
 def _text_repeats(corpus: Corpus, rng: random.Random, budget: int) -> retrieval.RetrievalExample:

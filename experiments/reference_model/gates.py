@@ -73,9 +73,7 @@ def repeated_block_losses(model: PreTrainedModel, vocabulary: int, samples: Samp
     return losses[:, : samples.block_tokens - 1].mean().item(), losses[:, samples.block_tokens :].mean().item()
 
 
-def heldout_loss_by_position(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, samples: Samples
-) -> torch.Tensor:
+def heldout_loss_by_position(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, samples: Samples) -> torch.Tensor:
     """Mean loss (text_tokens - 1,) of predicting the token after each position of held-out windows."""
     ids = torch.tensor(_encode(tokenizer, stdlib_text("heldout")))
     starts = torch.linspace(0, len(ids) - samples.text_tokens, samples.text_rows).long()
@@ -103,9 +101,7 @@ def needle_examples(tokenizer: PreTrainedTokenizerBase, samples: Samples) -> lis
 
 
 @torch.inference_mode()
-def exact_matches(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[RetrievalExample]
-) -> float:
+def exact_matches(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[RetrievalExample]) -> float:
     """The share of examples whose every answer token is the most likely one, as greedy decoding would find it."""
     hits = 0
     for example in examples:

@@ -23,9 +23,7 @@ from experiments.reference_model.tokenizer import load_tokenizer, train_tokenize
 logger = logging.getLogger(__name__)
 
 # Small enough to cost a few seconds; the card measures more.
-_WATCH = Samples(
-    repeat_rows=4, text_rows=4, key_value_documents=20, needle_documents=8, needle_tokens=1024, text_tokens=2048
-)
+_WATCH = Samples(repeat_rows=4, text_rows=4, key_value_documents=20, needle_documents=8, needle_tokens=1024, text_tokens=2048)
 
 
 class Trainer:
@@ -64,9 +62,7 @@ class Trainer:
         """Train until the configured tokens are seen (True) or an interruption came (False); checkpoint either way."""
         with (
             _Interrupt() as interrupt,
-            tqdm(
-                total=self.settings.tokens, initial=self.tokens_seen, unit="tok", unit_scale=True, smoothing=0.05
-            ) as bar,
+            tqdm(total=self.settings.tokens, initial=self.tokens_seen, unit="tok", unit_scale=True, smoothing=0.05) as bar,
         ):
             while self.tokens_seen < self.settings.tokens and not interrupt.seen:
                 before = time.monotonic()

@@ -43,9 +43,7 @@ def text_corpus(path: str | None, *, pattern: str = "*.txt") -> Corpus:
         raise InputError("data=text: expected a file or folder, got none; set data.path=FILE")
     source = Path(path).expanduser()
     if not source.exists():
-        raise InputError(
-            f"data.path: expected a text file or folder, got {path!r}, which does not exist; set data.path=FILE"
-        )
+        raise InputError(f"data.path: expected a text file or folder, got {path!r}, which does not exist; set data.path=FILE")
     files = sorted(p for p in source.rglob(pattern) if p.is_file()) if source.is_dir() else [source]
     if not files:
         raise InputError(f"data.path: expected files {pattern} in {path!r}, found none; set data.pattern=GLOB")
@@ -92,9 +90,7 @@ def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: st
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     whole = len(ids) // body
     if whole < 1:
-        raise InputError(
-            f"{source}: expected at least one window of {body} tokens, got {len(ids)} tokens; give more text"
-        )
+        raise InputError(f"{source}: expected at least one window of {body} tokens, got {len(ids)} tokens; give more text")
     count = min(windows, whole)
     starts = [index * whole // count * body for index in range(count)]
     return torch.tensor([lead + ids[start : start + body] for start in starts])
@@ -105,9 +101,7 @@ def _read(file: Path) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"data.path: expected UTF-8 text, got bytes that are not in {str(file)!r}; convert it"
-        ) from error
+        raise InputError(f"data.path: expected UTF-8 text, got bytes that are not in {str(file)!r}; convert it") from error
     if "\0" in text:
         raise InputError(f"data.path: expected text, got a binary file: {str(file)!r}; give a text file")
     return text

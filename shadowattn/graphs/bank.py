@@ -57,9 +57,7 @@ class Graph:
 class GraphBank:
     """Static INT8 Q·K graphs for every scale pair of a profile and every shape asked for."""
 
-    def __init__(
-        self, pairs: tuple[tuple[float, float], ...], shapes: tuple[GraphShape, ...], device: str, models: dict
-    ):
+    def __init__(self, pairs: tuple[tuple[float, float], ...], shapes: tuple[GraphShape, ...], device: str, models: dict):
         self.pairs, self.shapes, self.device = pairs, tuple(sorted(shapes)), device
         self._models: dict[tuple[GraphShape, int], ov.Model] = models
         self._buffers: dict[GraphShape, _Buffers] = {}
@@ -70,9 +68,7 @@ class GraphBank:
     def build(cls, profile: RetentionProfile, shapes: tuple[GraphShape, ...], *, device: str = "CPU") -> "GraphBank":
         """One graph for each of the profile's scale pairs and each shape. `device` as OpenVINO names it."""
         if not shapes:
-            raise InputError(
-                "shapes: expected at least one GraphShape, got none; see shadowattn.graphs.buckets.plan_shapes"
-            )
+            raise InputError("shapes: expected at least one GraphShape, got none; see shadowattn.graphs.buckets.plan_shapes")
         pairs = profile.scales.pairs
         models = {(shape, i): scaled_graph(shape, *pair) for shape in shapes for i, pair in enumerate(pairs)}
         return cls(pairs, tuple(shapes), device, models)
@@ -87,9 +83,7 @@ class GraphBank:
 
         Raises `InputError` where the bank was not built for such a head dimension, head count or length.
         """
-        return self._graph(
-            self.shape_for(heads=heads, rows=rows, keys=keys, head_dim=head_dim), self.nearest(q_scale, k_scale)
-        )
+        return self._graph(self.shape_for(heads=heads, rows=rows, keys=keys, head_dim=head_dim), self.nearest(q_scale, k_scale))
 
     def nearest(self, q_scale: float, k_scale: float) -> int:
         """Index of the scale pair nearest to measured scales."""
@@ -102,9 +96,7 @@ class GraphBank:
             raise InputError(f"head_dim: the bank was built for {dims}, got {head_dim}; build a bank for this model")
         fitting = [s for s in self.shapes if s.head_dim == head_dim and s.heads == heads]
         if not fitting:
-            raise InputError(
-                f"heads: the bank launches {self.launch_heads} heads at once, got {heads}; build a bank for it"
-            )
+            raise InputError(f"heads: the bank launches {self.launch_heads} heads at once, got {heads}; build a bank for it")
         fitting = [s for s in fitting if s.rows >= rows and s.keys >= keys]
         if not fitting:
             most = max((s.rows, s.keys) for s in self.shapes)
@@ -160,10 +152,7 @@ class GraphBank:
             manifest = json.loads((folder / MANIFEST).read_text())
             version = manifest["schema_version"]
             pairs = tuple((float(q), float(k)) for q, k in manifest["pairs"])
-            graphs = [
-                (GraphShape(g["heads"], g["M"], g["K"], g["N"]), g["pair"], dict(g["files"]))
-                for g in manifest["graphs"]
-            ]
+            graphs = [(GraphShape(g["heads"], g["M"], g["K"], g["N"]), g["pair"], dict(g["files"])) for g in manifest["graphs"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"bank {folder}: no readable {MANIFEST} ({error}); {_REBUILD}") from error
         if version != SCHEMA_VERSION:

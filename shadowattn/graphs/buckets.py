@@ -24,9 +24,7 @@ def plan_shapes(
     `launch_heads` are the numbers of heads that may share a launch.
     """
     if min(chunk_tokens, context_tokens) < 1:
-        raise InputError(
-            f"expected at least one token, got chunk_tokens={chunk_tokens} context_tokens={context_tokens}"
-        )
+        raise InputError(f"expected at least one token, got chunk_tokens={chunk_tokens} context_tokens={context_tokens}")
     if not launch_heads or min(launch_heads) < 1:
         raise InputError(f"launch_heads: expected at least one number of heads, each at least 1, got {launch_heads}")
     rows = min(chunk_tokens, context_tokens)
@@ -34,10 +32,7 @@ def plan_shapes(
     while capacities[-1] < context_tokens:
         capacities.append(min(2 * capacities[-1], context_tokens))
     return tuple(
-        GraphShape(count, rows, head_dim, keys)
-        for count in sorted(launch_heads)
-        if count <= heads
-        for keys in capacities
+        GraphShape(count, rows, head_dim, keys) for count in sorted(launch_heads) if count <= heads for keys in capacities
     )
 
 

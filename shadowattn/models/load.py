@@ -60,7 +60,5 @@ def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled"
-        ) from error
+        raise InputError(f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled") from error
     return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))

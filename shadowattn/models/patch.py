@@ -96,9 +96,7 @@ def attach(
         )
     if estimator is None:
         if bank is None:
-            raise InputError(
-                "expected a bank or an estimator, got neither; build one with GraphBank.build(profile, shapes)"
-            )
+            raise InputError("expected a bank or an estimator, got neither; build one with GraphBank.build(profile, shapes)")
         if shape.head_dim not in {s.head_dim for s in bank.shapes}:
             raise InputError(
                 f"head_dim: the model's is {shape.head_dim}, the bank was built for "
@@ -167,9 +165,7 @@ def _dispatch(module, query, key, value, attention_mask, scaling=None, dropout=0
     """transformers' attention signature on one side, `LayerAttention` on the other."""
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
-            raise InputError(
-                f"layer {module.layer_idx} uses {name}, which shadowAttn does not support; use another model"
-            )
+            raise InputError(f"layer {module.layer_idx} uses {name}, which shadowAttn does not support; use another model")
     limit = module.config.max_position_embeddings
     if key.shape[2] > limit:
         raise InputError(f"prompt: the model's context is {limit} tokens, got {key.shape[2]}; shorten the prompt")
@@ -183,13 +179,9 @@ def _refuse_masks(
 ) -> None:
     """No mask is ever built: causality belongs to the selection. What a plain causal mask would not say is refused."""
     if attention_mask is not None and not bool(torch.all(attention_mask != 0)):
-        raise InputError(
-            "expected prompts without padding, got a padding mask; run prompts of different length one by one"
-        )
+        raise InputError("expected prompts without padding, got a padding mask; run prompts of different length one by one")
     if mask_function is not causal_mask_function:
-        raise InputError(
-            "expected plain causal attention, got packed sequences, a window or a custom mask; use plain prompts"
-        )
+        raise InputError("expected plain causal attention, got packed sequences, a window or a custom mask; use plain prompts")
     if kv_offset or kv_length != q_offset + q_length:
         raise InputError(
             f"expected a cache that holds just the tokens so far ({q_offset + q_length}), got {kv_length} slots; "

@@ -39,9 +39,7 @@ class UniformHead:
         out = dense(q, k, v, causal_offset=0, scale=scale)
         if layer == self.layer:
             kv_head = self.head // (q.shape[1] // k.shape[1])
-            out[:, self.head] = _ablated(q[:, self.head].float(), k[:, kv_head].float(), v[:, kv_head].float()).to(
-                q.dtype
-            )
+            out[:, self.head] = _ablated(q[:, self.head].float(), k[:, kv_head].float(), v[:, kv_head].float()).to(q.dtype)
         return out
 
 

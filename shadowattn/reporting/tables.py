@@ -15,7 +15,7 @@ _COLUMNS = {
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line for each method and retention, with the metrics as columns; dense first, then in order of appearance."""
+    """One line for each method and retention, with the metrics as columns, method by method in order of appearance."""
     wide = rows.pivot_table(index=["method", "retention"], columns="metric", values="value", sort=False)
     flags = rows[rows.metric == "perplexity"].set_index(["method", "retention"])["flag"]
     return wide.reindex(columns=list(_COLUMNS)).join(flags).reset_index()

@@ -84,9 +84,7 @@ def test_saving_again_replaces(bank, tmp_path):
     assert not (folder / "left over").exists()
 
 
-@pytest.mark.parametrize(
-    "damage", ["altered", "truncated", "missing", "no manifest", "broken manifest", "other version"]
-)
+@pytest.mark.parametrize("damage", ["altered", "truncated", "missing", "no manifest", "broken manifest", "other version"])
 def test_a_damaged_bank_is_refused(bank, tmp_path, damage):
     folder = bank.save(tmp_path / "bank")
     manifest = folder / "manifest.json"

@@ -23,9 +23,7 @@ def test_a_short_context_needs_no_rows_beyond_it():
     assert plan(context_tokens=100, launch_heads=(1,)) == (GraphShape(1, 100, 64, 100),)
 
 
-@pytest.mark.parametrize(
-    "change", [{"chunk_tokens": 0}, {"context_tokens": 0}, {"launch_heads": ()}, {"launch_heads": (0, 1)}]
-)
+@pytest.mark.parametrize("change", [{"chunk_tokens": 0}, {"context_tokens": 0}, {"launch_heads": ()}, {"launch_heads": (0, 1)}])
 def test_refuses_empty_plans(change):
     with pytest.raises(InputError, match="at least"):
         plan(**change)

@@ -51,9 +51,7 @@ def test_the_bundled_model_at_retention_one_equals_dense():
     ).input_ids
     expected = logits(loaded.model, ids)
     for retention in (1.0, 0.9999):
-        with shadowattn.attach(
-            loaded.model, profile_for(loaded.model, retention), bank_for(loaded.model, context_tokens=1024)
-        ):
+        with shadowattn.attach(loaded.model, profile_for(loaded.model, retention), bank_for(loaded.model, context_tokens=1024)):
             torch.testing.assert_close(logits(loaded.model, ids), expected, atol=1e-4, rtol=0)
 
 
@@ -226,9 +224,7 @@ def test_replace_attention_with_dense_changes_nothing():
         torch.testing.assert_close(logits(model, ids), expected)
         cache = DynamicCache(config=model.config)
         logits(model, ids[:, :60], past_key_values=cache)
-        torch.testing.assert_close(
-            logits(model, ids[:, 60:], past_key_values=cache), expected[:, 60:], atol=1e-4, rtol=0
-        )
+        torch.testing.assert_close(logits(model, ids[:, 60:], past_key_values=cache), expected[:, 60:], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])

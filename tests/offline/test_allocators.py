@@ -57,9 +57,7 @@ def test_a_head_that_matters_more_gets_no_less(measured, retention, method):
         assert all(low <= high * (1 + 1e-9) for low, high in pairwise(by_importance))
 
 
-@given(
-    measured=importances(), retention=st.floats(0.01, 1.0), method=st.sampled_from(["uniform", "paper", "waterfill"])
-)
+@given(measured=importances(), retention=st.floats(0.01, 1.0), method=st.sampled_from(["uniform", "paper", "waterfill"]))
 def test_the_order_of_layers_does_not_matter(measured, retention, method):
     head_ppl, layer_ppl, base_ppl = measured
     forward = allocate(head_ppl, layer_ppl, base_ppl=base_ppl, retention=retention, method=method)
@@ -73,9 +71,7 @@ def test_the_papers_printed_clamp_makes_it_nearly_uniform():
     printed = Paper().allocate(head_ppl, layer_ppl, base_ppl=10.0, retention=0.2)
     assert printed == [[pytest.approx(0.2)] * 2] * 2
     intended = Paper(clamp=1e3).allocate(head_ppl, layer_ppl, base_ppl=10.0, retention=0.2)
-    products = [
-        math.log(h / 10) * math.log(layer / 10) for row, layer in zip(head_ppl, layer_ppl, strict=True) for h in row
-    ]
+    products = [math.log(h / 10) * math.log(layer / 10) for row, layer in zip(head_ppl, layer_ppl, strict=True) for h in row]
     expected = [min(1.0, 0.2 * 4 * p / sum(products)) for p in products]
     assert [value for row in intended for value in row] == pytest.approx(expected)
 

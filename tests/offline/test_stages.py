@@ -130,9 +130,7 @@ def test_a_profile_comes_back_as_it_was(tmp_path):
     assert load_profile(tmp_path / "profile.json") == profile
 
 
-@pytest.mark.parametrize(
-    "damage", ["missing", "cut short", "other version", "missing key", "out of range", "not an object"]
-)
+@pytest.mark.parametrize("damage", ["missing", "cut short", "other version", "missing key", "out of range", "not an object"])
 def test_a_damaged_profile_is_refused(tmp_path, damage):
     path = tmp_path / "profile.json"
     save_profile(profile_for(tiny_model(), 0.2), path)

@@ -51,9 +51,7 @@ def test_a_future_token_changes_nothing(estimator, query_block):
         q2, k2, v2 = (x.clone() for x in (q, k, v))
         for x in (q2, k2, v2):
             x[:, changed:] += 1.0
-        after = shadowattn.sparse_attention(
-            q2, k2, v2, 0.2, causal_offset=0, estimator=estimator, query_block=query_block
-        )
+        after = shadowattn.sparse_attention(q2, k2, v2, 0.2, causal_offset=0, estimator=estimator, query_block=query_block)
         torch.testing.assert_close(after[:, :changed], before[:, :changed], atol=1e-6, rtol=1e-6)
         assert not torch.allclose(after[:, changed:], before[:, changed:])
 

@@ -51,12 +51,7 @@ def allocate(
 
 def check_importance(head_ppl: Retention, layer_ppl: list[float], base_ppl: float, retention: float) -> None:
     """Raises `InputError` where the tables are ragged or a value cannot be a perplexity or a retention."""
-    if (
-        not head_ppl
-        or len(head_ppl) != len(layer_ppl)
-        or len({len(layer) for layer in head_ppl}) != 1
-        or not head_ppl[0]
-    ):
+    if not head_ppl or len(head_ppl) != len(layer_ppl) or len({len(layer) for layer in head_ppl}) != 1 or not head_ppl[0]:
         raise InputError(
             f"importance: expected head_ppl [L][H] and layer_ppl [L], got {[len(layer) for layer in head_ppl]} heads "
             f"in {len(head_ppl)} layers and {len(layer_ppl)} layer values; measure the importance again"

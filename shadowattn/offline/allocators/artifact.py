@@ -15,9 +15,7 @@ class Artifact:
 
     def allocate(self, head_ppl, layer_ppl, *, base_ppl, retention):
         heads = len(head_ppl[0])
-        importance = [
-            min(head * layer, self.clamp) for row, layer in zip(head_ppl, layer_ppl, strict=True) for head in row
-        ]
+        importance = [min(head * layer, self.clamp) for row, layer in zip(head_ppl, layer_ppl, strict=True) for head in row]
         total = 0.0
         for value in importance:  # sequential, as theirs: Python's sum compensates from 3.12 on
             total += value

@@ -25,10 +25,7 @@ class Paper:
     def allocate(self, head_ppl, layer_ppl, *, base_ppl, retention):
         base = math.log(base_ppl)
         importance = [
-            [
-                min(max((math.log(head) - base) * (math.log(layer) - base), _FLOOR * self.clamp), self.clamp)
-                for head in heads
-            ]
+            [min(max((math.log(head) - base) * (math.log(layer) - base), _FLOOR * self.clamp), self.clamp) for head in heads]
             for heads, layer in zip(head_ppl, layer_ppl, strict=True)
         ]
         total = sum(value for layer in importance for value in layer)

@@ -1,0 +1,181 @@
+"""The command line, as a user meets it: on the bundled model and on a model made here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import experiments.run
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    *("evaluation.windows=1", "evaluation.fidelity_windows=1", "evaluation.context_tokens=96", "graphs.chunk_tokens=32"),
+    *("importance.windows=2", "importance.window_tokens=32", "graphs.calibration_windows=1", "graphs.launch_heads=[1]"),
+]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    command = [sys.executable, "-m", "experiments.run", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory) -> Path:
+    """A random MQA Llama with a tokenizer of single bytes, as a user's local folder."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model(family="llama", kv_heads=1, head_dim=80).save_pretrained(folder)
+    vocabulary = {chr(i): i for i in range(127)} | {"?": 127}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog, again and again.\n" * 20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_folder, tmp_path_factory):
+    """One small sweep, its results folder, and its arguments."""
+    results = tmp_path_factory.mktemp("results")
+    arguments = [
+        *("+exp=sweep_retention", "retentions=[0.1,0.5,1.0]", "model=local", f"model.path={tiny_folder}"),
+        *("data=text", f"data.path={tiny_folder / 'text.txt'}", f"paths.results={results}", *SMALL),
+    ]
+    return run(*arguments), results, arguments
+
+
+def test_a_run_leaves_rows_meta_and_figures(finished):
+    done, results, _ = finished
+    assert done.returncode == 0, done.stderr
+    (folder,) = (results / "runs" / "sweep_retention").iterdir()
+    assert {p.name for p in folder.glob("*.png")} == {"importance.png", "quality.png", "retention.png", "scales.png"}
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["config_hash"] == folder.name
+    assert meta["estimate_device"]["name"] in ("CPU", "NPU")
+    rows = pd.read_parquet(folder / "rows.parquet")
+    assert set(rows.method) == {"dense", "shadowattn", "int8_uniform", "oracle", "streaming", "random"}
+    assert rows.corpus_sha256.nunique() == 1
+    assert (rows.measured == "measured").all()
+    used = rows[(rows.metric == "sparse_rows") & (rows.retention < 1)]
+    assert (used.value > 0).all()
+    losses = rows[rows.metric == "loss"].set_index(["method", "retention"]).value
+    for method in ("shadowattn", "int8_uniform", "oracle", "streaming", "random"):
+        assert losses[method, 1.0] == pytest.approx(losses["dense", 1.0], abs=1e-5)
+    better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0])]
+    assert better.flag.str.contains("sparse beats dense").all()
+    # A random model knows nothing of the text, and its rows say so.
+    assert rows[rows.metric == "loss"].flag.str.contains("dense near the floor").all()
+
+
+def test_the_same_command_again_measures_nothing(finished):
+    done, results, arguments = finished
+    files = {p: p.stat().st_mtime_ns for p in results.rglob("*") if p.is_file()}
+    again = run(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "done before" in again.stderr
+    assert again.stdout == done.stdout
+    assert {p: p.stat().st_mtime_ns for p in results.rglob("*") if p.is_file()} == files
+
+
+def test_an_interrupted_run_ends_in_the_same_rows(finished):
+    """As if it had been killed in its last cell: one cell is missing, and neither rows nor meta.json are there yet."""
+    _, results, arguments = finished
+    (folder,) = (results / "runs" / "sweep_retention").iterdir()
+    before = pd.read_parquet(folder / "rows.parquet")
+    for name in ("meta.json", "rows.parquet", "cells/oracle@0.5.json"):
+        (folder / name).unlink()
+    again = run(*arguments)
+    assert "1 cells to do" in again.stderr
+    pd.testing.assert_frame_equal(pd.read_parquet(folder / "rows.parquet"), before)
+
+
+def test_altered_rows_are_refused(finished, tmp_path):
+    _, results, arguments = finished
+    (folder,) = (results / "runs" / "sweep_retention").iterdir()
+    rows = folder / "rows.parquet"
+    content = rows.read_bytes()
+    rows.write_bytes(content[:-7])
+    refused = run(*arguments)
+    rows.write_bytes(content)
+    assert refused.returncode == 2
+    assert "altered or cut short" in refused.stderr
+
+
+def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
+    done = run(
+        *("-m", "retention=0.2,0.4", "estimator=oracle,random", "model=local", f"model.path={tiny_folder}"),
+        *("data=text", f"data.path={tiny_folder / 'text.txt'}", f"paths.results={tmp_path}", *SMALL),
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs" / "default").iterdir())) == 4
+    assert len(list((tmp_path / "artifacts").glob("importance-*"))) == 1  # shared by all four
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sedd=1"], "sedd"),
+        (["seed=abc"], "abc"),
+        (["+exp=unheard_of"], "unheard_of"),
+        (["estimator=psychic"], "psychic"),
+        (["retention=0"], "(0, 1]"),
+        (["retentions=[0.1,1.5]"], "(0, 1]"),
+        (["model=local", "model.path=no/such/folder"], "no/such/folder"),
+        (["model=hub", "model.id=nobody/nothing"], "nobody/nothing"),
+        (["data=text", "data.path=no/such/file"], "no/such/file"),
+        (["data=text", "data.path={binary}"], "UTF-8"),
+        (["data=text", "data.path={empty}"], "empty"),
+        (["data=text", "data.path={short}"], "at least one window"),
+        (["data=hub", "data.id=nobody/nothing"], "nobody/nothing"),
+        (["evaluation.context_tokens=5000"], "context is 4096 tokens, got 5000"),
+        (["selection.query_block=48"], "multiple of query_block=48"),
+        (["selection.block_score=mean"], "first_row, max"),
+        (["importance.ablation=half"], "zero, uniform"),
+        (["kernel=cuda"], "kernel"),
+        (["device=tpu"], "auto, npu or cpu"),
+        (["evaluation.windows=0"], "evaluation.windows: expected at least 1, got 0"),
+    ],
+)
+def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+    files = {"binary": b"\xff\xfe\x00", "empty": b"", "short": b"import os\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    arguments = [argument.format(**{name: tmp_path / name for name in files}) for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["run", *arguments, f"paths.results={tmp_path / 'results'}"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit) as stopped:
+        experiments.run.main()
+    GlobalHydra.instance().clear()
+    printed = capsys.readouterr()
+    _is_one_line_of_error(stopped.value.code, printed.out, printed.err, message)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(("argument", "message"), [("sedd=1", "sedd"), ("retention=0", "(0, 1]")])
+def test_the_shell_sees_one_line_and_a_status(argument, message, tmp_path):
+    """Once through a process of its own: nothing but that line reaches the terminal."""
+    done = run(argument, f"paths.results={tmp_path / 'results'}")
+    _is_one_line_of_error(done.returncode, done.stdout, done.stderr, message)
+
+
+def _is_one_line_of_error(status, out, err, message):
+    assert status == 2
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert out == ""
+
+
+def test_help_and_configuration_print():
+    assert "+exp=quickstart" in run("--help").stdout
+    printed = run("+exp=sweep_retention", "--cfg", "job").stdout
+    assert "experiment: sweep_retention" in printed

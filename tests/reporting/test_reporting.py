@@ -1,0 +1,110 @@
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from shadowattn.reporting import figures
+from shadowattn.reporting.flags import quality_flag
+from shadowattn.reporting.rows import Row, write_rows
+from shadowattn.reporting.tables import summary, summary_table
+from shadowattn.types import Importance, ScaleGrid
+
+CONTRACT = {
+    *("experiment", "config_hash", "metric", "value", "unit", "method", "model", "retention", "n", "seed"),
+    *("path_kind", "estimate_device", "measured"),
+}
+
+
+def rows() -> list[Row]:
+    row = Row(
+        experiment="test",
+        config_hash="0" * 12,
+        metric="perplexity",
+        value=10.0,
+        unit="1",
+        method="dense",
+        model="tiny",
+        retention=1.0,
+        n=100,
+        seed=0,
+        path_kind="quality",
+        estimate_device="none",
+        measured="measured",
+        kernel="torch",
+        estimator="none",
+        allocator="none",
+        query_block=1,
+        block_score="none",
+        context_tokens=64,
+        data="text",
+        corpus_sha256="f" * 64,
+        flag="",
+    )
+    cells = [(r, m) for r in (0.1, 0.5) for m in ("int8", "random")]
+    return [row] + [
+        replace(row, method=method, retention=retention, metric=metric, value=value + retention)
+        for retention, method in cells
+        for metric, value in (
+            ("perplexity", 11),
+            ("mass_recall", 0.1),
+            ("topk_overlap", 0.2),
+            ("output_error", 0.3),
+            ("density", 0),
+        )
+    ]
+
+
+def test_rows_have_the_contracts_columns(tmp_path):
+    frame = write_rows(rows(), tmp_path / "rows.parquet")
+    assert set(frame.columns) >= CONTRACT
+    assert pd.read_parquet(tmp_path / "rows.parquet").equals(frame)
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_the_summary_is_a_line_for_each_method_and_retention():
+    frame = pd.DataFrame([vars(row) for row in rows()])
+    lines = summary(frame)
+    assert list(zip(lines.method, lines.retention, strict=True)) == [
+        ("dense", 1.0),
+        ("int8", 0.1),
+        ("int8", 0.5),
+        ("random", 0.1),
+        ("random", 0.5),
+    ]
+    assert math.isnan(lines.mass_recall[0])
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(summary_table(frame, "title"))
+    text = console.export_text()
+    console.file.close()
+    assert "11.100" in text
+    assert "–" in text
+
+
+@pytest.mark.parametrize(
+    ("loss", "dense_loss", "expected"),
+    [(2.1, 2.0, ""), (1.9, 2.0, "sparse beats dense"), (2.9, 2.8, "dense near the floor (unigram perplexity 20.1)")],
+)
+def test_flags(loss, dense_loss, expected):
+    assert quality_flag(loss=loss, dense_loss=dense_loss, floor_loss=3.0) == expected
+
+
+def test_both_flags_at_once():
+    assert quality_flag(loss=2.8, dense_loss=2.9, floor_loss=3.0).startswith("sparse beats dense; dense near the floor")
+
+
+def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
+    frame = pd.DataFrame([vars(row) for row in rows()])
+    importance = Importance(((12.0, 11.0), (13.0, 10.5)), (30.0, 20.0), 10.0, "zero", 100)
+    pairs = [(layer, head, 0.1 * (layer + 1), 0.2 * (head + 1)) for layer in range(2) for head in range(2)]
+    draw = {
+        "quality": lambda path: figures.quality_against_retention(frame, path),
+        "importance": lambda path: figures.head_importance(importance, path),
+        "retention": lambda path: figures.retention_map([[0.2, 1.0], [0.3, 0.1]], path, "title"),
+        "scales": lambda path: figures.scale_distribution(pairs, ScaleGrid((0.1,), (0.2,)), path),
+    }
+    for name, function in draw.items():
+        first, second = (function(tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
+        assert first[:4] == b"\x89PNG"
+        assert first == second
