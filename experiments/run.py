@@ -19,7 +19,7 @@ from typing import NoReturn
 import hydra
 import pandas as pd
 import transformers
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -44,8 +44,13 @@ def run(config: DictConfig) -> None:
     """One run: everything that a composed configuration asks for."""
     try:
         _run(config)
-    except InputError as error:  # here and not in `main`: Hydra would print a line of its own before letting it through
+    # Here and not in `main`: Hydra would print a line of its own before letting them through.
+    except InputError as error:
         _fail(error)
+    except InstantiationException as error:  # what Hydra makes of an error in a part that it builds
+        if not isinstance(error.__cause__, InputError):
+            raise
+        _fail(error.__cause__)
 
 
 def _run(config: DictConfig) -> None:

@@ -32,14 +32,17 @@ def quality_against_retention(rows: pd.DataFrame, path: Path) -> Path:
             if len(dense):
                 axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
             axis.set(xlabel="retention (kept fraction of visible keys)", ylabel=label, xscale="log")
+            if metric == "perplexity":
+                axis.set_yscale("log")
             axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
             axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
             axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
         axes[0, 0].legend(fontsize=8)
         first = rows.iloc[0]
+        devices = ", ".join(sorted(set(rows.estimate_device) - {"none"})) or "no device"
         axes[0, 0].figure.suptitle(
             f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}, "
-            f"estimate on {first.estimate_device}, kernel {first.kernel}",
+            f"INT8 estimate on {devices}, kernel {first.kernel}",
             fontsize=9,
         )
     return path

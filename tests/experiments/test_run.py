@@ -69,7 +69,7 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     losses = rows[rows.metric == "loss"].set_index(["method", "retention"]).value
     for method in ("shadowattn", "int8_uniform", "oracle", "streaming", "random"):
         assert losses[method, 1.0] == pytest.approx(losses["dense", 1.0], abs=1e-5)
-    better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0])]
+    better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0] - 1e-5)]
     assert better.flag.str.contains("sparse beats dense").all()
     # A random model knows nothing of the text, and its rows say so.
     assert rows[rows.metric == "loss"].flag.str.contains("dense near the floor").all()

@@ -110,6 +110,16 @@ def test_waterfill_caps_and_raises_the_others_alike():
     assert fill([100.0, 2.0, 1.0, 1.0], mean=0.5, floor=0.0) == pytest.approx([1.0, 0.5, 0.25, 0.25])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_retention_one_keeps_every_key_of_every_head(method):
+    measured = ([[1.3, 7.7], [3.1, 1.1]], [9.0, 2.3])
+    allocated = allocate(*measured, base_ppl=1.05, retention=1.0, method=method)
+    if method in ("uniform", "waterfill"):
+        assert allocated == [[1.0, 1.0], [1.0, 1.0]]
+    else:  # neither the paper's formula nor the artifact's code promises it
+        assert max(value for layer in allocated for value in layer) == 1.0
+
+
 def test_waterfill_keeps_the_floor():
     values = fill([100.0, 1.0, 0.0, 0.0], mean=0.3, floor=0.1)
     assert values[2:] == [0.1, 0.1]

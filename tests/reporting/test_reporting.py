@@ -84,7 +84,12 @@ def test_the_summary_is_a_line_for_each_method_and_retention():
 
 @pytest.mark.parametrize(
     ("loss", "dense_loss", "expected"),
-    [(2.1, 2.0, ""), (1.9, 2.0, "sparse beats dense"), (2.9, 2.8, "dense near the floor (unigram perplexity 20.1)")],
+    [
+        (2.1, 2.0, ""),
+        (2.0 - 1e-7, 2.0, ""),
+        (1.9, 2.0, "sparse beats dense"),
+        (2.9, 2.8, "dense near the floor (unigram perplexity 20.1)"),
+    ],
 )
 def test_flags(loss, dense_loss, expected):
     assert quality_flag(loss=loss, dense_loss=dense_loss, floor_loss=3.0) == expected

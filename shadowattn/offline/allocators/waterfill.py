@@ -30,6 +30,8 @@ class Waterfill:
 def fill(importance: list[float], mean: float, floor: float) -> list[float]:
     """min(1, max(floor, level · importance)) with the level that makes the mean come out, as floats."""
     count, target = len(importance), mean * len(importance)
+    if mean == 1:
+        return [1.0] * count
 
     def poured(level: float) -> list[float]:
         return [min(1.0, max(floor, level * value)) for value in importance]
