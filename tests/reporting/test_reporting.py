@@ -1,10 +1,12 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from experiments.publish import read_reference
 from shadowattn.reporting import figures
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import Row, write_rows
@@ -113,3 +115,13 @@ def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
         first, second = (function(tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
         assert first[:4] == b"\x89PNG"
         assert first == second
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "results" / "reference").glob("*.csv")), ids=lambda p: p.stem
+)
+def test_plots_redraw_from_the_committed_rows(path, tmp_path):
+    frame = read_reference(path)
+    assert set(frame.columns) >= CONTRACT
+    assert "dense" in set(frame.method)
+    assert figures.quality_against_retention(frame, tmp_path / "quality.png").stat().st_size > 10_000
