@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
+import matplotlib.colors
+import matplotlib.ticker
 
 matplotlib.use("Agg")  # no screen needed
 import matplotlib.pyplot as plt
@@ -54,8 +56,11 @@ def head_importance(importance: Importance, path: Path) -> Path:
     heads = np.log(np.array(importance.head_ppl)) - base
     layers = np.log(np.array(importance.layer_ppl)) - base
     with _figure(path, columns=2) as axes:
-        _heat_map(axes[0], heads, f"loss increase without the head (nat, {importance.ablation})")
+        # A few heads outweigh all others by orders of magnitude. Increases below 1e-4 nat, and decreases, are shown as that.
+        norm = matplotlib.colors.LogNorm(1e-4, max(1e-3, heads.max()))
+        _heat_map(axes[0], heads.clip(min=1e-4), f"loss increase without the head (nat, {importance.ablation})", norm)
         axes[1].barh(np.arange(len(layers)), layers, color="tab:blue")
+        axes[1].set_xscale("symlog", linthresh=0.01)
         axes[1].set(xlabel="loss increase without the layer (nat)", ylabel="layer")
         axes[1].invert_yaxis()
     return path
@@ -92,8 +97,8 @@ def _lines(axis: Axes, rows: pd.DataFrame) -> None:
         axis.plot(group.retention, group.value, marker=marker, markersize=4, label=method)
 
 
-def _heat_map(axis: Axes, values: np.ndarray, title: str) -> None:
-    image = axis.imshow(values, aspect="auto", cmap="viridis")
+def _heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors.Normalize | None = None) -> None:
+    image = axis.imshow(values, aspect="auto", cmap="viridis", norm=norm)
     axis.figure.colorbar(image, ax=axis)
     axis.set(xlabel="head", ylabel="layer", title=title)
     axis.title.set_fontsize(9)
