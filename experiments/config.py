@@ -115,6 +115,28 @@ class SelectionConfig:
 
 
 @dataclass
+class TextTask:
+    """No questions: perplexity and fidelity are measured in any case."""
+
+
+@dataclass
+class RetrievalKVTask:
+    _target_: str = "shadowattn.evaluation.tasks.RetrievalKV"
+    documents: int = 50
+    pairs: int = 40
+    seed: int = 0
+
+
+@dataclass
+class NeedleTask:
+    _target_: str = "shadowattn.evaluation.tasks.Needle"
+    documents: int = 20
+    tokens: int = 1024
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    seed: int = 0
+
+
+@dataclass
 class MethodConfig:
     """What makes up a method. The groups of the same names fill it in."""
 
@@ -163,6 +185,7 @@ class Config:
     allocator: Any = MISSING
     estimator: Any = MISSING
     selection: SelectionConfig = field(default_factory=SelectionConfig)
+    task: Any = MISSING
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "auto"
@@ -188,6 +211,7 @@ _SCHEMAS = {
         "random": RandomEstimator,
     },
     "selection": {"base": SelectionConfig},
+    "task": {"text": TextTask, "retrieval_kv": RetrievalKVTask, "needle": NeedleTask},
 }
 
 

@@ -15,6 +15,7 @@ from shadowattn.budget import head_retentions
 from shadowattn.data.text import Corpus, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
+from shadowattn.evaluation.tasks import Question
 from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.online.path import KERNELS
@@ -37,6 +38,12 @@ class Setup:
     kernel: str
     methods: dict[str, MethodConfig]
     retentions: list[float]
+    questions: tuple[Question, ...]
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest prompt of the run: what the bank must hold."""
+        return max(self.context_tokens, *(question.tokens for question in self.questions), 0)
 
     def calibration(self, *, tokens: int, windows: int) -> Tensor:
         """Windows of the corpus's calibration text."""
@@ -68,6 +75,7 @@ def prepare(config: DictConfig) -> Setup:
             f"evaluation.context_tokens: the model's context is {shape.context_tokens} tokens, got {longest}; "
             "set evaluation.context_tokens or importance.window_tokens to no more"
         )
+    questions = _questions(config, loaded, corpus, shape)
     kernel = "torch" if config.kernel == "auto" else config.kernel
     hashed = {k: v for k, v in OmegaConf.to_container(config, resolve=True).items() if k not in _OUTSIDE_HASH}
     hashed |= {
@@ -79,7 +87,9 @@ def prepare(config: DictConfig) -> Setup:
         "kernel": kernel,
         "shadowattn": versions()["shadowattn"],
     }
-    setup = Setup(config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions)
+    setup = Setup(
+        config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions, questions
+    )
     setup.heldout()
     setup.calibration(tokens=max(context_tokens, config.importance.window_tokens), windows=1)
     return setup
@@ -93,6 +103,18 @@ def needs_bank(estimator: DictConfig) -> bool:
 def part_name(part: Any) -> str:
     """What a swappable part is called in rows: the last word of its target, in lower case."""
     return part._target_.rsplit(".", 1)[-1].lower()
+
+
+def _questions(config: DictConfig, loaded: LoadedModel, corpus: Corpus, shape: ModelShape) -> tuple[Question, ...]:
+    if "_target_" not in config.task:
+        return ()
+    questions = tuple(instantiate(config.task).questions(loaded.tokenizer, corpus.heldout))
+    longest = max(question.tokens for question in questions)
+    if longest > shape.context_tokens:
+        raise InputError(
+            f"task: the model's context is {shape.context_tokens} tokens, got a prompt of {longest}; make it shorter"
+        )
+    return questions
 
 
 def _main_method(config: DictConfig) -> DictConfig:

@@ -56,7 +56,7 @@ def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
         heads=setup.shape.heads,
         head_dim=setup.shape.head_dim,
         chunk_tokens=graphs.chunk_tokens,
-        context_tokens=setup.context_tokens,
+        context_tokens=setup.longest_tokens,
         launch_heads=tuple(graphs.launch_heads),
     )
     inputs = {"shapes": [asdict(shape) for shape in shapes], "grid": asdict(offline.grid)}

@@ -15,6 +15,7 @@ from experiments.stages import Offline, make_profile
 from shadowattn.artifacts import Units
 from shadowattn.evaluation.fidelity import Fidelity
 from shadowattn.evaluation.perplexity import unigram_loss, window_losses
+from shadowattn.evaluation.tasks import exact_match_rate
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.models import attach
 from shadowattn.offline import save_profile
@@ -38,6 +39,7 @@ class Cell:
     fidelity: dict[str, float]
     launches: int
     clipped_heads: int
+    accuracy: float | None  # of the run's task; None where it has no questions
 
 
 def run_cells(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
@@ -98,6 +100,10 @@ def _measure(setup: Setup, windows: Tensor, attached: _Attached | None) -> Cell:
             with context(observers) as sparse:
                 losses += window_losses(model, part, chunk_tokens=chunk_tokens).tolist()
                 counters += sparse.counters if sparse else Counters()
+    accuracy = None
+    if setup.questions:
+        with context(()) as sparse:
+            accuracy = exact_match_rate(model, list(setup.questions), chunk_tokens=chunk_tokens)
     expected = attached is not None and any(value < 1 for layer in attached.profile.retention for value in layer)
     if expected != bool(counters.sparse_rows):
         raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
@@ -109,6 +115,7 @@ def _measure(setup: Setup, windows: Tensor, attached: _Attached | None) -> Cell:
         fidelity=fidelity.metrics(),
         launches=getattr(attached and attached.estimator, "launched", 0),
         clipped_heads=getattr(attached and attached.estimator, "clipped", 0),
+        accuracy=accuracy,
     )
 
 
@@ -138,7 +145,14 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
     ]
     observed = windows[: setup.config.evaluation.fidelity_windows].numel()
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
+    rows += _accuracy_rows(setup, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def _accuracy_rows(setup: Setup, row: Row, cell: Cell) -> list[Row]:
+    if cell.accuracy is None:
+        return []
+    return [replace(row, metric="accuracy", value=cell.accuracy, n=len(setup.questions))]
 
 
 def _dense_rows(setup: Setup, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
@@ -148,6 +162,7 @@ def _dense_rows(setup: Setup, dense: Cell, windows: Tensor, floor: float) -> lis
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),
         replace(row, metric="unigram_loss", value=floor, unit="nat"),
+        *_accuracy_rows(setup, replace(row, flag=""), dense),
     ]
 
 

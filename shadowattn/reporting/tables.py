@@ -7,6 +7,7 @@ from rich.table import Table
 
 _COLUMNS = {
     "perplexity": "perplexity",
+    "accuracy": "task accuracy",
     "mass_recall": "attention mass recall",
     "topk_overlap": "top-k overlap",
     "output_error": "output error",
@@ -18,7 +19,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """One line for each method and retention, with the metrics as columns, method by method in order of appearance."""
     wide = rows.pivot_table(index=["method", "retention"], columns="metric", values="value", sort=False)
     flags = rows[rows.metric == "perplexity"].set_index(["method", "retention"])["flag"]
-    return wide.reindex(columns=list(_COLUMNS)).join(flags).reset_index()
+    return wide.reindex(columns=[name for name in _COLUMNS if name != "accuracy" or name in wide]).join(flags).reset_index()
 
 
 def summary_table(rows: pd.DataFrame, title: str) -> Table:
@@ -26,11 +27,13 @@ def summary_table(rows: pd.DataFrame, title: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("method")
     table.add_column("retention", justify="right")
-    for heading in _COLUMNS.values():
-        table.add_column(heading, justify="right")
+    lines = summary(rows)
+    shown = [name for name in _COLUMNS if name in lines]
+    for name in shown:
+        table.add_column(_COLUMNS[name], justify="right")
     table.add_column("flag")
-    for line in summary(rows).to_dict("records"):
-        values = [line[name] for name in _COLUMNS]
+    for line in lines.to_dict("records"):
+        values = [line[name] for name in shown]
         cells = ["–" if math.isnan(value) else f"{value:.3f}" for value in values]
         table.add_row(line["method"], f"{line['retention']:g}", *cells, line["flag"])
     return table
