@@ -1,6 +1,6 @@
 """Puts a finished run where the repository keeps it: `python -m experiments.publish results/runs/EXPERIMENT/HASH`.
 
-Its rows become `results/reference/EXPERIMENT.csv`, and the figure drawn from that file `docs/EXPERIMENT.png`.
+Its rows become `results/reference/EXPERIMENT.csv`; of a sweep, the figure drawn from that file becomes `docs/EXPERIMENT.png`.
 """
 
 import sys
@@ -18,14 +18,16 @@ def read_reference(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False)
 
 
-def publish(run: Path) -> tuple[Path, Path]:
-    """Writes the CSV and the figure of one finished run and returns their paths."""
+def publish(run: Path) -> list[Path]:
+    """Writes the CSV, and for several retentions the figure, of one finished run and returns what it wrote."""
     if not (run / "meta.json").is_file():
         raise SystemExit(f"error: expected the folder of a finished run, with meta.json in it, got {str(run)!r}")
     rows = pd.read_parquet(run / "rows.parquet")
-    table = ROOT / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"
-    rows.to_csv(table, index=False)
-    return table, quality_against_retention(read_reference(table), ROOT / "docs" / f"{table.stem}.png")
+    written = [ROOT / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
+    rows.to_csv(written[0], index=False)
+    if rows.retention.nunique() > 3:
+        written.append(quality_against_retention(read_reference(written[0]), ROOT / "docs" / f"{written[0].stem}.png"))
+    return written
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import hydra
@@ -25,18 +26,19 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from experiments import config as schema
+from experiments import gates, study
 from experiments.machine import machine
 from experiments.progress import say
 from experiments.setup import Setup, needs_bank, prepare
-from experiments.stages import Offline, build_bank, make_profile, run_offline
-from experiments.study import run_cells
+from experiments.stages import build_bank, run_offline
 from shadowattn.artifacts import read_json, sha256, versions, write_json
 from shadowattn.errors import InputError
-from shadowattn.reporting import figures
 from shadowattn.reporting.rows import write_rows
-from shadowattn.reporting.tables import summary_table
 
 schema.register()
+
+# What a run measures; each module has `measure`, `draw` and `table`.
+STUDIES = {"quality": study, "gates": gates}
 
 
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).parents[1] / "conf"), config_name="config")
@@ -57,6 +59,8 @@ def _run(config: DictConfig) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     started = datetime.now(UTC)
+    if config.study not in STUDIES:
+        raise InputError(f"study: expected one of {', '.join(STUDIES)}, got {config.study!r}")
     setup = prepare(config)
     folder = Path(config.paths.results) / "runs" / config.experiment / setup.config_hash
     say(
@@ -67,21 +71,21 @@ def _run(config: DictConfig) -> None:
         rows = _finished_rows(folder)
         say(f"done before; to measure again: rm -r {folder}")
     else:
-        rows = _measure(setup, folder, started)
+        rows = _measure(setup, STUDIES[config.study], folder, started)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(summary_table(rows, f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"))
+    console.print(STUDIES[config.study].table(rows, f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"))
     for path in sorted(folder.glob("*.png")):
         print(path)
 
 
-def _measure(setup: Setup, folder: Path, started: datetime) -> pd.DataFrame:
+def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime) -> pd.DataFrame:
     """All stages; `meta.json` comes last and makes the run count."""
     offline = run_offline(setup)
     bank, bank_name = None, None
     if any(needs_bank(method.estimator) for method in setup.methods.values()):
         bank, bank_name = build_bank(setup, offline)
-    rows = write_rows(run_cells(setup, offline, bank, folder), folder / "rows.parquet")
-    _draw(setup, offline, rows, folder)
+    rows = write_rows(study.measure(setup, offline, bank, folder), folder / "rows.parquet")
+    study.draw(setup, offline, rows, folder)
     meta = {
         "experiment": setup.config.experiment,
         "config_hash": setup.config_hash,
@@ -100,16 +104,6 @@ def _measure(setup: Setup, folder: Path, started: datetime) -> pd.DataFrame:
     }
     write_json(folder / "meta.json", meta)
     return rows
-
-
-def _draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
-    figures.quality_against_retention(rows, folder / "quality.png")
-    figures.head_importance(offline.importance, folder / "importance.png")
-    figures.scale_distribution(list(offline.observations.pairs), offline.grid, folder / "scales.png")
-    retention = setup.retentions[0]
-    profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, retention)
-    title = f"retention by {profile.allocator}, mean {profile.mean_retention:.3g}"
-    figures.retention_map(profile.retention, folder / "retention.png", title)
 
 
 def _finished_rows(folder: Path) -> pd.DataFrame:

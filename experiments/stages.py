@@ -62,7 +62,7 @@ def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
     inputs = {"shapes": [asdict(shape) for shape in shapes], "grid": asdict(offline.grid)}
     folder = _root(setup) / f"bank-{content_hash(inputs)}"
     if not (folder / MANIFEST).exists():
-        profile = make_profile(setup, offline, OmegaConf.create({"_target_": _UNIFORM}), 1.0)
+        profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), 1.0)
         GraphBank.build(profile, shapes, device=setup.device.name).save(folder)
     bank = GraphBank.load(folder, device=setup.device.name)
     say(f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason})")
@@ -70,7 +70,7 @@ def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
     return bank, folder.name
 
 
-_UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"
+UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"
 
 
 def _importance(setup: Setup) -> tuple[Importance, Stage]:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import pandas as pd
 from hydra.utils import instantiate
 from torch import Tensor
 
@@ -21,9 +22,13 @@ from shadowattn.models import attach
 from shadowattn.offline import save_profile
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.prefill import Counters
+from shadowattn.reporting import figures
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import Row
+from shadowattn.reporting.tables import summary_table as table
 from shadowattn.types import RetentionProfile
+
+__all__ = ["Attachment", "common_row", "draw", "measure", "measure_cell", "table"]
 
 _UNITS = {"perplexity": "1", "loss": "nat", "loss_increase": "nat", "sparse_rows": "head rows"}
 
@@ -42,7 +47,7 @@ class Cell:
     accuracy: float | None  # of the run's task; None where it has no questions
 
 
-def run_cells(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
+def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
     """Rows of all cells; those finished in `folder` before are not measured again."""
     units = Units(folder / "cells")
     windows = setup.heldout()
@@ -50,31 +55,31 @@ def run_cells(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Pa
     cells = [(name, retention) for retention in setup.retentions for name in setup.methods]
     todo = sum(not units.has(_key(*cell)) for cell in cells)
     say(f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
-    dense = Cell(**units.get("dense", lambda: asdict(_measure(setup, windows, None))))
+    dense = Cell(**units.get("dense", lambda: asdict(measure_cell(setup, windows, None))))
     rows = _dense_rows(setup, dense, windows, floor)
     for name, retention in bar(cells, "evaluate"):
         method = setup.methods[name]
         profile = make_profile(setup, offline, method.allocator, retention)
         save_profile(profile, folder / "profiles" / f"{_key(name, retention)}.json")
 
-        def measure(method=method, profile=profile) -> dict:
+        def measure_method(method=method, profile=profile) -> dict:
             built = {"bank": bank} if needs_bank(method.estimator) else {}
             estimator = instantiate(method.estimator, **built)
-            return asdict(_measure(setup, windows, _Attached(profile, estimator, method.selection)))
+            return asdict(measure_cell(setup, windows, Attachment(profile, estimator, method.selection)))
 
-        cell = Cell(**units.get(_key(name, retention), measure))
+        cell = Cell(**units.get(_key(name, retention), measure_method))
         rows += _cell_rows(setup, name, retention, cell, dense, windows, floor)
     return rows
 
 
 @dataclass(frozen=True)
-class _Attached:
+class Attachment:
     profile: RetentionProfile
     estimator: Estimator
     selection: SelectionConfig
 
 
-def _measure(setup: Setup, windows: Tensor, attached: _Attached | None) -> Cell:
+def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> Cell:
     """Loss on all windows; fidelity on the first few."""
     model, chunk_tokens = setup.loaded.model, setup.config.graphs.chunk_tokens
     fidelity = Fidelity()
@@ -123,7 +128,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
     method = setup.methods[name]
     flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
     row = replace(
-        _row(setup, windows),
+        common_row(setup, windows),
         method=name,
         retention=retention,
         estimator=part_name(method.estimator),
@@ -157,7 +162,7 @@ def _accuracy_rows(setup: Setup, row: Row, cell: Cell) -> list[Row]:
 
 def _dense_rows(setup: Setup, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     flag = quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor)
-    row = replace(_row(setup, windows), flag=flag)
+    row = replace(common_row(setup, windows), flag=flag)
     return [
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),
@@ -166,7 +171,7 @@ def _dense_rows(setup: Setup, dense: Cell, windows: Tensor, floor: float) -> lis
     ]
 
 
-def _row(setup: Setup, windows: Tensor) -> Row:
+def common_row(setup: Setup, windows: Tensor) -> Row:
     """What all rows of a run have in common, filled in as for dense attention."""
     return Row(
         experiment=setup.config.experiment,
@@ -192,6 +197,16 @@ def _row(setup: Setup, windows: Tensor) -> Row:
         corpus_sha256=setup.corpus.sha256,
         flag="",
     )
+
+
+def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
+    """Quality against retention, and what the offline stage found and allotted."""
+    figures.quality_against_retention(rows, folder / "quality.png")
+    figures.head_importance(offline.importance, folder / "importance.png")
+    figures.scale_distribution(list(offline.observations.pairs), offline.grid, folder / "scales.png")
+    profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, setup.retentions[0])
+    title = f"retention by {profile.allocator}, mean {profile.mean_retention:.3g}"
+    figures.retention_map(profile.retention, folder / "retention.png", title)
 
 
 def _key(name: str, retention: float) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -63,6 +64,16 @@ def head_importance(importance: Importance, path: Path) -> Path:
         axes[1].set_xscale("symlog", linthresh=0.01)
         axes[1].set(xlabel="loss increase without the layer (nat)", ylabel="layer")
         axes[1].invert_yaxis()
+    return path
+
+
+def loss_by_position(losses: list[float], path: Path) -> Path:
+    """Loss of held-out text at every position of a window, averaged over runs of positions that grow with the position."""
+    with _figure(path, columns=1) as axes:
+        edges = np.unique(np.geomspace(1, len(losses), 24).astype(int))
+        means = [np.mean(losses[low:high]) for low, high in pairwise(edges)]
+        axes.plot(np.sqrt(edges[:-1] * edges[1:]), means, marker="o", markersize=3)
+        axes.set(xscale="log", xlabel="position in the window (tokens)", ylabel="loss on held-out text (nat)")
     return path
 
 

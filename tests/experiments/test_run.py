@@ -141,6 +141,8 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["importance.ablation=half"], "zero, uniform"),
         (["kernel=cuda"], "kernel"),
         (["device=tpu"], "auto, npu or cpu"),
+        (["task=retrieval_kv", "task.pairs=99"], "task.pairs: expected 1 to 57"),
+        (["study=none"], "quality, gates"),
         (["evaluation.windows=0"], "evaluation.windows: expected at least 1, got 0"),
     ],
 )

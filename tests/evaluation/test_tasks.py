@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+import shadowattn
+from shadowattn.data.stdlib import stdlib_text
+from shadowattn.errors import InputError
+from shadowattn.evaluation.tasks import Needle, Question, RetrievalKV, exact_match_rate
+from shadowattn.models import load_bundled
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.random import Random
+from tests.profiles import profile_for
+from tests.tiny import tiny_model
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return load_bundled()
+
+
+@pytest.mark.parametrize("task", [RetrievalKV(documents=3, pairs=5), Needle(documents=3, tokens=200)])
+def test_questions_are_the_same_for_the_same_seed_and_fit(task, bundled):
+    filler = stdlib_text("heldout")[:50_000]
+    questions, again = (task.questions(bundled.tokenizer, filler) for _ in range(2))
+    assert len(questions) == 3
+    for one, two in zip(questions, again, strict=True):
+        assert one.prompt.equal(two.prompt)
+        answer, prompt = bundled.tokenizer.decode(one.answer), bundled.tokenizer.decode(one.prompt)
+        assert answer.strip() in prompt
+    if isinstance(task, Needle):
+        assert all(150 < question.tokens <= 200 for question in questions)
+    other = type(task)(**vars(task) | {"seed": 1}).questions(bundled.tokenizer, filler)
+    assert not other[0].prompt.equal(questions[0].prompt)
+
+
+def test_the_needle_goes_through_its_depths(bundled):
+    questions = Needle(documents=4, tokens=300, depths=[0.0, 1.0]).questions(bundled.tokenizer, stdlib_text("heldout")[:50_000])
+    for question, at_start in zip(questions, [True, False] * 2, strict=True):
+        text = bundled.tokenizer.decode(question.prompt)
+        assert (text.index("# note: the word for") < len(text) / 2) == at_start
+
+
+def test_the_bundled_model_retrieves_and_loses_it_without_its_keys(bundled):
+    questions = RetrievalKV(documents=10, pairs=20).questions(bundled.tokenizer, "")
+    assert exact_match_rate(bundled.model, questions, chunk_tokens=128) >= 0.9
+    profile = profile_for(bundled.model, 0.2)
+    with shadowattn.attach(bundled.model, profile, None, estimator=Oracle()):
+        assert exact_match_rate(bundled.model, questions, chunk_tokens=128) >= 0.9
+    with shadowattn.attach(bundled.model, profile, None, estimator=Random()):
+        assert exact_match_rate(bundled.model, questions, chunk_tokens=128) <= 0.3
+
+
+def test_a_match_needs_every_answer_token():
+    model = tiny_model()
+    prompt = torch.randint(0, 128, (40,), generator=torch.Generator().manual_seed(0))
+    first = model(prompt[None]).logits[0, -1].argmax()
+    second = model(torch.cat([prompt, first[None]])[None]).logits[0, -1].argmax()
+    right, half = torch.stack([first, second]), torch.stack([first, (second + 1) % 128])
+    assert exact_match_rate(model, [Question(prompt, right)], chunk_tokens=16) == 1.0
+    assert exact_match_rate(model, [Question(prompt, right), Question(prompt, half)], chunk_tokens=16) == 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: RetrievalKV(documents=0),
+        lambda: RetrievalKV(pairs=58),
+        lambda: Needle(depths=[1.5]),
+        lambda: Needle(depths=[]),
+        lambda: Needle(tokens=64),
+        lambda: Needle(documents=0),
+    ],
+)
+def test_refuses_tasks_that_make_no_sense(wrong):
+    with pytest.raises(InputError, match=r"task\."):
+        wrong()
+
+
+def test_refuses_a_haystack_that_is_too_small(bundled):
+    with pytest.raises(InputError, match="at most the"):
+        Needle(tokens=500).questions(bundled.tokenizer, "import os\n")
