@@ -1,0 +1,43 @@
+"""Interleaved timing: candidates take turns, so that a noisy neighbour slows all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call took, over the rounds of one interleaved measurement."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def quartiles_s(self) -> tuple[float, float]:
+        """Lower and upper quartile: the spread that is reported beside each median."""
+        low, high = np.percentile(self.seconds, (25, 75))
+        return float(low), float(high)
+
+
+def interleave(candidates: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1) -> dict[str, Timing]:
+    """Times each candidate once a round, in turn; the first `warmup` rounds do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for round_ in range(warmup + rounds):
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            if round_ >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def ratio(baseline: Timing, candidate: Timing) -> float:
+    """How many times faster the candidate is: the median over rounds of the two times' quotient."""
+    return float(np.median(np.divide(baseline.seconds, candidate.seconds)))
