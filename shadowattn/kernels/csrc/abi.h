@@ -1,0 +1,93 @@
+// The C interface of the native kernels: plain structs and functions, no torch, no C++ types, no exceptions.
+//
+// Axes as in shadowattn/types.py: H query head, G key/value head, Q query row, K key, D head dimension, B index list.
+// The caller (native.py) checks shapes and dtypes. All functions return 0, or 1 where scratch memory ran out.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A [heads, rows, D] tensor; strides in elements, the last axis contiguous.
+typedef struct {
+  void* data;
+  int64_t head_stride, row_stride;
+} SaTensor;
+
+// Exact attention of each row over its list. Rows b·query_block … share list b, indices[starts[h·B + b] … starts[h·B + b + 1]),
+// ascending; a row uses the keys at or before its position. indices == NULL: every key up to the row's own (dense).
+typedef struct {
+  int64_t threads, bfloat16;
+  int64_t heads, rows, keys, dim, query_block;
+  SaTensor q, k, v, out;
+  const int64_t* kv_head;    // [H]
+  const int64_t* positions;  // [Q], ascending
+  const int32_t* indices;
+  const int64_t* starts;  // [H·B + 1]
+  float scale;
+} SaAttend;
+
+// Which keys an index list takes, from scores; see select.h. `starts` gives each list's length and place.
+typedef struct {
+  const int64_t* offered;  // [B] keys 0 … offered[b] − 1 compete
+  const int64_t* own;      // [B] a key that is always in, or NULL
+  const int64_t* appended; // [B] keys offered[b] … offered[b] + appended[b] − 1 follow the chosen ones
+  const int64_t* starts;   // [H·B + 1]
+  int32_t* indices;
+  int64_t sinks, recent;
+} SaLists;
+
+typedef struct {
+  int64_t threads, int8;  // scores are int8 or float32
+  int64_t heads, lists;
+  SaTensor scores;  // [H, B, K]
+  SaLists to;
+} SaSelect;
+
+// K as unsigned bytes (int8 + 128), packed [G][K / 16][D / 4][16][4]: 16 keys' quads of dimensions in one cache line.
+typedef struct {
+  int64_t threads, bfloat16;
+  int64_t heads, rows, dim;
+  SaTensor k;           // the rows to append
+  const float* scales;  // [G]
+  uint8_t* packed;
+  int64_t packed_head_stride, first_key;
+} SaPack;
+
+enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2 };
+
+// INT8 products of quantised Q with packed K, and what is chosen by them. `pooling` SA_ROWS: list b ranks by row b's
+// products. SA_MAX, SA_SUM: by the largest or the sum over rows b·query_block … that see the key (visible[Q]).
+// scores != NULL: the products (of rows or pooled lists) are written there as float32, and nothing is selected. With neither
+// scores nor to.indices they are computed and dropped: what the estimate alone costs.
+typedef struct {
+  int64_t threads, bfloat16, pooling;
+  int64_t heads, rows, keys, dim, query_block;
+  SaTensor q;
+  const float* q_scales;   // [H]
+  const uint8_t* packed;
+  int64_t packed_head_stride;
+  const int64_t* kv_head;  // [H]
+  const int64_t* visible;  // [Q], used by the pooled forms
+  float* scores;           // [H, B, K] contiguous, or NULL
+  SaLists to;
+} SaEstimate;
+
+typedef struct {
+  int (*attend)(const SaAttend*);
+  int (*select)(const SaSelect*);
+  int (*pack)(const SaPack*);
+  int (*estimate)(const SaEstimate*);
+} SaKernels;
+
+// Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2.
+int shadowattn_highest_level(void);  // of this processor and this build
+int shadowattn_attend(int level, const SaAttend*);
+int shadowattn_select(int level, const SaSelect*);
+int shadowattn_pack(int level, const SaPack*);
+int shadowattn_estimate(int level, const SaEstimate*);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,52 @@
+// Picks the code for an instruction-set level. Compiled for the oldest processor of the family, as is scratch().
+#include "abi.h"
+#include "scratch.h"
+
+#include <cstdlib>
+
+extern const SaKernels shadowattn_portable;
+#if defined(SA_X86_LEVELS)
+extern const SaKernels shadowattn_avx2, shadowattn_avx512, shadowattn_avx512_bf16;
+static const SaKernels* const kLevels[] = {&shadowattn_portable, &shadowattn_avx2, &shadowattn_avx512, &shadowattn_avx512_bf16};
+#else
+static const SaKernels* const kLevels[] = {&shadowattn_portable};
+#endif
+
+extern "C" int shadowattn_highest_level(void) {
+#if defined(SA_X86_LEVELS)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) return 0;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
+      !__builtin_cpu_supports("avx512dq"))
+    return 1;
+  if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi2"))
+    return 2;
+  return 3;
+#else
+  return 0;
+#endif
+}
+
+extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level]->attend(x); }
+extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[level]->select(x); }
+extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level]->pack(x); }
+extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level]->estimate(x); }
+
+namespace {
+// One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.
+struct Buffer {
+  char* data = nullptr;
+  int64_t size = 0;
+  ~Buffer() { std::free(data); }
+};
+thread_local Buffer buffer;
+}  // namespace
+
+char* sa_scratch(int64_t bytes) {
+  if (bytes <= buffer.size) return buffer.data;
+  std::free(buffer.data);
+  buffer.size = (bytes + 4095) / 4096 * 4096;
+  buffer.data = static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(buffer.size)));
+  if (!buffer.data) buffer.size = 0;
+  return buffer.data;
+}

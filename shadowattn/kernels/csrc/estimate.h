@@ -1,0 +1,251 @@
+// INT8 Q·K on the CPU, and the selection from it while the products are still in the cache.
+//
+// Eight rows meet the packed keys of their head, 32 keys at a time; their products, exact in int32, fill a scratch of 8 × K
+// numbers that stays in the second-level cache, and each row's list is chosen from there: no score matrix ever exists.
+// Blocks that pool their rows' products hold K numbers only.
+#pragma once
+#include "abi.h"
+#include "parallel.h"
+#include "select.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int kRowsAtOnce = 8;
+constexpr int64_t kKeysAtOncePacked = 32;
+constexpr int64_t kKeysPerPass = 512;  // of pooled rows: packed keys that stay in the first-level cache from row to row
+
+inline int8_t to_int8(float x, float scale) {
+  x = x / scale;
+  x = x < 127.0f ? x : 127.0f;
+  x = x > -127.0f ? x : -127.0f;  // also NaN, which the callers refuse before
+  return rounded_byte(x);
+}
+
+// The same, a vector at a time; D is a multiple of 8.
+template <class T>
+inline void quantize_row(const T* x, int64_t dim, float scale, int8_t* to) {
+  int64_t d = 0;
+  for (; d + VL <= dim; d += VL) {
+    const vf y = vmax(vmin(load(x + d) / set1(scale), set1(127)), set1(-127));
+#if SA_LEVEL >= 2
+    const __m128i packed = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y));
+    memcpy(to + d, &packed, 16);
+#else
+    for (int i = 0; i < VL; ++i) to[d + i] = rounded_byte(y[i]);
+#endif
+  }
+  for (; d < dim; ++d) to[d] = to_int8(to_float(x[d]), scale);
+}
+
+template <class T>
+int pack_keys(const SaPack& a) {
+  const int64_t quads = a.dim / 4;
+  constexpr int64_t kKeysPerTask = 256;
+  const int64_t tasks = ceil_div(a.rows, kKeysPerTask);
+  return run_queue(a.heads * tasks, a.threads, 64, [&](int64_t t, char*) {
+    const int64_t head = t / tasks, from = t % tasks * kKeysPerTask;
+    uint8_t* packed = a.packed + head * a.packed_head_stride;
+    for (int64_t r = from; r < min_of(from + kKeysPerTask, a.rows); ++r) {
+      const T* k = static_cast<const T*>(a.k.data) + head * a.k.head_stride + r * a.k.row_stride;
+      const int64_t key = a.first_key + r;
+      uint8_t* to = packed + key / 16 * quads * 64 + key % 16 * 4;
+      int8_t quantized[256];
+      quantize_row(k, a.dim, a.scales[head], quantized);
+      for (int64_t d = 0; d < a.dim; d += 4) {
+        uint32_t quad;
+        memcpy(&quad, quantized + d, 4);
+        quad ^= 0x80808080u;  // + 128 in each byte
+        memcpy(to + d * 16, &quad, 4);
+      }
+    }
+  });
+}
+
+int pack(const SaPack* a) { return a->bfloat16 ? pack_keys<bf16>(*a) : pack_keys<float>(*a); }
+
+// Products of R rows of q (int8, `quads` · 4 long, rows `q_stride` apart) with 32 packed keys. SA_ROWS: out[r][32]; SA_MAX and
+// SA_SUM: out[32] takes the larger or the sum of what it holds and all R rows' products.
+template <int R, int POOLING>
+inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums, int32_t* out,
+                     int64_t out_stride) {
+#if SA_LEVEL >= 3
+  __m512i sums[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)  // the keys are 128 too large
+    sums[r][0] = sums[r][1] = _mm512_set1_epi32(-128 * q_sums[r]);
+  const uint8_t* second = keys + quads * 64;
+  for (int64_t d = 0; d < quads; ++d) {
+    const __m512i a = _mm512_loadu_si512(keys + d * 64), b = _mm512_loadu_si512(second + d * 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      int32_t quad;
+      memcpy(&quad, q + r * q_stride + d * 4, 4);
+      const __m512i x = _mm512_set1_epi32(quad);
+      sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], a, x);
+      sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], b, x);
+    }
+  }
+  if (POOLING == SA_ROWS) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      _mm512_storeu_si512(out + r * out_stride, sums[r][0]);
+      _mm512_storeu_si512(out + r * out_stride + 16, sums[r][1]);
+    }
+    return;
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m512i pooled = _mm512_loadu_si512(out + 16 * half);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+      pooled = POOLING == SA_MAX ? _mm512_max_epi32(pooled, sums[r][half]) : _mm512_add_epi32(pooled, sums[r][half]);
+    _mm512_storeu_si512(out + 16 * half, pooled);
+  }
+#else
+  for (int r = 0; r < R; ++r) {
+    int32_t sums[32];
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* block = keys + half * quads * 64;
+#if SA_LEVEL >= 1
+      // Bytes become 16-bit numbers: their products, added in pairs, cannot overflow as the 8-bit instruction's would.
+      __m256i pairs[4];
+      for (int i = 0; i < 4; ++i) pairs[i] = _mm256_setzero_si256();
+      for (int64_t d = 0; d < quads; ++d) {
+        int32_t quad;
+        memcpy(&quad, q + r * q_stride + d * 4, 4);
+        const __m256i x = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(quad)));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + d * 64 + i * 16));
+          pairs[i] = _mm256_add_epi32(pairs[i], _mm256_madd_epi16(_mm256_cvtepu8_epi16(bytes), x));
+        }
+      }
+      int32_t halves[32];
+      for (int i = 0; i < 4; ++i) memcpy(halves + 8 * i, &pairs[i], 32);
+      for (int i = 0; i < 16; ++i) sums[16 * half + i] = halves[2 * i] + halves[2 * i + 1] - 128 * q_sums[r];
+#else
+      int32_t total[16] = {};
+      for (int64_t d = 0; d < quads; ++d) {
+        const int8_t* x = q + r * q_stride + d * 4;
+        const uint8_t* y = block + d * 64;
+        for (int i = 0; i < 16; ++i) total[i] += y[4 * i] * x[0] + y[4 * i + 1] * x[1] + y[4 * i + 2] * x[2] + y[4 * i + 3] * x[3];
+      }
+      for (int i = 0; i < 16; ++i) sums[16 * half + i] = total[i] - 128 * q_sums[r];
+#endif
+    }
+    if (POOLING == SA_ROWS) {
+      memcpy(out + r * out_stride, sums, sizeof sums);
+    } else {
+      for (int i = 0; i < 32; ++i) out[i] = POOLING == SA_MAX ? max_of(out[i], sums[i]) : out[i] + sums[i];
+    }
+  }
+#endif
+}
+
+// Quantised rows of one head and the sums of their elements.
+struct QuantizedRows {
+  int8_t* q;
+  int32_t* sums;
+  int64_t stride;
+};
+
+template <class T>
+inline void quantize_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t to, const QuantizedRows& x) {
+  for (int64_t r = from; r < to; ++r) {
+    const T* q = static_cast<const T*>(a.q.data) + head * a.q.head_stride + r * a.q.row_stride;
+    int8_t* out = x.q + (r - from) * x.stride;
+    int32_t sum = 0;
+    quantize_row(q, a.dim, a.q_scales[head], out);
+    for (int64_t d = 0; d < a.dim; ++d) sum += out[d];
+    x.sums[r - from] = sum;
+  }
+}
+
+// Any number of rows up to 8, with all of `keys` (rounded up to 32).
+template <int POOLING>
+inline void products_of(int64_t rows, const uint8_t* packed, int64_t from_key, int64_t to_key, int64_t quads, const int8_t* q,
+                        int64_t q_stride, const int32_t* q_sums, int32_t* out, int64_t out_stride) {
+  for (int64_t key = from_key; key < to_key; key += kKeysAtOncePacked) {
+    const uint8_t* keys = packed + key / 16 * quads * 64;
+    int32_t* to = out + key;
+    int64_t r = 0;
+    const auto step = [&](int64_t n) {
+      r += n;
+      return q + (r - n) * q_stride;
+    };
+    const auto at = [&](int64_t row) { return POOLING == SA_ROWS ? to + row * out_stride : to; };
+    if (rows == kRowsAtOnce) {
+      products<8, POOLING>(keys, quads, q, q_stride, q_sums, to, out_stride);
+      continue;
+    }
+    if (rows - r >= 4) products<4, POOLING>(keys, quads, q + r * q_stride, q_stride, q_sums + r, at(r), out_stride), step(4);
+    if (rows - r >= 2) products<2, POOLING>(keys, quads, q + r * q_stride, q_stride, q_sums + r, at(r), out_stride), step(2);
+    if (rows - r >= 1) products<1, POOLING>(keys, quads, q + r * q_stride, q_stride, q_sums + r, at(r), out_stride);
+  }
+}
+
+// Pooled products of a block of rows over the keys that each of them sees.
+template <int POOLING>
+inline void pool_rows(const SaEstimate& a, const QuantizedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
+                      int32_t* pooled) {
+  const int64_t quads = a.dim / 4, first = a.visible[first_row], last = a.visible[first_row + rows - 1];
+  const int64_t shared = first / kKeysAtOncePacked * kKeysAtOncePacked;  // keys that all rows see, whole passes of them
+  const int64_t end = round_up(last, kKeysAtOncePacked);
+  for (int64_t j = 0; j < end; ++j) pooled[j] = POOLING == SA_MAX ? INT32_MIN : 0;
+  for (int64_t key = 0; key < shared; key += kKeysPerPass)
+    for (int64_t r = 0; r < rows; r += kRowsAtOnce)
+      products_of<POOLING>(min_of<int64_t>(kRowsAtOnce, rows - r), packed, key, min_of(key + kKeysPerPass, shared), quads,
+                           x.q + r * x.stride, x.stride, x.sums + r, pooled, 0);
+  int32_t tile[kRowsAtOnce * kKeysAtOncePacked];
+  for (int64_t key = shared; key < end; key += kKeysAtOncePacked)
+    for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+      const int64_t n = min_of<int64_t>(kRowsAtOnce, rows - r);
+      products_of<SA_ROWS>(n, packed + key / 16 * quads * 64, 0, kKeysAtOncePacked, quads, x.q + r * x.stride, x.stride, x.sums + r,
+                           tile, kKeysAtOncePacked);
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = key; j < min_of(key + kKeysAtOncePacked, a.visible[first_row + r + i]); ++j) {
+          const int32_t product = tile[i * kKeysAtOncePacked + j - key];
+          pooled[j] = POOLING == SA_MAX ? max_of(pooled[j], product) : pooled[j] + product;
+        }
+    }
+}
+
+template <class T>
+int estimate_rows(const SaEstimate& a) {
+  const bool pooled = a.pooling != SA_ROWS;
+  const int64_t block = pooled ? a.query_block : kRowsAtOnce, blocks = ceil_div(a.rows, block);
+  const int64_t lists = pooled ? blocks : a.rows, width = round_up(a.keys, kKeysAtOncePacked);
+  const int64_t score_rows = pooled ? 1 : kRowsAtOnce, q_stride = a.dim;
+  const int64_t q_bytes = round_up(block * q_stride, 64), sum_bytes = round_up(block * 4, 64);
+  const int64_t scratch_bytes = score_rows * width * 4 + q_bytes + sum_bytes + select_bytes(width);
+  return run_queue(a.heads * blocks, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {
+    const int64_t head = t / blocks, at = blocks - 1 - t % blocks, from = at * block, to = min_of(from + block, a.rows);
+    int32_t* scores = reinterpret_cast<int32_t*>(scratch);
+    scratch += score_rows * width * 4;
+    const QuantizedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes), q_stride};
+    scratch += q_bytes + sum_bytes;
+    const uint8_t* packed = a.packed + a.kv_head[head] * a.packed_head_stride;
+    quantize_rows<T>(a, head, from, to, x);
+    const int64_t first_list = pooled ? at : from, end_list = pooled ? at + 1 : to;
+    int64_t offered = a.scores ? a.keys : 0;
+    for (int64_t b = first_list; !a.scores && b < end_list; ++b) offered = max_of(offered, a.to.offered[b]);
+    if (a.pooling == SA_MAX) pool_rows<SA_MAX>(a, x, from, to - from, packed, scores);
+    else if (a.pooling == SA_SUM) pool_rows<SA_SUM>(a, x, from, to - from, packed, scores);
+    else products_of<SA_ROWS>(to - from, packed, 0, round_up(offered, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.sums, scores, width);
+    for (int64_t b = first_list; b < end_list; ++b) {
+      const int32_t* row = scores + (pooled ? 0 : (b - from) * width);
+      if (!a.scores) {
+        if (a.to.indices) select_list(IntegerScores<int32_t>{row}, a.to, head * lists + b, b, scratch);
+        continue;
+      }
+      float* out = a.scores + (head * lists + b) * a.keys;
+      const int64_t seen = pooled ? a.visible[to - 1] : a.keys;
+      for (int64_t j = 0; j < a.keys; ++j) out[j] = j < seen ? static_cast<float>(row[j]) : -__builtin_inff();
+    }
+  });
+}
+
+int estimate(const SaEstimate* a) { return a->bfloat16 ? estimate_rows<bf16>(*a) : estimate_rows<float>(*a); }
+
+}  // namespace

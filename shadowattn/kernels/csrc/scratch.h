@@ -1,0 +1,5 @@
+#pragma once
+#include <cstdint>
+
+// At least `bytes` of memory of the calling thread, aligned to a page; its last contents are lost. NULL where there is none.
+char* sa_scratch(int64_t bytes);

@@ -1,0 +1,338 @@
+// The exact k best of n scores, ties to the lower key, as an ascending list of keys.
+//
+// A full sort, a heap or torch.topk costs more than the attention it saves. Here scores are mapped linearly to bytes; a bisection
+// over byte values, each step one compare-and-count over n bytes, finds the byte at which the k-th best lies. Only the few keys
+// with that very byte are then compared in full. The mapping never changes an order, so the result is exact whatever its range.
+#pragma once
+#include "abi.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace {
+
+// Scores map to −126 … 126. Keys that are always in get 127, the padding and the losers of a tie −128.
+constexpr int kForced = 127, kNever = -128, kWorst = -126;
+
+constexpr int64_t padded_bytes(int64_t n) { return (n + 63) / 64 * 64; }
+
+inline int8_t rounded_byte(float x) { return static_cast<int8_t>(static_cast<int32_t>((x + 12582912.0f) - 12582912.0f)); }
+
+// Each kind of scores has to_bytes(), which never turns an order around, and rank(), which orders like the scores do.
+struct FloatScores {
+  const float* s;
+
+  int32_t rank(int64_t j) const {
+    const float x = s[j] + 0.0f;  // −0 is 0
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits ^ static_cast<int32_t>(static_cast<uint32_t>(bits >> 31) >> 1);
+  }
+
+  void to_bytes(int64_t n, int8_t* bytes) const {
+    float low = s[0], high = s[0];
+    const int64_t whole = n / VL * VL;
+    if (whole) {
+      vf lows[4], highs[4];
+      for (int i = 0; i < 4; ++i) lows[i] = highs[i] = load(s);
+      int64_t j = 0;
+      for (; j + 4 * VL <= whole; j += 4 * VL)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          lows[i] = vmin(load(s + j + i * VL), lows[i]);
+          highs[i] = vmax(load(s + j + i * VL), highs[i]);
+        }
+      for (; j < whole; j += VL) {
+        lows[0] = vmin(load(s + j), lows[0]);
+        highs[0] = vmax(load(s + j), highs[0]);
+      }
+      for (int i = 0; i < 4; ++i) {
+        low = min_of(low, -lanes_max(-lows[i]));
+        high = max_of(high, lanes_max(highs[i]));
+      }
+    }
+    for (int64_t j = whole; j < n; ++j) {
+      low = min_of(low, s[j]);
+      high = max_of(high, s[j]);
+    }
+    const float range = high - low;
+    if (!(range <= -kLowest)) {  // infinite: full comparisons decide
+      memset(bytes, 0, static_cast<size_t>(n));
+      return;
+    }
+    const float factor = range > 1e-30f ? -2 * kWorst / range : 0;  // of denormal numbers it would be infinite
+    for (int64_t j = 0; j < whole; j += VL) {
+      const vf x = vmin((load(s + j) - set1(low)) * set1(factor) + set1(kWorst), set1(-kWorst));
+#if SA_LEVEL >= 2
+      const __m128i packed = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+      memcpy(bytes + j, &packed, 16);
+#else
+      for (int i = 0; i < VL; ++i) bytes[j + i] = rounded_byte(x[i]);
+#endif
+    }
+    for (int64_t j = whole; j < n; ++j) bytes[j] = rounded_byte(min_of((s[j] - low) * factor + kWorst, static_cast<float>(-kWorst)));
+  }
+};
+
+// Every how-many-th vector is looked at where a guess is enough; what it misses costs time, never exactness.
+inline int64_t sample_step(int64_t n) { return n >= 2048 ? 8 : 1; }
+
+// A shift is enough of a mapping. The range comes from a sample, and what lies outside of it saturates.
+template <class T>
+struct IntegerScores {
+  const T* s;
+
+  int32_t rank(int64_t j) const { return s[j]; }
+
+  void to_bytes(int64_t n, int8_t* bytes) const {
+    int32_t low = s[0], high = s[0];
+    for (int64_t j = 0; j < n; j += 16 * sample_step(n)) {
+      const int64_t end = min_of<int64_t>(j + 16, n);
+      for (int64_t i = j; i < end; ++i) {
+        low = min_of<int32_t>(low, s[i]);
+        high = max_of<int32_t>(high, s[i]);
+      }
+    }
+    const uint32_t range = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
+    const int32_t centre = low + static_cast<int32_t>(range / 2);
+    int shift = 0;
+    while (range >> shift > 200) ++shift;  // −100 … 100, and room for what the sample missed
+    int64_t j = 0;
+#if SA_LEVEL >= 2
+    if (sizeof(T) == 4) {
+      const __m512i middle = _mm512_set1_epi32(centre), worst = _mm512_set1_epi8(kWorst), best = _mm512_set1_epi8(-kWorst);
+      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      const __m128i count = _mm_cvtsi32_si128(shift);
+      const auto part = [&](int64_t at) { return _mm512_sra_epi32(_mm512_sub_epi32(_mm512_loadu_si512(s + at), middle), count); };
+      for (; j + 64 <= n; j += 64) {  // the packing instructions work within 128-bit lanes, hence the permutation
+        const __m512i first = _mm512_packs_epi32(part(j), part(j + 16)), second = _mm512_packs_epi32(part(j + 32), part(j + 48));
+        const __m512i packed = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
+        _mm512_storeu_si512(bytes + j, _mm512_max_epi8(_mm512_min_epi8(packed, best), worst));
+      }
+    }
+#endif
+    for (; j < n; ++j) bytes[j] = static_cast<int8_t>(max_of(min_of((s[j] - centre) >> shift, -kWorst), kWorst));
+  }
+};
+
+// How many of `padded` bytes (a multiple of 64) are at least t, for t > kNever.
+inline int64_t count_from(const int8_t* bytes, int64_t padded, int t) {
+#if SA_LEVEL >= 2
+  const __m512i limit = _mm512_set1_epi8(static_cast<char>(t));
+  int64_t count = 0, other = 0;
+  int64_t j = 0;
+  for (; j + 128 <= padded; j += 128) {
+    count += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j), limit));
+    other += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j + 64), limit));
+  }
+  if (j < padded) count += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j), limit));
+  return count + other;
+#elif SA_LEVEL == 1
+  const __m256i limit = _mm256_set1_epi8(static_cast<char>(t - 1));
+  int64_t count = 0;
+  for (int64_t j = 0; j < padded; j += 32) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + j));
+    count += __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpgt_epi8(x, limit))));
+  }
+  return count;
+#else
+  int64_t count = 0;
+  for (int64_t j = 0; j < padded; j += 64) {  // one byte can count 64
+    int8_t within[16] = {};
+    for (int part = 0; part < 64; part += 16)
+      for (int i = 0; i < 16; ++i) within[i] = static_cast<int8_t>(within[i] + (bytes[j + part + i] >= t));
+    for (int i = 0; i < 16; ++i) count += within[i];
+  }
+  return count;
+#endif
+}
+
+// Lists keys from *next on whose byte is ≥ t (or == t), ascending, while `to` has room for one more step; returns how many.
+constexpr int64_t kListStep = 64;
+
+template <bool EQUAL>
+inline int64_t list_bytes(const int8_t* bytes, int64_t padded, int t, int64_t* next, int32_t* to, int64_t room) {
+  int64_t n = 0, j = *next;
+#if SA_LEVEL >= 3
+  // Hits of 64 bytes are compressed as bytes and widened; whole vectors are written, the next ones overwriting what was too
+  // much. Which of the first two stores are needed is not worth a mispredicted branch.
+  alignas(64) static const uint8_t kPlaces[64] = {
+      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+      32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+  const __m512i limit = _mm512_set1_epi8(static_cast<char>(t)), places = _mm512_load_si512(kPlaces);
+  for (; j < padded && n + kListStep <= room; j += kListStep) {
+    const __m512i x = _mm512_loadu_si512(bytes + j);
+    const uint64_t hit = EQUAL ? _mm512_cmpeq_epi8_mask(x, limit) : _mm512_cmpge_epi8_mask(x, limit);
+    const int64_t hits = __builtin_popcountll(hit);
+    const __m512i chosen = _mm512_maskz_compress_epi8(hit, places), base = _mm512_set1_epi32(static_cast<int32_t>(j));
+    const auto write = [&](int at, __m128i quarter) {
+      _mm512_storeu_si512(to + n + at, _mm512_add_epi32(_mm512_cvtepu8_epi32(quarter), base));
+    };
+    write(0, _mm512_castsi512_si128(chosen));
+    if (!EQUAL) write(16, _mm512_extracti32x4_epi32(chosen, 1));
+    if (hits > (EQUAL ? 16 : 32)) {
+      if (EQUAL) write(16, _mm512_extracti32x4_epi32(chosen, 1));
+      write(32, _mm512_extracti32x4_epi32(chosen, 2));
+      write(48, _mm512_extracti32x4_epi32(chosen, 3));
+    }
+    n += hits;
+  }
+#elif SA_LEVEL == 2
+  const __m512i limit = _mm512_set1_epi8(static_cast<char>(t));
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; j < padded && n + kListStep <= room; j += kListStep) {
+    const __m512i x = _mm512_loadu_si512(bytes + j);
+    const uint64_t hit = EQUAL ? _mm512_cmpeq_epi8_mask(x, limit) : _mm512_cmpge_epi8_mask(x, limit);
+#pragma GCC unroll 4
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const __mmask16 mask = static_cast<__mmask16>(hit >> 16 * quarter);
+      const __m512i keys = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(j + 16 * quarter)));
+      _mm512_storeu_si512(to + n, _mm512_maskz_compress_epi32(mask, keys));
+      n += __builtin_popcount(mask);
+    }
+  }
+#elif SA_LEVEL == 1
+  const __m256i limit = _mm256_set1_epi8(static_cast<char>(EQUAL ? t : t - 1));
+  for (; j < padded && n + kListStep <= room; j += 32) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + j));
+    uint32_t hit = static_cast<uint32_t>(_mm256_movemask_epi8(EQUAL ? _mm256_cmpeq_epi8(x, limit) : _mm256_cmpgt_epi8(x, limit)));
+    for (; hit; hit &= hit - 1) to[n++] = static_cast<int32_t>(j + __builtin_ctz(hit));
+  }
+#else
+  for (; j < padded && n + kListStep <= room; ++j) {
+    to[n] = static_cast<int32_t>(j);
+    n += EQUAL ? bytes[j] == t : bytes[j] >= t;
+  }
+#endif
+  *next = j;
+  return n;
+}
+
+// The need-th largest of `ranks`, 1 ≤ need ≤ count, by bisection; *above: how many are larger.
+inline int32_t nth_rank(const int32_t* ranks, int64_t count, int64_t need, int64_t* above) {
+  int64_t low = ranks[0], high = ranks[0];
+  for (int64_t j = 1; j < count; ++j) {
+    low = min_of<int64_t>(low, ranks[j]);
+    high = max_of<int64_t>(high, ranks[j]);
+  }
+  *above = 0;
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    const int32_t limit = static_cast<int32_t>(middle);
+    int32_t n = 0;
+    for (int64_t j = 0; j < count; ++j) n += ranks[j] >= limit;
+    if (n >= need) {
+      low = middle;
+    } else {
+      high = middle - 1;
+      *above = n;
+    }
+  }
+  return static_cast<int32_t>(low);
+}
+
+// Scratch of one selection: bytes, then candidates (with room for whole vectors) and their ranks.
+inline int64_t select_bytes(int64_t n) { return padded_bytes(n) + 8 * (padded_bytes(n) + kListStep); }
+
+// Keeps of the keys with byte t the `need` best, ties to the lower key; the others lose their byte.
+template <class Scores>
+inline void break_ties(const Scores& scores, int8_t* bytes, int64_t n, int t, int64_t need, int32_t* candidates) {
+  int64_t next = 0;
+  const int64_t count = list_bytes<true>(bytes, padded_bytes(n), t, &next, candidates, padded_bytes(n) + kListStep);
+  int32_t* ranks = candidates + padded_bytes(n) + kListStep;
+  for (int64_t i = 0; i < count; ++i) ranks[i] = t == kForced ? 0 : scores.rank(candidates[i]);
+  int64_t above;
+  const int32_t limit = nth_rank(ranks, count, need, &above);
+  int64_t ties = need - above;
+  for (int64_t i = 0; i < count; ++i) {  // without branches: which candidates win cannot be predicted
+    const bool tied = ranks[i] == limit, in = ranks[i] > limit || (tied & (ties > 0));
+    ties -= tied;
+    bytes[candidates[i]] = static_cast<int8_t>(in ? t : kNever);
+  }
+}
+
+// The largest byte that at least k bytes reach, by bisection. *from_it: how many reach it, *above: how many are larger; where
+// exactly k reach some byte, that one will do. The first steps count a sample, which tells where to look.
+inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* from_it, int64_t* above) {
+  int low = kWorst, high = kForced;
+  *from_it = -1;
+  *above = 0;
+  const auto look = [&](int at) {
+    const int64_t count = count_from(bytes, padded, at);
+    if (count >= k) {
+      low = at;
+      *from_it = count;
+    } else {
+      high = at - 1;
+      *above = count;
+    }
+  };
+  if (padded >= 4096) {
+    constexpr int64_t kPart = 256;
+    int first = kWorst, last = kForced;
+    while (first < last) {
+      const int middle = (first + last + 1) >> 1;
+      int64_t count = 0;
+      for (int64_t j = 0; j + kPart <= padded; j += 8 * kPart) count += count_from(bytes + j, kPart, middle);
+      if (8 * count >= k) first = middle;
+      else last = middle - 1;
+    }
+    // The sample is a few bytes off: steps of 2, 4, 8 … around its answer, until both sides are known.
+    for (int step = 2, at = max_of(first, kWorst + 1); low < high && *from_it != k; step *= 2) {
+      const bool too_high = (look(at), high < at);
+      if (too_high && low > kWorst) break;
+      if (!too_high && high < kForced) break;
+      at = too_high ? max_of(at - step, kWorst + 1) : min_of(at + step, kForced);
+      if (at <= low || at > high) break;
+    }
+  }
+  while (low < high && *from_it != k) look((low + high + 1) >> 1);
+  if (*from_it < 0) *from_it = count_from(bytes, padded, low);
+  return low;
+}
+
+// One list: the k best of the first n scores, then the appended keys. 1 ≤ k ≤ n.
+template <class Scores>
+inline void select_list(const Scores& scores, const SaLists& to, int64_t list, int64_t at, char* scratch) {
+  const int64_t n = to.offered[at], appended = to.appended[at];
+  int32_t* out = to.indices + to.starts[list];
+  const int64_t k = to.starts[list + 1] - to.starts[list] - appended;
+  for (int64_t i = 0; i < appended; ++i) out[k + i] = static_cast<int32_t>(n + i);
+  if (k >= n) {
+    for (int64_t j = 0; j < n; ++j) out[j] = static_cast<int32_t>(j);
+    return;
+  }
+  int8_t* bytes = reinterpret_cast<int8_t*>(scratch);
+  const int64_t padded = padded_bytes(n);
+  scores.to_bytes(n, bytes);
+  memset(bytes + n, kNever, static_cast<size_t>(padded - n));
+  if (to.own) bytes[to.own[at]] = kForced;
+  for (int64_t j = 0; j < min_of(to.sinks, n); ++j) bytes[j] = kForced;
+  for (int64_t j = max_of<int64_t>(0, n - to.recent); j < n; ++j) bytes[j] = kForced;
+  int64_t from_low, from_above;
+  const int low = threshold(bytes, padded, k, &from_low, &from_above);
+  if (from_low != k) break_ties(scores, bytes, n, low, k - from_above, reinterpret_cast<int32_t*>(bytes + padded));
+  int64_t next = 0, listed = list_bytes<false>(bytes, padded, low, &next, out, k);
+  int32_t rest[2 * kListStep];  // the last steps write past the end of the list, which is another list's beginning
+  while (listed < k) {
+    const int64_t found = list_bytes<false>(bytes, padded, low, &next, rest, 2 * kListStep);
+    memcpy(out + listed, rest, static_cast<size_t>(found) * 4);
+    listed += found;
+  }
+}
+
+int select(const SaSelect* a) {
+  int64_t longest = 1;
+  for (int64_t b = 0; b < a->lists; ++b) longest = max_of(longest, a->to.offered[b]);
+  constexpr int64_t kListsPerTask = 8;
+  const int64_t tasks = ceil_div(a->lists, kListsPerTask);
+  return run_queue(a->heads * tasks, a->threads, select_bytes(longest), [&](int64_t t, char* scratch) {
+    const int64_t head = t / tasks, from = (tasks - 1 - t % tasks) * kListsPerTask;
+    for (int64_t b = from; b < min_of(from + kListsPerTask, a->lists); ++b) {
+      const int64_t at = head * a->scores.head_stride + b * a->scores.row_stride;
+      if (a->int8) select_list(IntegerScores<int8_t>{static_cast<const int8_t*>(a->scores.data) + at}, a->to, head * a->lists + b, b, scratch);
+      else select_list(FloatScores{static_cast<const float*>(a->scores.data) + at}, a->to, head * a->lists + b, b, scratch);
+    }
+  });
+}
+
+}  // namespace

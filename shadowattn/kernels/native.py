@@ -1,0 +1,223 @@
+"""The native kernels through their C interface (`csrc/abi.h`): which library, which instruction set, which pointers.
+
+The library has no symbol of torch in it, so that one build serves any torch version. Shapes and dtypes are checked by the
+callers in `ops.py`; here tensors become pointers and strides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from shadowattn.errors import InputError
+
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # by number, as in abi.h
+POOLINGS = ("rows", "max", "sum")
+
+
+class _Tensor(Structure):
+    _fields_ = (("data", c_void_p), ("head_stride", c_int64), ("row_stride", c_int64))
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Tensor:
+        """x [heads, rows, D] with a contiguous last axis."""
+        return cls(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _fields(integers: str, *others: tuple[str, type]) -> list[tuple[str, type]]:
+    return [*((name, c_int64) for name in integers.split()), *others]
+
+
+class _Attend(Structure):
+    _fields_ = _fields(
+        "threads bfloat16 heads rows keys dim query_block",
+        *((name, _Tensor) for name in ("q", "k", "v", "out")),
+        *((name, c_void_p) for name in ("kv_head", "positions", "indices", "starts")),
+        ("scale", c_float),
+    )
+
+
+class _Lists(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("offered", "own", "appended", "starts", "indices")),
+        ("sinks", c_int64),
+        ("recent", c_int64),
+    )
+
+
+class _Select(Structure):
+    _fields_ = _fields("threads int8 heads lists", ("scores", _Tensor), ("to", _Lists))
+
+
+class _Pack(Structure):
+    _fields_ = _fields(
+        "threads bfloat16 heads rows dim",
+        ("k", _Tensor),
+        ("scales", c_void_p),
+        ("packed", c_void_p),
+        ("packed_head_stride", c_int64),
+        ("first_key", c_int64),
+    )
+
+
+class _Estimate(Structure):
+    _fields_ = _fields(
+        "threads bfloat16 pooling heads rows keys dim query_block",
+        ("q", _Tensor),
+        ("q_scales", c_void_p),
+        ("packed", c_void_p),
+        ("packed_head_stride", c_int64),
+        ("kv_head", c_void_p),
+        ("visible", c_void_p),
+        ("scores", c_void_p),
+        ("to", _Lists),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where the installation found no compiler."""
+    spec = importlib.util.find_spec("shadowattn.kernels._native")
+    if spec is None or spec.origin is None:
+        return None
+    loaded = ctypes.CDLL(spec.origin)
+    for name, struct in (("attend", _Attend), ("select", _Select), ("pack", _Pack), ("estimate", _Estimate)):
+        getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
+    return loaded
+
+
+def highest_level() -> int:
+    """The best instruction set of this processor that the library has code for, a place in `LEVELS`."""
+    return _library().shadowattn_highest_level()
+
+
+_forced_level: int | None = None
+
+
+def level() -> int:
+    """The instruction set in use."""
+    return highest_level() if _forced_level is None else _forced_level
+
+
+@contextmanager
+def forced_level(name: str) -> Iterator[None]:
+    """Runs the kernels of a lower instruction set than the processor has: for tests and comparisons.
+
+    Raises `InputError` where this processor lacks it.
+    """
+    global _forced_level
+    if name not in LEVELS[: highest_level() + 1]:
+        raise InputError(f"level: expected one of {', '.join(LEVELS[: highest_level() + 1])} on this processor, got {name!r}")
+    before, _forced_level = _forced_level, LEVELS.index(name)
+    try:
+        yield
+    finally:
+        _forced_level = before
+
+
+def _library() -> ctypes.CDLL:
+    loaded = library()
+    if loaded is None:
+        raise InputError(
+            "kernel: the native kernels were not built, since the installation found no C++ compiler; install one "
+            "(GCC 12 or Clang 16 and later) and install shadowattn again, or choose kernel=torch"
+        )
+    return loaded
+
+
+def _run(name: str, arguments: Structure) -> None:
+    if getattr(_library(), f"shadowattn_{name}")(level(), byref(arguments)):
+        raise MemoryError(f"native {name}: no memory for its scratch; use shorter prompts or fewer threads")
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    kv_head: Tensor,
+    positions: Tensor,
+    indices: Tensor | None,
+    starts: Tensor | None,
+    query_block: int,
+    scale: float,
+) -> None:
+    """Writes `out` [H, Q, D]. Lists as in `Selection`; without them each row attends to every key up to its own."""
+    heads, rows, dim = q.shape
+    _run(
+        "attend",
+        _Attend(
+            torch.get_num_threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
+            *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
+            None if indices is None else indices.data_ptr(), None if starts is None else starts.data_ptr(), scale,
+        ),
+    )  # fmt: skip
+
+
+def _lists(
+    offered: Tensor, own: Tensor | None, appended: Tensor, starts: Tensor, indices: Tensor, sinks: int, recent: int
+) -> _Lists:
+    own_pointer = None if own is None else own.data_ptr()
+    return _Lists(offered.data_ptr(), own_pointer, appended.data_ptr(), starts.data_ptr(), indices.data_ptr(), sinks, recent)
+
+
+def select(
+    scores: Tensor,
+    indices: Tensor,
+    *,
+    offered: Tensor,
+    own: Tensor | None,
+    appended: Tensor,
+    starts: Tensor,
+    sinks: int,
+    recent: int,
+) -> None:
+    """Writes the lists that `scores` [H, B, K], int8 or float32, call for into `indices`."""
+    heads, lists, _ = scores.shape
+    to = _lists(offered, own, appended, starts, indices, sinks, recent)
+    _run("select", _Select(torch.get_num_threads(), scores.dtype == torch.int8, heads, lists, _Tensor.of(scores), to))
+
+
+def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
+    """Quantises the rows of k [G, rows, D] and writes them into `packed` [G, K / 16, D / 4, 16, 4] from `first_key` on."""
+    heads, rows, dim = k.shape
+    _run(
+        "pack",
+        _Pack(
+            torch.get_num_threads(), k.dtype == torch.bfloat16, heads, rows, dim, _Tensor.of(k), scales.data_ptr(),
+            packed.data_ptr(), packed.stride(0), first_key,
+        ),
+    )  # fmt: skip
+
+
+def estimate(
+    q: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    *,
+    keys: int,
+    kv_head: Tensor,
+    visible: Tensor,
+    pooling: str,
+    query_block: int,
+    scores: Tensor | None = None,
+    lists: dict[str, Tensor | int | None] | None = None,
+) -> None:
+    """INT8 products of q [H, Q, D] with packed keys: into `scores` float32 [H, B, K], or chosen from into `lists`."""
+    heads, rows, dim = q.shape
+    _run(
+        "estimate",
+        _Estimate(
+            torch.get_num_threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
+            _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), kv_head.data_ptr(),
+            visible.data_ptr(), None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
+        ),
+    )  # fmt: skip
