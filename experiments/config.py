@@ -109,9 +109,16 @@ class RandomEstimator:
 
 
 @dataclass
+class Int8FusedEstimator:
+    _target_: str = "shadowattn.online.estimators.int8_fused.Int8Fused"
+
+
+@dataclass
 class SelectionConfig:
     query_block: int = 1
     block_score: str = "first_row"
+    sinks: int = 0
+    recent: int = 0
 
 
 @dataclass
@@ -190,7 +197,9 @@ class Config:
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "auto"
-    kernel: str = "auto"
+    kernel: str = "auto"  # auto, native, torch
+    dense_above: float = 1.0  # heads that keep this share of the keys or more go dense; 1: only those that keep all
+    decode: str = "dense"  # dense, shared
     threads: int | None = None
     paths: Paths = field(default_factory=Paths)
 
@@ -207,6 +216,7 @@ _SCHEMAS = {
     },
     "estimator": {
         "int8": Int8Estimator,
+        "int8_fused": Int8FusedEstimator,
         "oracle": OracleEstimator,
         "streaming": StreamingEstimator,
         "random": RandomEstimator,

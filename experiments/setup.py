@@ -16,10 +16,10 @@ from shadowattn.data.text import Corpus, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
+from shadowattn.kernels import choose
 from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.offline.ablations import BY_NAME as ABLATIONS
-from shadowattn.online.path import KERNELS
-from shadowattn.online.selection import scored_rows
+from shadowattn.online.selection import Rule
 
 # What is local to a machine, or stands in the hash by its content instead.
 _OUTSIDE_HASH = ("model", "data", "paths", "threads")
@@ -76,7 +76,7 @@ def prepare(config: DictConfig) -> Setup:
             "set evaluation.context_tokens or importance.window_tokens to no more"
         )
     questions = _questions(config, loaded, corpus, shape)
-    kernel = "torch" if config.kernel == "auto" else config.kernel
+    kernel = choose(config.kernel, head_dim=shape.head_dim, dtype=loaded.model.dtype).name
     hashed = {k: v for k, v in OmegaConf.to_container(config, resolve=True).items() if k not in _OUTSIDE_HASH}
     hashed |= {
         "model": loaded.fingerprint,
@@ -98,6 +98,11 @@ def prepare(config: DictConfig) -> Setup:
 def needs_bank(estimator: DictConfig) -> bool:
     """Whether an estimator is built on a bank of graphs."""
     return "bank" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
+
+
+def needs_grid(estimator: DictConfig) -> bool:
+    """Whether an estimator quantises by a profile's static scales without a graph."""
+    return "grid" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
 
 
 def part_name(part: Any) -> str:
@@ -123,8 +128,6 @@ def _main_method(config: DictConfig) -> DictConfig:
 
 def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     head_retentions(torch.tensor(retentions, dtype=torch.float64), len(retentions))
-    if config.kernel not in KERNELS:
-        raise InputError(f"kernel: expected one of {', '.join(KERNELS)}, got {config.kernel!r}")
     if config.importance.ablation not in ABLATIONS:
         raise InputError(f"importance.ablation: expected one of {', '.join(ABLATIONS)}, got {config.importance.ablation!r}")
     if "dense" in methods:
@@ -146,7 +149,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         raise InputError(f"graphs.multipliers: expected positive numbers, got {list(config.graphs.multipliers)}")
     for name, method in methods.items():
         block = method.selection.query_block
-        scored_rows(1, block, method.selection.block_score)
+        Rule(**method.selection)
         if config.graphs.chunk_tokens % block:
             raise InputError(
                 f"{name}: expected graphs.chunk_tokens to be a multiple of query_block={block}, so that no block straddles "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from experiments.config import SelectionConfig
 from experiments.progress import bar, say
-from experiments.setup import Setup, needs_bank, part_name
+from experiments.setup import Setup, needs_bank, needs_grid, part_name
 from experiments.stages import Offline, make_profile
 from shadowattn.artifacts import Units
 from shadowattn.evaluation.fidelity import Fidelity
@@ -64,6 +64,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
 
         def measure_method(method=method, profile=profile) -> dict:
             built = {"bank": bank} if needs_bank(method.estimator) else {}
+            built |= {"grid": profile.scales} if needs_grid(method.estimator) else {}
             estimator = instantiate(method.estimator, **built)
             return asdict(measure_cell(setup, windows, Attachment(profile, estimator, method.selection)))
 
@@ -94,8 +95,10 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
             None,
             estimator=attached.estimator,
             chunk_tokens=chunk_tokens,
-            query_block=attached.selection.query_block,
-            block_score=attached.selection.block_score,
+            kernel=setup.kernel,
+            dense_above=setup.config.dense_above,
+            decode=setup.config.decode,
+            **attached.selection,
             observers=observers,
         )
 

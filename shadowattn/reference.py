@@ -35,6 +35,8 @@ def topk_attention(
     query_block: int = 1,
     scale: float | None = None,
     block_score: str = "first_row",
+    sinks: int = 0,
+    recent: int = 0,
 ) -> Tensor:
     """Attention on the exact top-k keys by q·k (section 2.2; Eq. of C/G-Sparse with an exact estimate).
 
@@ -42,20 +44,25 @@ def topk_attention(
     max(1, ceil(retention × visible)) keys, ties to the lower index. Larger blocks share one list, see `select`.
     """
     scores, visible = _scores(q, k, v, causal_offset)
-    selected = select(scores, head_retentions(retention, q.shape[0]), visible, query_block, block_score)
+    selected = select(scores, head_retentions(retention, q.shape[0]), visible, query_block, block_score, sinks, recent)
     return _attend(q, scores, v, selected, scale)
 
 
-def select(scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str) -> Tensor:
+def select(
+    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str, sinks: int = 0, recent: int = 0
+) -> Tensor:
     """The keys each row keeps, bool [H, Q, K], for scores [H, Q, K], retention [H] and visible [Q].
 
-    A block of `query_block` rows shares one list, scored in one of two ways:
+    The first `sinks` keys and the last `recent` ones that a list may hold outrank all others; the budget stays what it is.
+    A block of `query_block` rows shares one list, scored in one of four ways:
 
     `first_row`: the list is the top-k of the block's first row; the rows that follow add the keys between that row and
     themselves. No row's selection depends on a later token.
-    `max`: a key's score is its largest over the rows of the block that see it, the budget that of the block's last
-    row, and the key at the first row's position is always in, so that every row sees one. A token may
-    then change which keys the earlier rows of its own block keep; never anything in earlier blocks.
+    `max`, `sum`: a key's score is its largest, or the sum, over the rows of the block that see it.
+    `pooled_query`: a key's score is that of the block's mean query, which is its mean over all rows of the block.
+    With the last three the budget is that of the block's last row, and the key at the first row's position is
+    always in, so that every row sees one. A token may then change which keys the earlier rows of its own block keep; never
+    anything in earlier blocks.
     """
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
@@ -65,19 +72,31 @@ def select(scores: Tensor, retention: Tensor, visible: Tensor, query_block: int,
             block = slice(start, min(start + query_block, rows))
             first, last = int(visible[block][0]), int(visible[block][-1])
             seen = key[None, :] < visible[block][:, None]
+            offered = first if block_score == "first_row" else last
+            ranked = _list_scores(scores[head, block], seen, block_score).double()
+            ranked[:sinks] = math.inf
+            ranked[max(0, offered - recent) : offered] = math.inf
+            if block_score != "first_row" and query_block > 1:
+                ranked[first - 1] = math.inf
+            keep = int(keep_counts(retention[head : head + 1], torch.tensor([offered])))
+            shared = _top(ranked, offered, keep)
             if block_score == "first_row":
-                keep = int(keep_counts(retention[head : head + 1], torch.tensor([first])))
-                shared = _top(scores[head, start], first, keep) | (key >= first)
-            elif block_score == "max":
-                keep = int(keep_counts(retention[head : head + 1], torch.tensor([last])))
-                pooled = scores[head, block].masked_fill(~seen, -math.inf).amax(0)
-                if query_block > 1:
-                    pooled[first - 1] = math.inf
-                shared = _top(pooled, last, keep)
-            else:
-                raise InputError(f"block_score: expected first_row or max, got {block_score!r}")
+                shared |= key >= first
             selected[head, block] = shared & seen
     return selected
+
+
+def _list_scores(scores: Tensor, seen: Tensor, block_score: str) -> Tensor:
+    """What a list ranks its keys by, [K], for the scores [rows, K] of its rows and which keys each of them sees."""
+    if block_score == "first_row":
+        return scores[0]
+    if block_score == "max":
+        return scores.masked_fill(~seen, -math.inf).amax(0)
+    if block_score == "sum":
+        return scores.double().masked_fill(~seen, 0).sum(0).float()
+    if block_score == "pooled_query":
+        return scores.double().mean(0).float()
+    raise InputError(f"block_score: expected first_row, pooled_query, max or sum, got {block_score!r}")
 
 
 def _top(scores: Tensor, visible: int, keep: int) -> Tensor:

@@ -18,29 +18,116 @@ from shadowattn.errors import InputError
 
 
 @dataclass(frozen=True)
+class Heads:
+    """The query heads that a tensor [H, …] holds: all of a layer's, or some."""
+
+    ids: Tensor  # int64 [H], their numbers in the layer
+    kv: Tensor  # int64 [H], the key/value head that each of them reads, ascending
+
+    @classmethod
+    def all(cls, heads: int, groups: int) -> "Heads":
+        """Every head of a layer: query head h reads key head h // (H / G)."""
+        ids = torch.arange(heads)
+        return cls(ids, ids // (heads // groups))
+
+    def __getitem__(self, which: slice | Tensor) -> "Heads":
+        return Heads(self.ids[which], self.kv[which])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def grouped(self) -> list[tuple[int, slice]]:
+        """Each key/value head and the heads that read it, neighbours as they are."""
+        groups, counts = self.kv.unique_consecutive(return_counts=True)
+        ends = counts.cumsum(0).tolist()
+        return [(int(g), slice(end - n, end)) for g, n, end in zip(groups, counts.tolist(), ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What each index list may and must hold, known before any score is.
+
+    List b ranks the keys 0 … offered[b] − 1. `own[b]`, the `sinks` first of them and the `recent` last of them outrank all
+    others; `appended[b]` keys follow, whatever their scores. `starts` int64 [H·B + 1]: list (h, b) fills the places
+    starts[h·B + b] … starts[h·B + b + 1] − 1.
+    """
+
+    offered: Tensor  # int64 [B]
+    own: Tensor | None  # int64 [B]
+    appended: Tensor  # int64 [B]
+    starts: Tensor
+    positions: Tensor  # int64 [Q], as in Selection
+    query_block: int
+    sinks: int = 0
+    recent: int = 0
+
+    @property
+    def heads(self) -> int:
+        return (len(self.starts) - 1) // len(self.offered)
+
+    @property
+    def size(self) -> int:
+        """Length of all lists together."""
+        return int(self.starts[-1])
+
+
+@dataclass(frozen=True)
 class Selection:
     """Which keys each query row attends to: indices, never masks.
 
     Rows b·query_block … (b+1)·query_block − 1 of the chunk share list b. Of its list a row uses the keys at or before its
-    own position; a list always holds at least one key that every row of its block sees.
+    own position; a list always holds at least one key that every row of its block sees. Lists lie one after another, since
+    heads of different retention have lists of different lengths.
     """
 
-    indices: Tensor  # int64 [H, B, S], each list ascending and without duplicates; padding past its count is 0
-    counts: Tensor  # int64 [H, B], the length of each list, at least 1
+    indices: Tensor  # int32 [n]; list (h, b) is indices[starts[h·B + b] : starts[h·B + b + 1]], ascending, no duplicates
+    starts: Tensor  # int64 [H·B + 1]
     positions: Tensor  # int64 [Q], absolute position of every query row, ascending
     query_block: int
 
+    @property
+    def blocks(self) -> int:
+        """B, the number of lists of a head."""
+        return -(-len(self.positions) // self.query_block)
+
+    @property
+    def counts(self) -> Tensor:
+        """Length of each list, int64 [H, B], at least 1."""
+        return self.starts.diff().view(-1, self.blocks)
+
+    def list_of(self, head: int, block: int) -> Tensor:
+        """One list, int32 [S]."""
+        start, end = self.starts[head * self.blocks + block : head * self.blocks + block + 2].tolist()
+        return self.indices[start:end]
+
+    def heads(self, which: slice) -> "Selection":
+        """The lists of some neighbouring heads."""
+        first, last, _ = which.indices((len(self.starts) - 1) // self.blocks)
+        starts = self.starts[first * self.blocks : last * self.blocks + 1]
+        return Selection(self.indices[int(starts[0]) : int(starts[-1])], starts - starts[0], self.positions, self.query_block)
+
     def kept(self) -> int:
         """Number of (head, row, key) pairs that are attended to."""
-        _, _, slots = self.indices.shape
-        valid = torch.arange(slots) < self.counts[..., None]
+        rows = torch.full((self.blocks,), self.query_block)
+        rows[-1] = len(self.positions) - (self.blocks - 1) * self.query_block
+        pairs = int((self.counts * rows).sum())
         if self.query_block == 1:
-            return int(valid.sum())
-        kept = 0
-        for row, position in enumerate(self.positions.tolist()):
-            block = row // self.query_block
-            kept += int((valid[:, block] & (self.indices[:, block] <= position)).sum())
-        return kept
+            return pairs
+        block = torch.arange(self.blocks).repeat(self.counts.shape[0]).repeat_interleave(self.starts.diff())
+        late = self.indices > self.positions[block * self.query_block]  # keys that some row of the block does not see
+        block, keys = block[late], self.indices[late]
+        before = torch.searchsorted(self.positions, keys) - block * self.query_block
+        return pairs - int(before.minimum(rows[block]).sum())
+
+    @staticmethod
+    def cat(parts: "list[Selection]") -> "Selection":
+        """The lists of several groups of heads, in their order, over the same rows."""
+        offsets = [0]
+        for part in parts:
+            offsets.append(offsets[-1] + len(part.indices))
+        starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets, strict=False)]
+        starts.append(torch.tensor(offsets[-1:]))
+        return Selection(torch.cat([p.indices for p in parts]), torch.cat(starts), parts[0].positions, parts[0].query_block)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from shadowattn.online.attention import dense
+from shadowattn.kernels import TorchKernels
 from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.path import select_keys
 from shadowattn.online.prefill import Attended
-from shadowattn.online.selection import scored_rows, select
 from shadowattn.types import Selection
 
 
@@ -32,15 +32,24 @@ class Fidelity:
             return
         keys, positions = seen.k.shape[1], seen.selection.positions
         kept = _as_mask(seen.selection, keys)
-        scores = Oracle().estimate(seen.q, seen.k, layer=seen.layer, positions=positions)
+        scores = Oracle().estimate(seen.q, seen.k, layer=seen.layer, positions=positions, heads=seen.heads)
         self._mass += float((_probabilities(scores * seen.scale, positions) * kept).sum())
-        how = {"query_block": seen.selection.query_block, "block_score": seen.block_score}
-        best = _as_mask(select(scores[:, scored_rows(rows, **how)], seen.retention, positions, **how), keys)
+        best = _as_mask(self._exact(seen, positions), keys)
         self._common += int((kept & best).sum())
         self._kept += int(best.sum())
-        exact = dense(seen.q, seen.k, seen.v, causal_offset=int(positions[0]), scale=seen.scale).double()
+        exact = (
+            TorchKernels().dense(seen.q, seen.k, seen.v, seen.heads, causal_offset=int(positions[0]), scale=seen.scale).double()
+        )
         self._error += float((seen.out.double() - exact).square().sum())
         self._norm += float(exact.square().sum())
+
+    @staticmethod
+    def _exact(seen: Attended, positions: Tensor) -> Selection:
+        """What exact scores select by the same rule."""
+        return select_keys(
+            seen.q, seen.k, seen.retention, layer=seen.layer, positions=positions, heads=seen.heads, estimator=Oracle(),
+            rule=seen.rule, kernels=TorchKernels(),
+        )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """The three figures; empty where no chunk took the sparse path."""
@@ -60,8 +69,7 @@ def _probabilities(logits: Tensor, positions: Tensor) -> Tensor:
 
 def _as_mask(selection: Selection, keys: int) -> Tensor:
     """bool [H, Q, K] of one chunk: for measuring only."""
-    slots = torch.arange(selection.indices.shape[-1]) < selection.counts[..., None]
-    lists = torch.zeros(*selection.counts.shape, keys + 1, dtype=torch.bool)
-    lists.scatter_(-1, torch.where(slots, selection.indices, keys), True)
+    lists = torch.zeros(len(selection.starts) - 1, keys, dtype=torch.bool)
+    lists[torch.arange(len(lists)).repeat_interleave(selection.starts.diff()), selection.indices] = True
     rows = torch.arange(len(selection.positions)) // selection.query_block
-    return lists[:, rows, :keys] & (torch.arange(keys) <= selection.positions[:, None])
+    return lists.view(-1, selection.blocks, keys)[:, rows] & (torch.arange(keys) <= selection.positions[:, None])

@@ -1,0 +1,61 @@
+"""The three operations that a sparse prefill spends its time in, natively or in torch, behind one choice.
+
+`choose` names the implementation; it is said at the start of a run and written in every row. The twins compute the same:
+`native_kernels` in C++ (csrc), `torch_kernels` wherever there was no compiler.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shadowattn.errors import InputError
+from shadowattn.kernels import native
+from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.types import Heads, Lists, Selection
+
+KERNELS = ("auto", "native", "torch")
+
+
+class Kernels(Protocol):
+    """q and out [H, Q, D] of the heads `heads`; k and v [G, K, D] of the whole layer; float32 accumulation."""
+
+    name: str
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, heads: Heads, *, scale: float) -> Tensor:
+        """Softmax attention of each row over its selected keys, in q's dtype. The lists must be valid: they are not checked.
+
+        NaN and infinity propagate to the rows that keep the key they stand in (blocks: to all rows of the block).
+        """
+        ...
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:
+        """Causal attention on every key; row i sees the keys up to causal_offset + i."""
+        ...
+
+    def select(self, scores: Tensor, lists: Lists) -> Selection:
+        """The best keys of every list by scores [H, B, K], float32 or int8 and free of NaN, ties to the lower key."""
+        ...
+
+
+def choose(kernel: str, *, head_dim: int, dtype: torch.dtype) -> Kernels:
+    """The kernels that `auto`, `native` or `torch` stand for here.
+
+    `auto` is native where it was built and can serve the head dimension (a multiple of 8 up to 256) and the dtype (float32 or
+    bfloat16). Raises `InputError` where `native` was asked for and cannot be had.
+    """
+    if kernel not in KERNELS:
+        raise InputError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
+    if kernel == "torch":
+        return TorchKernels()
+    fits = head_dim % 8 == 0 and 0 < head_dim <= 256 and dtype in (torch.float32, torch.bfloat16)
+    if kernel == "auto":
+        return NativeKernels() if fits and native.library() is not None else TorchKernels()
+    if not fits:
+        raise InputError(
+            "kernel: native needs float32 or bfloat16 and a head dimension that is a multiple of 8 up to 256, got "
+            f"{dtype} and {head_dim}; choose kernel=torch"
+        )
+    native.require()
+    return NativeKernels()

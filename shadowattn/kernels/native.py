@@ -95,7 +95,7 @@ def library() -> ctypes.CDLL | None:
 
 def highest_level() -> int:
     """The best instruction set of this processor that the library has code for, a place in `LEVELS`."""
-    return _library().shadowattn_highest_level()
+    return require().shadowattn_highest_level()
 
 
 _forced_level: int | None = None
@@ -122,7 +122,8 @@ def forced_level(name: str) -> Iterator[None]:
         _forced_level = before
 
 
-def _library() -> ctypes.CDLL:
+def require() -> ctypes.CDLL:
+    """The compiled kernels; raises `InputError` where there are none."""
     loaded = library()
     if loaded is None:
         raise InputError(
@@ -133,7 +134,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _run(name: str, arguments: Structure) -> None:
-    if getattr(_library(), f"shadowattn_{name}")(level(), byref(arguments)):
+    if getattr(require(), f"shadowattn_{name}")(level(), byref(arguments)):
         raise MemoryError(f"native {name}: no memory for its scratch; use shorter prompts or fewer threads")
 
 

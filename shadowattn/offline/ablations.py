@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shadowattn.online.attention import dense
+from shadowattn.kernels.torch_kernels import dense
 
 _ARTIFACT_CHUNK = 32
 

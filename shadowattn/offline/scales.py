@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
+from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.patch import replace_attention
-from shadowattn.online.attention import dense
 from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.types import ScaleGrid
 

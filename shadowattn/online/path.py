@@ -1,21 +1,26 @@
 """Estimate, select, attend: the whole path for one layer's tensors, chunk by chunk."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
-from shadowattn.online.attention import attend
-from shadowattn.online.estimators import Estimator
+from shadowattn.kernels import Kernels, choose
+from shadowattn.online.estimators import Chooser, Estimator
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
-from shadowattn.online.selection import scored_rows, select
-from shadowattn.types import Selection
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Selection
 
-KERNELS = ("auto", "torch")
 _CHUNK_TOKENS = 256
+# What one launch may hold: float32 scores, or index lists where an estimator selects by itself. Heads go through in as many
+# launches as that takes, so that memory does not grow with heads × rows × keys.
+_LAUNCH_BYTES = 64 << 20
 
 
 def sparse_attention(
@@ -30,36 +35,69 @@ def sparse_attention(
     kernel: str = "auto",
     scale: float | None = None,
     block_score: str = "first_row",
+    sinks: int = 0,
+    recent: int = 0,
 ) -> Tensor:
     """Attention of every query row on the keys that an estimate ranks highest (section 3).
 
     q [H, Q, D]; k and v [G, K, D], float32 or bfloat16; row i stands at position causal_offset + i and sees the keys up to it.
     `retention` is a float or [H]; a row keeps max(1, ceil(retention × visible)) keys, ties to the lower index, and
-    blocks of `query_block` rows share a list as `block_score` says (see `reference.select`). `estimator` is
-    `int8` (INT8 products by OpenVINO, scales taken from the tensors), `oracle`, `streaming`, `random`, or an
-    `Estimator`. `scale` defaults to 1/√D. Returns [H, Q, D] in q's dtype; nothing larger than a chunk of rows by K is held.
-    Raises `InputError` on shapes, retentions or values that do not fit; NaN and infinity are refused.
+    blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
+    `recent`). `estimator` is `int8` (INT8 products by OpenVINO, scales taken from the tensors), `int8_fused` (the same
+    integers by the native kernels, no graph), `oracle`, `streaming`, `random`, or an `Estimator`; `kernel` is `native`,
+    `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D] in q's dtype; nothing larger
+    than a chunk of rows by K is held. Raises `InputError` on shapes, retentions or values that do not fit; NaN and infinity
+    are refused.
     """
-    _check(q, k, v, causal_offset, kernel)
+    _check(q, k, v, causal_offset)
+    kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype)
     retention = head_retentions(retention, q.shape[0])
     estimator = _named(estimator, q, k) if isinstance(estimator, str) else estimator
+    rule = Rule(query_block, block_score, sinks, recent)
+    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     positions = causal_offset + torch.arange(q.shape[1])
-    chunk_tokens = max(1, _CHUNK_TOKENS // query_block) * query_block if query_block > 0 else 1
-    parts = []
-    for rows in torch.arange(q.shape[1]).split(chunk_tokens):
-        chunk, at = q[:, rows], positions[rows]
+    heads = Heads.all(q.shape[0], k.shape[0])
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for rows in torch.arange(q.shape[1]).split(max(1, _CHUNK_TOKENS // query_block) * query_block):
+        chunk, at = slice(int(rows[0]), int(rows[-1]) + 1), positions[rows]
+        seen = slice(0, int(at[-1]) + 1)
+        out[:, chunk], _ = attend_chunk(
+            q[:, chunk], k[:, seen], v[:, seen], retention, layer=0, positions=at, heads=heads, estimator=estimator,
+            rule=rule, kernels=kernels, scale=scale, keep_lists=False,
+        )  # fmt: skip
+    return out
+
+
+def attend_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    retention: Tensor,
+    *,
+    layer: int,
+    positions: Tensor,
+    heads: Heads,
+    estimator: Estimator,
+    rule: Rule,
+    kernels: Kernels,
+    scale: float,
+    keep_lists: bool,
+) -> tuple[Tensor, Selection | int]:
+    """One chunk of the heads `heads`: q [H, Q, D] at `positions` [Q], k and v [G, K, D] up to the last row's own key.
+
+    Returns the output [H, Q, D] and what was selected: the lists where `keep_lists`, else how many (head, row, key) pairs.
+    """
+    out, parts, kept = torch.empty(q.shape, dtype=q.dtype), [], 0
+    for part in _launches(q, k, retention, estimator, rule):
         selection = select_keys(
-            chunk,
-            k,
-            retention,
-            layer=0,
-            positions=at,
-            estimator=estimator,
-            query_block=query_block,
-            block_score=block_score,
-        )
-        parts.append(attend(chunk, k, v, selection, scale=scale))
-    return torch.cat(parts, 1)
+            q[part], k, retention[part], layer=layer, positions=positions, heads=heads[part], estimator=estimator,
+            rule=rule, kernels=kernels,
+        )  # fmt: skip
+        out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
+        kept += selection.kept()
+        if keep_lists:
+            parts.append(selection)
+    return out, Selection.cat(parts) if keep_lists else kept
 
 
 def select_keys(
@@ -69,29 +107,42 @@ def select_keys(
     *,
     layer: int,
     positions: Tensor,
+    heads: Heads,
     estimator: Estimator,
-    query_block: int,
-    block_score: str,
+    rule: Rule,
+    kernels: Kernels,
 ) -> Selection:
     """Estimate and select for one chunk: q [H, Q, D] at `positions` [Q], k [G, K, D], retention float64 [H]."""
-    k = k[:, : int(positions[-1]) + 1]
-    rows = scored_rows(q.shape[1], query_block, block_score)
-    scores = estimator.estimate(q[:, rows], k, layer=layer, positions=positions[rows])
-    return select(scores, retention, positions, query_block=query_block, block_score=block_score)
+    lists = rule.lists(retention, positions)
+    if isinstance(estimator, Chooser):
+        return estimator.choose(q, k, rule, lists, layer=layer, positions=positions, heads=heads)
+    scored, at = rule.scored(q, positions)
+    scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
+    return kernels.select(rule.pool(scores, positions), lists)
+
+
+def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rule: Rule) -> list[slice]:
+    """Runs of neighbouring heads that go through estimate, select and attend together."""
+    heads, rows, _ = q.shape
+    if rule.query_block > 1 and rule.pooling == "rows":
+        rows = -(-rows // rule.query_block)
+    share = float(retention.max()) if isinstance(estimator, Chooser) else 1.0
+    count = max(1, int(_LAUNCH_BYTES / (4 * rows * k.shape[1] * share)))
+    return [slice(at, min(at + count, heads)) for at in range(0, heads, count)]
 
 
 def _named(estimator: str, q: Tensor, k: Tensor) -> Estimator:
     named = {"oracle": Oracle, "streaming": Streaming, "random": Random}
-    if estimator == "int8":
-        return Int8Tensor.of(q, k)
+    from_tensors = {"int8": Int8Tensor.of, "int8_fused": Int8Fused.of}
+    if estimator in from_tensors:
+        return from_tensors[estimator](q, k)
     if estimator not in named:
-        raise InputError(f"estimator: expected int8, {', '.join(named)} or an Estimator, got {estimator!r}")
+        names = ", ".join([*from_tensors, *named])
+        raise InputError(f"estimator: expected one of {names} or an Estimator, got {estimator!r}")
     return named[estimator]()
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, causal_offset: int, kernel: str) -> None:
-    if kernel not in KERNELS:
-        raise InputError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
+def _check(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> None:
     fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2] and 0 not in (*q.shape, *k.shape)
     if not fits or q.shape[0] % k.shape[0]:
         raise InputError(

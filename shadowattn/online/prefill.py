@@ -1,4 +1,4 @@
-"""shadowAttn inside a model: sparse in prefill, dense in decode and for heads that keep every key."""
+"""shadowAttn inside a model: sparse in prefill, dense for heads that keep (nearly) every key, and one or the other in decode."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,18 +8,22 @@ from torch import Tensor
 
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
-from shadowattn.online.attention import attend, dense
+from shadowattn.kernels import Kernels, choose
+from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.path import select_keys
-from shadowattn.types import Selection
+from shadowattn.online.path import attend_chunk
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Selection
+
+DECODES = ("dense", "shared")
 
 
 @dataclass(frozen=True)
 class Attended:
     """Heads of one layer that took the same path on the same rows, for observers.
 
-    q and out [H, Q, D]; k and v [G, K, D] up to the last row's own key; retention [H]. `selection` is None for heads that kept
-    every key.
+    q and out [H, Q, D] of the heads `heads`; k and v [G, K, D] of the whole layer, up to the last row's own key; retention
+    [H]. `selection` is None for heads that kept every key.
     """
 
     layer: int
@@ -28,8 +32,9 @@ class Attended:
     v: Tensor
     scale: float
     retention: Tensor
+    heads: Heads
     selection: Selection | None
-    block_score: str
+    rule: Rule
     out: Tensor
 
 
@@ -62,8 +67,10 @@ class Counters:
 class SparsePrefill:
     """Attention for all layers of a model, as `models.replace_attention` calls it.
 
-    `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs. A call with
-    one row on several keys is taken for decode and is dense, as in the paper (section 4); so is every head of retention 1.
+    `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs; lists are
+    made as `query_block`, `block_score`, `sinks` and `recent` say (`selection.Rule`). Heads of retention `dense_above` or
+    more go dense: above the break-even an estimate and a list cost more than they save. A call with one row on several
+    keys is taken for decode: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
     """
 
     def __init__(
@@ -74,16 +81,26 @@ class SparsePrefill:
         chunk_tokens: int = 128,
         query_block: int = 1,
         block_score: str = "first_row",
+        sinks: int = 0,
+        recent: int = 0,
+        kernel: str = "auto",
+        dense_above: float = 1.0,
+        decode: str = "dense",
         observers: Sequence[Callable[[Attended], None]] = (),
     ):
+        self.rule = Rule(query_block, block_score, sinks, recent)
         if chunk_tokens < 1 or chunk_tokens % query_block:
             raise InputError(
                 f"chunk_tokens: expected a multiple of query_block={query_block}, so that no block straddles two chunks, "
                 f"got {chunk_tokens}"
             )
+        if not 0 < dense_above <= 1:
+            raise InputError(f"dense_above: expected a retention in (0, 1], 1 for never, got {dense_above}")
+        if decode not in DECODES:
+            raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {decode!r}")
         self.retention = [head_retentions(torch.tensor(layer, dtype=torch.float64), len(layer)) for layer in retention]
-        self.estimator, self.chunk_tokens = estimator, chunk_tokens
-        self.query_block, self.block_score = query_block, block_score
+        self.estimator, self.chunk_tokens, self.kernel = estimator, chunk_tokens, kernel
+        self.dense_above, self.decode = dense_above, decode
         self.observers, self.counters = tuple(observers), Counters()
 
     @torch.no_grad()  # inference only: neither indices nor INT8 graphs have a gradient
@@ -92,57 +109,54 @@ class SparsePrefill:
         return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
 
     def _sequence(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        heads, rows, _ = q.shape
+        count, rows, dim = q.shape
+        kernels = choose(self.kernel, head_dim=dim, dtype=q.dtype)
+        heads, retention = Heads.all(count, k.shape[0]), self.retention[layer]
         if rows == 1 and k.shape[1] > 1:
-            self.counters.decode_rows += heads
-            return dense(q, k, v, causal_offset=k.shape[1] - 1, scale=scale)
-        sparse = self.retention[layer] < 1
+            self.counters.decode_rows += count
+            if self.decode == "dense":
+                return kernels.dense(q, k, v, heads, causal_offset=k.shape[1] - 1, scale=scale)
+            return shared_decode(q, k, v, retention, layer=layer, estimator=self.estimator, kernels=kernels, scale=scale)
+        sparse = retention < self.dense_above
         if sparse.all():
-            return self._sparse_heads(layer, q, k, v, self.retention[layer], scale)
+            return self._sparse_heads(layer, q, k, v, heads, retention, kernels, scale)
         if not sparse.any():
-            return self._dense_heads(layer, q, k, v, scale)
-        out = torch.empty_like(q)
-        kv_head = torch.arange(heads) // (heads // k.shape[0])
-        # Only a layer that mixes both paths pays for copies of its key heads.
+            return self._dense_heads(layer, q, k, v, heads, kernels, scale)
+        out = torch.empty(q.shape, dtype=q.dtype)
         some, rest = sparse.nonzero()[:, 0], (~sparse).nonzero()[:, 0]
-        part = (q[some], k[kv_head[some]], v[kv_head[some]])
-        out[some] = self._sparse_heads(layer, *part, self.retention[layer][some], scale)
-        out[rest] = self._dense_heads(layer, q[rest], k[kv_head[rest]], v[kv_head[rest]], scale)
+        out[some] = self._sparse_heads(layer, q[some], k, v, heads[some], retention[some], kernels, scale)
+        out[rest] = self._dense_heads(layer, q[rest], k, v, heads[rest], kernels, scale)
         return out
 
-    def _dense_heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        heads, rows, _ = q.shape
+    def _dense_heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor, heads: Heads, kernels: Kernels, scale: float) -> Tensor:
+        count, rows, _ = q.shape
         offset = k.shape[1] - rows
-        out = dense(q, k, v, causal_offset=offset, scale=scale)
-        self.counters.dense_rows += heads * rows
-        self.counters.dense_visible += heads * sum(range(offset + 1, offset + rows + 1))
+        out = kernels.dense(q, k, v, heads, causal_offset=offset, scale=scale)
+        self.counters.dense_rows += count * rows
+        self.counters.dense_visible += count * sum(range(offset + 1, offset + rows + 1))
         for observe in self.observers:
-            everything = torch.ones(heads, dtype=torch.float64)
-            observe(Attended(layer, q, k, v, scale, everything, None, self.block_score, out))
+            everything = torch.ones(count, dtype=torch.float64)
+            observe(Attended(layer, q, k, v, scale, everything, heads, None, self.rule, out))
         return out
 
-    def _sparse_heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor, retention: Tensor, scale: float) -> Tensor:
-        heads, rows, _ = q.shape
+    def _sparse_heads(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, heads: Heads, retention: Tensor, kernels: Kernels, scale: float
+    ) -> Tensor:
+        count, rows, _ = q.shape
         positions = k.shape[1] - rows + torch.arange(rows)
-        out = torch.empty_like(q)
-        for at in torch.arange(rows).split(self.chunk_tokens):
-            chunk, end = q[:, at], int(positions[at[-1]]) + 1
-            keys, values = k[:, :end], v[:, :end]
-            selection = select_keys(
-                chunk,
-                keys,
-                retention,
-                layer=layer,
-                positions=positions[at],
-                estimator=self.estimator,
-                query_block=self.query_block,
-                block_score=self.block_score,
-            )
-            out[:, at] = attend(chunk, keys, values, selection, scale=scale)
-            self.counters.sparse_rows += heads * len(at)
-            self.counters.sparse_kept += selection.kept()
-            self.counters.sparse_visible += heads * int((positions[at] + 1).sum())
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for start in range(0, rows, self.chunk_tokens):
+            at = slice(start, min(start + self.chunk_tokens, rows))
+            end = int(positions[at][-1]) + 1
+            chunk, keys, values = q[:, at], k[:, :end], v[:, :end]
+            done, selected = attend_chunk(
+                chunk, keys, values, retention, layer=layer, positions=positions[at], heads=heads,
+                estimator=self.estimator, rule=self.rule, kernels=kernels, scale=scale, keep_lists=bool(self.observers),
+            )  # fmt: skip
+            out[:, at] = done
+            self.counters.sparse_rows += count * done.shape[1]
+            self.counters.sparse_kept += selected if isinstance(selected, int) else selected.kept()
+            self.counters.sparse_visible += count * int((positions[at] + 1).sum())
             for observe in self.observers:
-                done = out[:, at]
-                observe(Attended(layer, chunk, keys, values, scale, retention, selection, self.block_score, done))
+                observe(Attended(layer, chunk, keys, values, scale, retention, heads, selected, self.rule, done))
         return out

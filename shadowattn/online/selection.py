@@ -1,85 +1,81 @@
 """Scores in, key indices out. Causality lives here: a row is offered only the keys at or before its own position."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shadowattn.budget import keep_counts
 from shadowattn.errors import InputError
-from shadowattn.types import Selection
+from shadowattn.types import Lists
 
-BLOCK_SCORES = ("first_row", "max")
-
-
-def scored_rows(rows: int, query_block: int, block_score: str) -> slice:
-    """The rows of a chunk whose scores `select` needs: all of them, or the first of each block."""
-    if block_score not in BLOCK_SCORES:
-        raise InputError(f"block_score: expected one of {', '.join(BLOCK_SCORES)}, got {block_score!r}")
-    if query_block < 1:
-        raise InputError(f"query_block: expected at least 1 row, got {query_block}")
-    return slice(0, rows, query_block if block_score == "first_row" else 1)
+BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum")
 
 
-def select(
-    scores: Tensor, retention: Tensor, positions: Tensor, *, query_block: int = 1, block_score: str = "first_row"
-) -> Selection:
-    """The exact top-k of every list, ties to the lower index.
+@dataclass(frozen=True)
+class Rule:
+    """How lists are made; every part is defined in `reference.select`.
 
-    scores [H, rows, K], of the rows named by `scored_rows`; retention float64 [H]; positions int64 [Q] of all rows. A
-    row keeps max(1, ceil(retention × visible)) keys. A block's list is its first row's top-k plus the keys
-    between that row and the block's end (`first_row`, strictly causal), or the top-k of the largest score over its
-    rows (`max`); both are defined in `reference.select`.
+    `query_block` rows share a list, ranked by `block_score`. The first `sinks` keys and the last `recent` ones outrank all
+    others, within the same budget.
     """
-    visible = positions + 1
-    first, last = visible[::query_block], _last_of_blocks(visible, query_block)
-    if query_block == 1 or block_score == "first_row":
-        scores, offered = _hide(scores, first), first
-    else:
-        scores, offered = _pool_max(_hide(scores, visible), query_block), last
-        scores.scatter_(-1, (first - 1).expand(scores.shape[0], -1)[..., None], math.inf)
-    counts = keep_counts(retention, offered)
-    chosen = _top(scores, counts)
-    if query_block > 1 and block_score == "first_row":
-        key = torch.arange(scores.shape[-1])
-        local = (key >= first[:, None]) & (key < last[:, None])
-        chosen, counts = chosen | local, counts + (last - first)
-    return Selection(_pack(chosen, counts), counts, positions, query_block)
+
+    query_block: int = 1
+    block_score: str = "first_row"
+    sinks: int = 0
+    recent: int = 0
+
+    def __post_init__(self):
+        if self.block_score not in BLOCK_SCORES:
+            raise InputError(f"block_score: expected one of {', '.join(BLOCK_SCORES)}, got {self.block_score!r}")
+        if self.query_block < 1:
+            raise InputError(f"query_block: expected at least 1 row, got {self.query_block}")
+        if min(self.sinks, self.recent) < 0:
+            raise InputError(f"sinks and recent: expected numbers of keys, got {self.sinks} and {self.recent}")
+
+    @property
+    def pooling(self) -> str:
+        """How rows' scores become a list's: `max` or `sum` over the block's rows, or `rows` where a list has one scored row."""
+        return self.block_score if self.query_block > 1 and self.block_score in ("max", "sum") else "rows"
+
+    def scored(self, q: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The queries [H, rows, D] whose scores lists need, and where they stand: all, the first of each block or its mean."""
+        block, rows = self.query_block, q.shape[1]
+        if block == 1 or self.pooling != "rows":
+            return q, positions
+        if self.block_score == "first_row":
+            return q[:, ::block], positions[::block]
+        padded = torch.nn.functional.pad(q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
+        sizes = (rows - torch.arange(0, rows, block)).clamp(max=block)
+        return (padded.double().sum(2) / sizes[:, None]).to(q.dtype), _last_of_blocks(positions, block)
+
+    def pool(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """Scores [H, B, K] of lists, from scores [H, rows, K] of the queries that `scored` named."""
+        if self.pooling == "rows":
+            return scores
+        heads, rows, keys = scores.shape
+        fill = -math.inf if self.pooling == "max" else 0.0
+        scores = scores.masked_fill(torch.arange(keys) > positions[:, None], fill)
+        blocks = torch.nn.functional.pad(scores, (0, 0, 0, -rows % self.query_block), value=fill)
+        blocks = blocks.view(heads, -1, self.query_block, keys)
+        return blocks.amax(2) if self.pooling == "max" else blocks.sum(2, dtype=torch.float64).float()
+
+    def lists(self, retention: Tensor, positions: Tensor) -> Lists:
+        """Budgets and places of all lists of heads with `retention` float64 [H], for rows at `positions` int64 [Q]."""
+        visible = positions + 1
+        first, last = visible[:: self.query_block], _last_of_blocks(visible, self.query_block)
+        pooled = self.query_block > 1 and self.block_score != "first_row"
+        offered = last if pooled else first
+        appended = torch.zeros_like(first) if pooled else last - first
+        lengths = keep_counts(retention, offered) + appended
+        starts = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
+        return Lists(
+            offered.contiguous(), first - 1 if pooled else None, appended, starts, positions, self.query_block, self.sinks,
+            self.recent,
+        )  # fmt: skip
 
 
-def _hide(scores: Tensor, visible: Tensor) -> Tensor:
-    """Scores with every key a row does not see at −∞. A score of −∞ would tie with them, so none may come in."""
-    return scores.masked_fill(torch.arange(scores.shape[-1]) >= visible[:, None], -math.inf)
-
-
-def _last_of_blocks(visible: Tensor, query_block: int) -> Tensor:
-    ends = torch.arange(query_block - 1, visible.shape[0] + query_block - 1, query_block)
-    return visible[ends.clamp(max=visible.shape[0] - 1)]
-
-
-def _pool_max(scores: Tensor, query_block: int) -> Tensor:
-    """Largest score over each block's rows, [H, B, K]; the last block may be short."""
-    heads, rows, keys = scores.shape
-    short = -rows % query_block
-    padded = torch.nn.functional.pad(scores, (0, 0, 0, short), value=-math.inf)
-    return padded.view(heads, -1, query_block, keys).amax(2)
-
-
-def _top(scores: Tensor, counts: Tensor) -> Tensor:
-    """The `counts` [H, B] largest of scores [H, B, K], ties to the lower index, as bool [H, B, K].
-
-    torch.topk leaves ties open, so only its k-th *value* is used; ties with it are then taken in key order.
-    """
-    largest = torch.topk(scores, int(counts.max()), dim=-1).values
-    threshold = largest.gather(-1, counts[..., None] - 1)
-    above, tied = scores > threshold, scores == threshold
-    room = counts[..., None] - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
-
-
-def _pack(chosen: Tensor, counts: Tensor) -> Tensor:
-    """Ascending index lists [H, B, S] of the chosen keys, padded with 0."""
-    indices = torch.zeros(*counts.shape, int(counts.max()), dtype=torch.int64)
-    slots = torch.arange(indices.shape[-1]) < counts[..., None]
-    indices[slots] = chosen.nonzero()[:, -1]  # both run over heads, lists and keys in ascending order
-    return indices
+def _last_of_blocks(x: Tensor, query_block: int) -> Tensor:
+    ends = torch.arange(query_block - 1, x.shape[0] + query_block - 1, query_block)
+    return x[ends.clamp(max=x.shape[0] - 1)]

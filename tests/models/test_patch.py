@@ -7,8 +7,8 @@ from transformers import DynamicCache, StaticCache
 import shadowattn
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
+from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models import bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
-from shadowattn.online.attention import dense
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import ScaleGrid
 from tests.profiles import bank_for, profile_for

@@ -9,10 +9,10 @@ import torch
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import batch_losses
+from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models import replace_attention
 from shadowattn.offline import load_profile, measure_importance, observe_scales, save_profile, scale_grid
 from shadowattn.offline.ablations import UniformHead, ZeroHead
-from shadowattn.online.attention import dense
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.profiles import profile_for
 from tests.tensors import qkv

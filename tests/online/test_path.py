@@ -9,7 +9,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from tests.tensors import HEAD_DIMS, HEADS, integer_qkv, qkv
 
-ESTIMATORS = ["int8", "oracle", "streaming", "random"]
+ESTIMATORS = ["int8", "int8_fused", "oracle", "streaming", "random"]
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -116,11 +116,11 @@ def test_scale_is_used():
     ("change", "message"),
     [
         ({"retention": 0.0}, r"in \(0, 1\]"),
-        ({"estimator": "int4"}, "estimator: expected int8"),
+        ({"estimator": "int4"}, "estimator: expected one of int8"),
         ({"kernel": "cuda"}, "kernel: expected"),
         ({"causal_offset": 6}, "causal_offset"),
         ({"query_block": 0}, "at least 1 row"),
-        ({"block_score": "mean"}, "first_row, max"),
+        ({"block_score": "mean"}, "first_row, pooled_query, max, sum"),
     ],
 )
 def test_refuses_options_that_do_not_fit(change, message):

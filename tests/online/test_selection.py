@@ -5,56 +5,67 @@ from hypothesis import strategies as st
 
 from shadowattn import reference
 from shadowattn.errors import InputError
-from shadowattn.online.selection import BLOCK_SCORES, scored_rows, select
+from shadowattn.kernels import TorchKernels
+from shadowattn.online.selection import BLOCK_SCORES, Rule
+from tests.selections import as_mask
+
+QUERY_BLOCKS = [1, 2, 7, 16, 64]
 
 
 @given(
     rows=st.integers(1, 40),
     offset=st.integers(0, 30),
-    query_block=st.sampled_from([1, 2, 7, 16, 64]),
-    block_score=st.sampled_from(BLOCK_SCORES),
+    query_block=st.sampled_from(QUERY_BLOCKS),
+    block_score=st.sampled_from([score for score in BLOCK_SCORES if score != "pooled_query"]),
     retention=st.floats(0.01, 1.0),
     levels=st.sampled_from([1, 2, 5, 1000]),
+    sinks=st.integers(0, 3),
+    recent=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-def test_selects_what_the_reference_selects(rows, offset, query_block, block_score, retention, levels, seed):
+def test_selects_what_the_reference_selects(rows, offset, query_block, block_score, retention, levels, sinks, recent, seed):
     """Few score levels make nearly everything a tie."""
     keys = rows + offset
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, levels, (2, rows, keys), generator=generator).float()
     retentions = torch.tensor([retention, min(1.0, 2 * retention)], dtype=torch.float64)
     positions = offset + torch.arange(rows)
-    needed = scored_rows(rows, query_block, block_score)
-    selection = select(scores[:, needed], retentions, positions, query_block=query_block, block_score=block_score)
-    expected = reference.select(scores, retentions, positions + 1, query_block, block_score)
-    assert _mask(selection, keys).equal(expected)
+    rule = Rule(query_block, block_score, sinks, recent)
+    pooled = rule.pool(scores[:, :: query_block if block_score == "first_row" else 1], positions)
+    selection = TorchKernels().select(pooled, rule.lists(retentions, positions))
+    expected = reference.select(scores, retentions, positions + 1, query_block, block_score, sinks, recent)
+    assert as_mask(selection, keys).equal(expected)
     assert selection.kept() == int(expected.sum())
 
 
-def test_lists_are_ascending_and_padded_with_zero():
+@given(rows=st.integers(1, 40), query_block=st.sampled_from(QUERY_BLOCKS), seed=st.integers(0, 99))
+def test_a_mean_query_scores_as_the_mean_of_its_rows(rows, query_block, seed):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randint(-4, 5, (2, rows, 8), generator=generator).double()  # double: no rounding on either side
+    k = torch.randint(-4, 5, (2, rows, 8), generator=generator).double()
+    rule = Rule(query_block, "pooled_query")
+    mean, at = rule.scored(q, torch.arange(rows))
+    expected = torch.stack([block.mean(1) for block in (q @ k.transpose(1, 2)).split(query_block, 1)], 1)
+    torch.testing.assert_close(mean @ k.transpose(1, 2), expected)
+    assert at.tolist() == [min(start + query_block, rows) - 1 for start in range(0, rows, query_block)]
+
+
+def test_lists_lie_one_after_another_and_ascend():
     scores = torch.tensor([[[3.0, 1, 2, 0], [0, 1, 2, 3]]])
-    selection = select(scores, torch.tensor([0.5], dtype=torch.float64), torch.tensor([0, 3]))
+    lists = Rule().lists(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0, 3]))
+    selection = TorchKernels().select(scores, lists)
     assert selection.counts.tolist() == [[1, 2]]
-    assert selection.indices.tolist() == [[[0, 0], [2, 3]]]
+    assert selection.indices.tolist() == [0, 2, 3]
 
 
-def test_refuses_unknown_block_score():
-    with pytest.raises(InputError, match="first_row, max"):
-        scored_rows(4, 2, "mean")
-
-
-def test_refuses_a_block_of_no_rows():
-    with pytest.raises(InputError, match="at least 1 row"):
-        scored_rows(4, 0, "max")
-
-
-def _mask(selection, keys):
-    """bool [H, Q, K], built list by list."""
-    heads, rows = selection.indices.shape[0], len(selection.positions)
-    mask = torch.zeros(heads, rows, keys, dtype=torch.bool)
-    for head in range(heads):
-        for row, position in enumerate(selection.positions.tolist()):
-            block = row // selection.query_block
-            listed = selection.indices[head, block, : selection.counts[head, block]]
-            mask[head, row, listed[listed <= position]] = True
-    return mask
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"query_block": 2, "block_score": "mean"}, "first_row, pooled_query, max, sum"),
+        ({"query_block": 0}, "at least 1 row"),
+        ({"sinks": -1}, "sinks and recent"),
+    ],
+)
+def test_refuses_a_rule_that_means_nothing(rule, message):
+    with pytest.raises(InputError, match=message):
+        Rule(**rule)

@@ -5,6 +5,8 @@
 #pragma once
 #include <stdint.h>
 
+#define SA_API __attribute__((visibility("default")))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -82,11 +84,11 @@ typedef struct {
 } SaKernels;
 
 // Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2.
-int shadowattn_highest_level(void);  // of this processor and this build
-int shadowattn_attend(int level, const SaAttend*);
-int shadowattn_select(int level, const SaSelect*);
-int shadowattn_pack(int level, const SaPack*);
-int shadowattn_estimate(int level, const SaEstimate*);
+SA_API int shadowattn_highest_level(void);  // of this processor and this build
+SA_API int shadowattn_attend(int level, const SaAttend*);
+SA_API int shadowattn_select(int level, const SaSelect*);
+SA_API int shadowattn_pack(int level, const SaPack*);
+SA_API int shadowattn_estimate(int level, const SaEstimate*);
 
 #ifdef __cplusplus
 }

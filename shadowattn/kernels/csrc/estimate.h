@@ -236,7 +236,17 @@ int estimate_rows(const SaEstimate& a) {
     for (int64_t b = first_list; b < end_list; ++b) {
       const int32_t* row = scores + (pooled ? 0 : (b - from) * width);
       if (!a.scores) {
-        if (a.to.indices) select_list(IntegerScores<int32_t>{row}, a.to, head * lists + b, b, scratch);
+        if (!a.to.indices) continue;
+        if (a.pooling == SA_SUM) {  // sums exceed what float32 holds exactly: they are rounded as every other path rounds them
+          float* rounded = reinterpret_cast<float*>(scores);
+          for (int64_t j = 0; j < a.to.offered[b]; ++j) {
+            const int32_t sum = scores[j];
+            rounded[j] = static_cast<float>(sum);
+          }
+          select_list(FloatScores{rounded}, a.to, head * lists + b, b, scratch);
+          continue;
+        }
+        select_list(IntegerScores<int32_t>{row}, a.to, head * lists + b, b, scratch);
         continue;
       }
       float* out = a.scores + (head * lists + b) * a.keys;

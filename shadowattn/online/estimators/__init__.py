@@ -1,8 +1,11 @@
 """Estimators: how important a key looks to a query row. One file each; only the order of the scores matters."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Lists, Selection
 
 
 class Estimator(Protocol):
@@ -12,11 +15,21 @@ class Estimator(Protocol):
     and a YAML of the same name in `conf/estimator/`.
     """
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """Scores float32 [H, Q, K], finite; larger is more important.
 
-        q [H, Q, D] and k [G, K, D] after RoPE; `positions` int64 [Q], where the rows stand. Causality is not the
-        estimator's business: selection never offers a key to a row before it. But the score of a key must not
-        depend on keys after the row, or it would leak them (static INT8 scales are the documented exception).
+        q [H, Q, D] of the heads `heads` (None: all of the layer) and k [G, K, D] of the whole layer, after RoPE; `positions`
+        int64 [Q], where the rows stand. Causality is not the estimator's business: selection never offers a key to a row
+        before it. But the score of a key must not depend on keys after the row, or it would leak them (static INT8 scales
+        are the documented exception). Raises `InputError` on NaN or infinity where its scales are measured.
         """
+        ...
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """An estimator that also selects, so that its scores need never exist."""
+
+    def choose(self, q: Tensor, k: Tensor, rule: Rule, lists: Lists, *, layer: int, positions: Tensor, heads: Heads) -> Selection:
+        """The lists that `rule` and `lists` call for; arguments as in `Estimator.estimate`."""
         ...

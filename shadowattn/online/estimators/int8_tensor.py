@@ -11,6 +11,7 @@ from torch import Tensor
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import INT8_MAX, unit_graph
 from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.types import Heads
 
 
 @dataclass(frozen=True)
@@ -25,20 +26,30 @@ class Int8Tensor:
         """Absmax scales of q [H, Q, D] and k [G, K, D]."""
         return cls(absmax_scales(q), absmax_scales(k))
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """The integer products, exact in float32."""
-        heads, rows, dim = q.shape
-        groups, keys, _ = k.shape
-        # A group's query heads fold into rows: they share their keys, so K is not repeated.
-        q8 = quantize(q, self.q_scales).reshape(1, groups, heads // groups * rows, dim)
-        k8 = quantize(k, self.k_scales)[None]
-        request = _compiled(GraphShape(groups, q8.shape[2], dim, keys)).create_infer_request()
-        for index, x in enumerate((q8, k8)):
-            request.set_input_tensor(index, ov.Tensor(x.numpy(), shared_memory=True))
-        scores = np.empty((1, groups, q8.shape[2], keys), np.float32)
-        request.set_output_tensor(0, ov.Tensor(scores, shared_memory=True))
-        request.infer(share_outputs=True)
-        return torch.from_numpy(scores).view(heads, rows, keys)
+        heads = heads or Heads.all(q.shape[0], k.shape[0])
+        scores = np.empty((*q.shape[:2], k.shape[1]), np.float32)
+        q8, k8 = quantize(q, self.q_scales[heads.ids]), quantize(k, self.k_scales)
+        groups = heads.grouped()
+        if len({part.stop - part.start for _, part in groups}) == 1 and groups[-1][0] - groups[0][0] == len(groups) - 1:
+            groups = [(slice(groups[0][0], groups[-1][0] + 1), slice(0, len(heads)))]  # groups of one size share a launch
+        for group, part in groups:
+            # A group's query heads fold into rows: they share their keys, so K is not repeated.
+            keys = k8[group].reshape(1, -1, *k8.shape[1:])
+            rows = q8[part].reshape(1, keys.shape[1], -1, q8.shape[2])
+            _multiply(rows, keys, scores[part].reshape(1, keys.shape[1], -1, k8.shape[1]))
+        return torch.from_numpy(scores)
+
+
+def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
+    """Products of q8 [1, G, rows, D] and k8 [1, G, K, D] into scores [1, G, rows, K]."""
+    _, groups, rows, dim = q8.shape
+    request = _compiled(GraphShape(groups, rows, dim, k8.shape[2])).create_infer_request()
+    for index, x in enumerate((q8, k8)):
+        request.set_input_tensor(index, ov.Tensor(x.contiguous().numpy(), shared_memory=True))
+    request.set_output_tensor(0, ov.Tensor(scores, shared_memory=True))
+    request.infer(share_outputs=True)
 
 
 def quantize(x: Tensor, scales: Tensor) -> Tensor:

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shadowattn.types import Heads
+
 
 @dataclass(frozen=True)
 class Oracle:
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
-        heads, rows, dim = q.shape
-        groups, keys, _ = k.shape
-        folded = q.float().reshape(groups, heads // groups * rows, dim)
-        return torch.bmm(folded, k.float().transpose(1, 2)).view(heads, rows, keys)
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+        heads = heads or Heads.all(q.shape[0], k.shape[0])
+        scores = torch.empty(*q.shape[:2], k.shape[1])
+        for group, part in heads.grouped():
+            torch.matmul(q[part].float(), k[group].float().T, out=scores[part])
+        return scores

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shadowattn.types import Heads
+
 
 @dataclass(frozen=True)
 class Random:
@@ -12,8 +14,8 @@ class Random:
 
     seed: int = 0
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
-        head = torch.arange(q.shape[0])[:, None, None]
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+        head = (heads or Heads.all(q.shape[0], k.shape[0])).ids[:, None, None]
         key = torch.arange(k.shape[1])[None, None, :]
         state = _mix(_mix(torch.tensor(self.seed) * 1_000_003 + layer) + head)
         state = _mix(_mix(state + positions[None, :, None]) + key)

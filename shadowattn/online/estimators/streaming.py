@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shadowattn.types import Heads
+
 
 @dataclass(frozen=True)
 class Streaming:
@@ -12,11 +14,11 @@ class Streaming:
 
     sinks: int = 4
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor) -> Tensor:
-        heads, rows, _ = q.shape
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+        count, rows, _ = q.shape
         keys = k.shape[1]
         key = torch.arange(keys, dtype=torch.float32)
         # A row's own key comes before the sinks: with a budget of one, attending to itself is the sane choice.
         own = torch.arange(keys) == positions[:, None]
         score = torch.where(key < self.sinks, 2 * keys - key, key) + own * 4.0 * keys
-        return score.expand(heads, rows, keys)
+        return score.expand(count, rows, keys)

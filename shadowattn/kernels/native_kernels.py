@@ -1,0 +1,39 @@
+"""The native kernels behind the interface of `Kernels`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shadowattn.kernels import ops
+from shadowattn.types import Heads, Lists, Selection
+
+
+@dataclass(frozen=True)
+class NativeKernels:
+    name: str = "native"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, heads: Heads, *, scale: float) -> Tensor:
+        """Reads the selected keys where they lie; nothing is gathered."""
+        return ops.attend(
+            q, k, v, heads.kv, selection.positions, selection.indices, selection.starts, selection.query_block, scale
+        )
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:
+        """Our own dense attention: the block kernel with every key in the list."""
+        count, rows, dim = q.shape
+        groups = k.shape[0]
+        if rows == 1 and count % groups == 0 and heads.kv.equal(Heads.all(count, groups).kv):
+            # Decode: the heads of a group become the rows of a block, so that each key is read once.
+            at = torch.full((count // groups,), causal_offset)
+            folded = q.reshape(groups, -1, dim)
+            return ops.attend(folded, k, v, torch.arange(groups), at, None, None, 1, scale).view(q.shape)
+        positions = causal_offset + torch.arange(rows)
+        return ops.attend(q, k, v, heads.kv, positions, None, None, 1, scale)
+
+    def select(self, scores: Tensor, lists: Lists) -> Selection:
+        """Bisection over bytes, then full comparisons of what is left."""
+        indices = ops.select(
+            scores, lists.offered, lists.own, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent
+        )
+        return Selection(indices, lists.starts, lists.positions, lists.query_block)

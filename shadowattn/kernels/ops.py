@@ -1,0 +1,136 @@
+"""The native kernels as torch operators, so that torch.compile and export see shapes instead of an opaque call.
+
+`torch.ops.shadowattn.NAME`; each has a fake kernel that only says what the result looks like. Axes as in `shadowattn.types`.
+"""
+
+import torch
+from torch import Tensor
+
+from shadowattn.errors import InputError
+from shadowattn.kernels import native
+
+
+@torch.library.custom_op("shadowattn::attend", mutates_args=())
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_head: Tensor,
+    positions: Tensor,
+    indices: Tensor | None,
+    starts: Tensor | None,
+    query_block: int,
+    scale: float,
+) -> Tensor:
+    """Attention of q [H, Q, D] on listed keys (or, without lists, on all up to each row's own); returns [H, Q, D]."""
+    _check(q, k, v, kv_head)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    native.attend(
+        _rows(q), _rows(k), _rows(v), out, kv_head=kv_head, positions=positions, indices=indices, starts=starts,
+        query_block=query_block, scale=scale,
+    )  # fmt: skip
+    return out
+
+
+@attend.register_fake
+def _(q, k, v, kv_head, positions, indices, starts, query_block, scale):
+    return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("shadowattn::select", mutates_args=())
+def select(
+    scores: Tensor, offered: Tensor, own: Tensor | None, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int
+) -> Tensor:
+    """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
+    if scores.dtype not in (torch.float32, torch.int8):
+        raise InputError(f"scores: expected float32 or int8, got {scores.dtype}")
+    indices = torch.empty(size, dtype=torch.int32)
+    native.select(_rows(scores), indices, offered=offered, own=own, appended=appended, starts=starts, sinks=sinks, recent=recent)
+    return indices
+
+
+@select.register_fake
+def _(scores, offered, own, appended, starts, size, sinks, recent):
+    return scores.new_empty(size, dtype=torch.int32)
+
+
+@torch.library.custom_op("shadowattn::pack", mutates_args=("packed",))
+def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
+    """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on."""
+    if first_key + k.shape[1] > packed.shape[1] * 16:
+        raise InputError(f"packed: expected room for {first_key + k.shape[1]} keys, got {packed.shape[1] * 16}")
+    native.pack(_rows(k), scales, packed, first_key)
+
+
+@pack.register_fake
+def _(k, scales, packed, first_key):
+    return None
+
+
+@torch.library.custom_op("shadowattn::estimate", mutates_args=())
+def estimate(
+    q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, kv_head: Tensor, visible: Tensor, pooling: str, query_block: int
+) -> Tensor:
+    """Exact INT8 products of quantised q [H, Q, D] with packed keys, float32 [H, B, K]; B = Q where rows are not pooled."""
+    scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys)
+    native.estimate(
+        _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
+        scores=scores,
+    )  # fmt: skip
+    return scores
+
+
+@estimate.register_fake
+def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block):
+    return q.new_empty(q.shape[0], _lists(q, pooling, query_block), keys, dtype=torch.float32)
+
+
+@torch.library.custom_op("shadowattn::estimate_select", mutates_args=())
+def estimate_select(
+    q: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    keys: int,
+    kv_head: Tensor,
+    visible: Tensor,
+    pooling: str,
+    query_block: int,
+    offered: Tensor,
+    own: Tensor | None,
+    appended: Tensor,
+    starts: Tensor,
+    size: int,
+    sinks: int,
+    recent: int,
+) -> Tensor:
+    """`estimate` and `select` in one pass, tile by tile: no score ever reaches memory. Returns indices int32 [size]."""
+    indices = torch.empty(size, dtype=torch.int32)
+    lists = {"offered": offered, "own": own, "appended": appended, "starts": starts, "indices": indices}
+    native.estimate(
+        _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
+        lists=lists | {"sinks": sinks, "recent": recent},
+    )  # fmt: skip
+    return indices
+
+
+@estimate_select.register_fake
+def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, offered, own, appended, starts, size, sinks, recent):
+    return q.new_empty(size, dtype=torch.int32)
+
+
+def _lists(q: Tensor, pooling: str, query_block: int) -> int:
+    return q.shape[1] if pooling == "rows" else -(-q.shape[1] // query_block)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with a contiguous last axis; caches and their slices have one and are not copied."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
+    fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2] and len(kv_head) == q.shape[0]
+    if not fits or q.dtype != k.dtype or k.dtype != v.dtype or q.dtype not in (torch.float32, torch.bfloat16):
+        raise InputError(
+            "expected q [H, Q, D], k and v [G, K, D], all float32 or all bfloat16, and kv_head [H]; got "
+            f"{list(q.shape)} {q.dtype}, {list(k.shape)} {k.dtype}, {list(v.shape)} {v.dtype}, {list(kv_head.shape)}"
+        )

@@ -1,0 +1,117 @@
+"""The torch twins of the native kernels: plain, right, for any dtype and head dimension, and not fast."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shadowattn.types import Heads, Lists, Selection
+
+# Gathered K and V of one tile. Above the caches' size a larger tile gains nothing and only costs memory.
+_TILE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class TorchKernels:
+    name: str = "torch"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, heads: Heads, *, scale: float) -> Tensor:
+        """Gathers K and V tile by tile; lists of one tile are padded to the longest of them."""
+        count, rows, dim = q.shape
+        keys, block = k.shape[1], selection.query_block
+        k, v = k.reshape(-1, dim), v.reshape(-1, dim)
+        first_key = (heads.kv * keys)[:, None, None]
+        positions = torch.nn.functional.pad(selection.positions, (0, -rows % block)).view(-1, block)
+        out = torch.empty_like(q)
+        for tile in _tiles(selection.counts, count * dim * 4):
+            counts = selection.counts[:, tile]
+            indices = _padded(selection, tile)
+            flat = indices + first_key
+            q_rows = q[:, tile.start * block : tile.stop * block].float()
+            short = indices.shape[1] * block - q_rows.shape[1]
+            q_blocks = torch.nn.functional.pad(q_rows, (0, 0, 0, short)).view(count, -1, block, dim)
+            logits = q_blocks @ k[flat].float().transpose(-1, -2) * scale
+            padding = torch.arange(indices.shape[-1]) >= counts[..., None]
+            hidden = padding[:, :, None] | (indices[:, :, None] > positions[tile, :, None]) & (block > 1)
+            # Rows that only fill up the last block see nothing; whatever they compute is cut off below.
+            weights = torch.softmax(logits.masked_fill(hidden, torch.finfo(torch.float32).min), -1)
+            attended = (weights @ v[flat].float()).flatten(1, 2)
+            out[:, tile.start * block : tile.stop * block] = attended[:, : q_rows.shape[1]].to(q.dtype)
+        return out
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:
+        """torch's own. Heads that do not fill their groups evenly are worked off group by group, so that K is never copied."""
+        groups = heads.grouped()
+        if len(groups) == len(k) and len({part.stop - part.start for _, part in groups}) == 1:
+            return dense(q, k, v, causal_offset=causal_offset, scale=scale)
+        parts = [(q[part], k[g : g + 1], v[g : g + 1]) for g, part in groups]
+        return torch.cat([dense(*part, causal_offset=causal_offset, scale=scale) for part in parts])
+
+    def select(self, scores: Tensor, lists: Lists) -> Selection:
+        """torch.topk for the k-th value, then ties in key order."""
+        scores = scores.float()
+        key = torch.arange(scores.shape[-1])
+        # A score of −∞ would tie with the hidden keys, so none may come in.
+        scores = scores.masked_fill(key >= lists.offered[:, None], -math.inf)
+        forced = (key < lists.sinks) | (key >= lists.offered[:, None] - lists.recent)
+        if lists.own is not None:
+            forced |= key == lists.own[:, None]
+        scores = scores.masked_fill(forced & (key < lists.offered[:, None]), math.inf)
+        counts = lists.starts.diff().view(scores.shape[:2]) - lists.appended
+        chosen = _top(scores, counts)
+        chosen |= (key >= lists.offered[:, None]) & (key < (lists.offered + lists.appended)[:, None])
+        indices = chosen.nonzero()[:, -1].to(torch.int32)  # over heads, lists and keys in ascending order
+        return Selection(indices, lists.starts, lists.positions, lists.query_block)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float | None = None) -> Tensor:
+    """torch's own causal attention: q [H, Q, D], k and v [G, K, D], a batch before them allowed. Returns q's shape."""
+    rows, keys = q.shape[-2], k.shape[-2]
+    square = causal_offset == 0 and rows == keys
+    seen = None
+    if not square and not (rows == 1 and causal_offset == keys - 1):
+        seen = torch.arange(keys) <= causal_offset + torch.arange(rows)[:, None]
+    batched = [x if x.dim() == 4 else x[None] for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *batched, attn_mask=seen, is_causal=square, scale=scale, enable_gqa=True
+    )
+    return out.view_as(q)
+
+
+def _top(scores: Tensor, counts: Tensor) -> Tensor:
+    """The `counts` [H, B] largest of scores [H, B, K], ties to the lower index, as bool [H, B, K].
+
+    torch.topk leaves ties open, so only its k-th *value* is used; ties with it are then taken in key order.
+    """
+    largest = torch.topk(scores, int(counts.max()), dim=-1).values
+    threshold = largest.gather(-1, counts[..., None] - 1)
+    above, tied = scores > threshold, scores == threshold
+    room = counts[..., None] - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
+
+
+def _padded(selection: Selection, tile: slice) -> Tensor:
+    """The lists `tile` of all heads, int64 [H, lists, S], padded with key 0."""
+    starts = selection.starts[:-1].view(-1, selection.blocks)[:, tile]
+    counts = selection.counts[:, tile]
+    slot = torch.arange(int(counts.max()))
+    inside = slot < counts[..., None]
+    places = (starts[..., None] + slot).masked_fill(~inside, 0)
+    return selection.indices[places].to(torch.int64).masked_fill(~inside, 0)
+
+
+def _tiles(counts: Tensor, bytes_per_slot: int) -> Iterator[slice]:
+    """Runs of neighbouring lists whose gathered keys stay under `_TILE_BYTES`."""
+    longest = counts.amax(0).tolist()
+    start = 0
+    while start < len(longest):
+        stop, slots = start + 1, longest[start]
+        while stop < len(longest):
+            slots = max(slots, longest[stop])
+            if slots * (stop + 1 - start) * bytes_per_slot > _TILE_BYTES:
+                break
+            stop += 1
+        yield slice(start, stop)
+        start = stop
