@@ -18,9 +18,9 @@ from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Selection
 
 _CHUNK_TOKENS = 256
-# What one launch may hold: float32 scores, or index lists where an estimator selects by itself. Heads go through in as many
-# launches as that takes, so that memory does not grow with heads × rows × keys.
-_LAUNCH_BYTES = 64 << 20
+# What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
+# keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
+_SCORE_BYTES, _LIST_BYTES = 64 << 20, 8 << 20
 
 
 def sparse_attention(
@@ -126,8 +126,12 @@ def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rul
     heads, rows, _ = q.shape
     if rule.query_block > 1 and rule.pooling == "rows":
         rows = -(-rows // rule.query_block)
-    share = float(retention.max()) if isinstance(estimator, Chooser) else 1.0
-    count = max(1, int(_LAUNCH_BYTES / (4 * rows * k.shape[1] * share)))
+    row_bytes = 4 * rows * k.shape[1]
+    if isinstance(estimator, Chooser):
+        count = int(_LIST_BYTES / (row_bytes * float(retention.max())))
+    else:
+        count = _SCORE_BYTES // row_bytes
+    count = max(1, count)
     return [slice(at, min(at + count, heads)) for at in range(0, heads, count)]
 
 

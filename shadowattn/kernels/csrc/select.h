@@ -83,15 +83,33 @@ struct IntegerScores {
 
   int32_t rank(int64_t j) const { return s[j]; }
 
-  void to_bytes(int64_t n, int8_t* bytes) const {
-    int32_t low = s[0], high = s[0];
-    for (int64_t j = 0; j < n; j += 16 * sample_step(n)) {
-      const int64_t end = min_of<int64_t>(j + 16, n);
-      for (int64_t i = j; i < end; ++i) {
-        low = min_of<int32_t>(low, s[i]);
-        high = max_of<int32_t>(high, s[i]);
-      }
+  void sample_range(int64_t n, int32_t* low, int32_t* high) const {
+    vi lows, highs;
+    for (int i = 0; i < VL; ++i) lows[i] = highs[i] = s[0];
+    int64_t j = 0;
+    for (; j + VL <= n; j += VL * sample_step(n)) {
+      vi x;
+      if (sizeof(T) == 4) memcpy(&x, s + j, sizeof x);
+      else
+        for (int i = 0; i < VL; ++i) x[i] = s[j + i];
+      lows = x < lows ? x : lows;
+      highs = x > highs ? x : highs;
     }
+    for (j = n / VL * VL; j < n; ++j) {
+      lows[0] = min_of<int32_t>(lows[0], s[j]);
+      highs[0] = max_of<int32_t>(highs[0], s[j]);
+    }
+    *low = lows[0];
+    *high = highs[0];
+    for (int i = 1; i < VL; ++i) {
+      *low = min_of<int32_t>(*low, lows[i]);
+      *high = max_of<int32_t>(*high, highs[i]);
+    }
+  }
+
+  void to_bytes(int64_t n, int8_t* bytes) const {
+    int32_t low, high;
+    sample_range(n, &low, &high);
     const uint32_t range = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
     const int32_t centre = low + static_cast<int32_t>(range / 2);
     int shift = 0;
@@ -242,10 +260,14 @@ inline void break_ties(const Scores& scores, int8_t* bytes, int64_t n, int t, in
   for (int64_t i = 0; i < count; ++i) ranks[i] = t == kForced ? 0 : scores.rank(candidates[i]);
   int64_t above;
   const int32_t limit = nth_rank(ranks, count, need, &above);
-  int64_t ties = need - above;
-  for (int64_t i = 0; i < count; ++i) {  // without branches: which candidates win cannot be predicted
-    const bool tied = ranks[i] == limit, in = ranks[i] > limit || (tied & (ties > 0));
-    ties -= tied;
+  int64_t ties = need - above, tied = 0;
+  for (int64_t i = 0; i < count; ++i) tied += ranks[i] == limit;
+  if (tied == ties) {  // the usual case, kept without branches: which candidates win cannot be predicted
+    for (int64_t i = 0; i < count; ++i) bytes[candidates[i]] = static_cast<int8_t>(ranks[i] < limit ? kNever : t);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const bool in = ranks[i] > limit || (ranks[i] == limit && ties-- > 0);
     bytes[candidates[i]] = static_cast<int8_t>(in ? t : kNever);
   }
 }

@@ -1,0 +1,288 @@
+"""Both twins, and every instruction set that this processor has, against the specification in float64."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn import kernels
+from shadowattn.errors import InputError
+from shadowattn.kernels import native, ops
+from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.selection import BLOCK_SCORES, Rule
+from shadowattn.types import Heads, Lists
+from tests.kernels.exact import attention_float64, best_keys, hidden_by_lists
+from tests.tensors import HEADS, qkv
+
+BUILT = native.library() is not None
+LEVELS = list(native.LEVELS[: native.highest_level() + 1]) if BUILT else []
+IMPLEMENTATIONS = ["torch", *LEVELS]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2}
+
+
+def test_the_native_kernels_were_built_where_the_tests_run():
+    """Else everything below would silently test the twin alone."""
+    assert BUILT or os.environ.get("SHADOWATTN_WITHOUT_COMPILER"), "no native kernels; is there a C++ compiler?"
+
+
+def implementation(name: str):
+    """The kernels and the context to use them in."""
+    return (TorchKernels(), nullcontext()) if name == "torch" else (NativeKernels(), native.forced_level(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@given(
+    dim=st.sampled_from([8, 16, 24, 64, 72, 80, 96, 128, 160, 200, 256]),
+    heads=st.sampled_from([*HEADS, (7, 1), (6, 2)]),
+    rows=st.integers(1, 70),
+    earlier=st.integers(0, 200),
+    query_block=st.sampled_from([1, 2, 3, 4, 8, 16, 31, 32, 33, 64, 100]),
+    retention=st.sampled_from([0.001, 0.05, 0.2, 0.5, 1.0]),
+    size=st.sampled_from([1.0, 1e-3, 30.0]),
+    strided=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_block, retention, size, strided, seed):
+    count, groups = heads
+    q, k, v = (x.to(dtype) for x in qkv(count, groups, rows, rows + earlier, dim, seed=seed))
+    q = size * q
+    if strided:  # caches come as [K, G, D] seen as [G, K, D], and as slices of longer ones
+        k, v = (torch.cat([x, x], 1).transpose(0, 1).contiguous().transpose(0, 1)[:, : rows + earlier] for x in (k, v))
+    positions = earlier + torch.arange(rows)
+    retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
+    lists = Rule(query_block).lists(retentions, positions)
+    selection = TorchKernels().select(torch.rand(count, len(lists.offered), rows + earlier), lists)
+    made, context = implementation(name)
+    with context:
+        out = made.attend(q, k, v, selection, Heads.all(count, groups), scale=0.3)
+    expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), 0.3)
+    assert out.dtype == dtype
+    # A rounded score is off by its own last places, and its weight by as much, relatively.
+    largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
+    tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 5e-7 * largest
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@given(
+    dim=st.sampled_from([8, 40, 64, 128, 160]),
+    heads=st.sampled_from(HEADS),
+    rows=st.sampled_from([1, 1, 5, 32, 65]),
+    earlier=st.sampled_from([0, 1, 63, 700]),
+    threads=st.integers(1, 3),
+)
+def test_dense_is_every_key(name, dtype, dim, heads, rows, earlier, threads):
+    """One row is a decode step: its keys are then split over the threads."""
+    count, groups = heads
+    q, k, v = (x.to(dtype) for x in qkv(count, groups, rows, rows + earlier, dim))
+    before = torch.get_num_threads()
+    made, context = implementation(name)
+    try:
+        torch.set_num_threads(threads)
+        with context:
+            out = made.dense(q, k, v, Heads.all(count, groups), causal_offset=earlier, scale=dim**-0.5)
+    finally:
+        torch.set_num_threads(before)
+    hidden = torch.arange(rows + earlier) > earlier + torch.arange(rows)[:, None]
+    expected = attention_float64(q, k, v, hidden.expand(count, -1, -1), dim**-0.5)
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype] * 4, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_some_heads_read_their_own_groups(name):
+    q, k, v = qkv(6, 3, 9, 20, 16)
+    which = torch.tensor([1, 2, 5])
+    heads = Heads.all(6, 3)[which]
+    made, context = implementation(name)
+    with context:
+        out = made.dense(q[which], k, v, heads, causal_offset=11, scale=0.25)
+        whole = made.dense(q, k, v, Heads.all(6, 3), causal_offset=11, scale=0.25)
+    torch.testing.assert_close(out, whole[which], atol=1e-6, rtol=1e-6)
+
+
+KINDS = ["normal", "ties", "equal", "huge", "tiny", "int8", "spike", "negative zero"]
+
+
+def scores_of(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "int8":
+        return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+    scores = torch.randn(shape, generator=generator)
+    if kind == "ties":
+        return scores.round()
+    if kind == "equal":
+        return torch.full(shape, -3.5)
+    if kind in ("huge", "tiny"):
+        return (scores * (1e38 if kind == "huge" else 1e-42)).clamp(-3.4e38, 3.4e38)
+    if kind == "spike":
+        scores[..., 0], scores[..., -1] = 3e38, -3e38
+    if kind == "negative zero":
+        return torch.where(scores > 0, 0.0, -0.0)
+    return scores
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@given(
+    kind=st.sampled_from(KINDS),
+    keys=st.one_of(st.integers(1, 300), st.sampled_from([1023, 2048, 4100, 5000])),
+    share=st.floats(0.0, 1.0),
+    own=st.booleans(),
+    sinks=st.sampled_from([0, 0, 1, 5, 400]),
+    recent=st.sampled_from([0, 0, 1, 5, 400]),
+    appended=st.sampled_from([0, 0, 3]),
+    seed=st.integers(0, 99),
+)
+def test_selects_the_exact_best(name, kind, keys, share, own, sinks, recent, appended, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = scores_of(kind, (2, 3, keys), seed)
+    offered = torch.randint(1, keys + 1, (3,), generator=generator)
+    counts = (share * offered).ceil().long().clamp(min=1).expand(2, -1)
+    starts = torch.nn.functional.pad((counts + appended).flatten().cumsum(0), (1, 0))
+    lists = Lists(offered, offered - 1 if own else None, torch.full((3,), appended), starts, offered, 1, sinks, recent)
+    if name == "torch" and appended:
+        scores = torch.nn.functional.pad(scores, (0, appended))  # the twin makes lists out of a mask over the keys
+    made, context = implementation(name)
+    with context:
+        selection = made.select(scores, lists)
+    assert selection.indices.equal(best_keys(scores, lists))
+
+
+@pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LEVELS)
+@given(
+    dim=st.sampled_from([8, 24, 64, 80, 128, 256]),
+    heads=st.sampled_from(HEADS),
+    rows=st.integers(1, 70),
+    earlier=st.integers(0, 200),
+    rule=st.builds(
+        Rule,
+        query_block=st.sampled_from([1, 5, 8, 32, 64]),
+        block_score=st.sampled_from(BLOCK_SCORES),
+        sinks=st.sampled_from([0, 2]),
+        recent=st.sampled_from([0, 3]),
+    ),
+    retention=st.floats(0.01, 1.0),
+    seed=st.integers(0, 99),
+)
+def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, rows, earlier, rule, retention, seed):
+    """Products, pooling and selection in one pass, against int64 arithmetic and the twin's selection."""
+    count, groups = heads
+    keys, positions = rows + earlier, earlier + torch.arange(rows)
+    q, k, _ = (x.to(dtype) for x in qkv(count, groups, rows, keys, dim, seed=seed))
+    scored, at = rule.scored(q, positions)
+    q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (scored, k))
+    lists, kv = rule.lists(torch.full((count,), retention, dtype=torch.float64), positions), Heads.all(count, groups).kv
+    packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
+    with native.forced_level(name):
+        for part in (slice(0, keys // 3), slice(keys // 3, keys)):  # appended in two pieces
+            ops.pack(k[:, part], k_scales, packed, part.start)
+        indices = ops.estimate_select(
+            scored, q_scales, packed, keys, kv, at + 1, rule.pooling, rule.query_block,
+            lists.offered, lists.own, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent,
+        )  # fmt: skip
+        scores = ops.estimate(scored, q_scales, packed, keys, kv, at + 1, rule.pooling, rule.query_block)
+    products = (_quantized(scored, q_scales).double() @ _quantized(k, k_scales).double()[kv].transpose(1, 2)).float()
+    pooled = rule.pool(products, positions)
+    seen = torch.arange(keys) < lists.offered[:, None] if rule.pooling != "rows" else torch.ones(1, keys, dtype=torch.bool)
+    assert scores.masked_fill(~seen, 0).equal(pooled.masked_fill(~seen, 0))
+    assert indices.equal(TorchKernels().select(pooled, lists).indices)
+
+
+def _quantized(x, scales):
+    return torch.round(x.float() / scales[:, None, None]).clamp(-127, 127).long()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_the_rows_that_keep_it_and_no_other(name, value):
+    q, k, v = qkv(1, 1, 6, 6, 16)
+    k[0, 4, 3] = value
+    lists = Rule().lists(torch.ones(1, dtype=torch.float64), torch.arange(6))
+    selection = TorchKernels().select(torch.rand(1, 6, 6), lists)  # retention 1: rows 4 and 5 keep key 4
+    made, context = implementation(name)
+    with context:
+        out = made.attend(q, k, v, selection, Heads.all(1, 1), scale=1.0)
+    assert out[:, :4].isfinite().all()
+    score = float((q[0, 4] * k[0, 4]).sum())
+    if score == -float("inf"):  # an infinitely bad key is no key
+        assert out[:, 4].isfinite().all()
+    else:
+        assert out[:, 4].isnan().all()
+
+
+def test_threads_select_identically():
+    q, k, _ = qkv(4, 2, 300, 3000, 64)
+    lists = Rule().lists(torch.full((4,), 0.2, dtype=torch.float64), 2700 + torch.arange(300))
+    scores = q @ k.repeat_interleave(2, 0).transpose(1, 2)
+    made = kernels.choose("auto", head_dim=64, dtype=torch.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(made.select(scores, lists).indices)
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2])
+
+
+@pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+def test_operators_are_what_torch_expects_of_them():
+    """Schemas, fake kernels and mutation, by torch's own checks."""
+    q, k, v = qkv(4, 2, 6, 40, 16)
+    kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)
+    lists = Rule().lists(torch.full((4,), 0.3, dtype=torch.float64), positions)
+    plan = (lists.offered, lists.own, lists.appended, lists.starts, lists.size, 0, 0)
+    indices = ops.select(torch.rand(4, 6, 40), *plan)
+    packed = torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(ops.attend, (q, k, v, kv, positions, indices, lists.starts, 1, 0.25), test_utils=checks)
+    torch.library.opcheck(ops.select, (torch.rand(4, 6, 40), *plan), test_utils=checks)
+    torch.library.opcheck(ops.pack, (k, torch.ones(2), packed, 0), test_utils=checks)
+    torch.library.opcheck(ops.estimate, (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1), test_utils=checks)
+    arguments = (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1, *plan)
+    torch.library.opcheck(ops.estimate_select, arguments, test_utils=checks)
+
+
+def test_auto_takes_the_twin_where_native_cannot_serve():
+    assert kernels.choose("auto", head_dim=20, dtype=torch.float32).name == "torch"
+    assert kernels.choose("auto", head_dim=64, dtype=torch.float16).name == "torch"
+    assert kernels.choose("torch", head_dim=64, dtype=torch.float32).name == "torch"
+    assert kernels.choose("auto", head_dim=64, dtype=torch.float32).name == ("native" if BUILT else "torch")
+
+
+def test_native_is_refused_where_it_cannot_be_had(monkeypatch):
+    with pytest.raises(InputError, match="multiple of 8"):
+        kernels.choose("native", head_dim=20, dtype=torch.float32)
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(InputError, match="were not built"):
+        kernels.choose("native", head_dim=64, dtype=torch.float32)
+    assert kernels.choose("auto", head_dim=64, dtype=torch.float32).name == "torch"
+
+
+@pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+def test_a_level_this_processor_lacks_is_refused():
+    with pytest.raises(InputError, match="on this processor"), native.forced_level("avx1024"):
+        pass
+
+
+@pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+def test_one_copy_of_openmp_is_loaded():
+    """Two copies would keep two pools of threads that fight for the cores."""
+    code = (
+        "import torch; from shadowattn.kernels import native; native.require(); torch.ones(9).sum()\n"
+        "paths = {line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line}\n"
+        "assert len(paths) <= 1, paths"
+    )
+    if not os.path.exists("/proc/self/maps"):
+        pytest.skip("/proc/self/maps is Linux's")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
