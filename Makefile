@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do $$p -c "
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test lint setup clean
+.PHONY: quickstart test lint sanitize setup clean
 
 quickstart: setup
 	$(RUN) -m experiments.run +exp=quickstart
@@ -17,10 +17,21 @@ lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
+# The kernel tests once more, with address and undefined-behaviour sanitizers in the kernels. Nothing but the kernels is
+# instrumented, so the runtime has to be there before Python, and leaks of the interpreter are not ours to report.
+SANITIZED := build/sanitized
+sanitize: setup
+	cmake -S . -B $(SANITIZED) -DSHADOWATTN_SANITIZE=ON > /dev/null
+	cmake --build $(SANITIZED) --parallel 2 > /dev/null
+	SHADOWATTN_NATIVE=$(CURDIR)/$(SANITIZED)/_native.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+	$(RUN) -m pytest -q tests/kernels -p no:cacheprovider
+
 setup: $(VENV)/.installed
 
 # Exact versions come from constraints.txt; the marker file is written only after everything was installed.
-$(VENV)/.installed: pyproject.toml constraints.txt
+KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/*)
+$(VENV)/.installed: pyproject.toml constraints.txt $(KERNELS)
 	@test -n "$(PYTHON)" || { echo "error: expected Python 3.11 to 3.13 on the PATH, found none; name one with: make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'

@@ -181,7 +181,7 @@ class Paths:
 @dataclass
 class Config:
     experiment: str = "default"
-    study: str = "quality"  # quality: methods against retention; gates: what the reference model must do
+    study: str = "quality"  # quality: methods against retention; gates: the reference model's bars; query_block: lists a block
     seed: int = 0
     retention: float = 0.2
     retentions: list[float] = field(default_factory=list)  # several in one run; empty: `retention` alone

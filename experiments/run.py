@@ -26,19 +26,20 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from experiments import config as schema
-from experiments import gates, study
+from experiments import gates, query_block, study
 from experiments.machine import machine
 from experiments.progress import say
 from experiments.setup import Setup, needs_bank, prepare
 from experiments.stages import build_bank, run_offline
 from shadowattn.artifacts import read_json, sha256, versions, write_json
 from shadowattn.errors import InputError
+from shadowattn.kernels import native
 from shadowattn.reporting.rows import write_rows
 
 schema.register()
 
 # What a run measures; each module has `measure`, `draw` and `table`.
-STUDIES = {"quality": study, "gates": gates}
+STUDIES = {"quality": study, "gates": gates, "query_block": query_block}
 
 
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).parents[1] / "conf"), config_name="config")
@@ -65,7 +66,7 @@ def _run(config: DictConfig) -> None:
     folder = Path(config.paths.results) / "runs" / config.experiment / setup.config_hash
     say(
         f"{config.experiment} {setup.config_hash}: {setup.loaded.name} on {setup.corpus.name}, estimate on "
-        f"{setup.device.name}, kernel {setup.kernel}"
+        f"{setup.device.name}, kernel {setup.kernel}{_kernel_level(setup.kernel)}"
     )
     if (folder / "meta.json").exists():
         rows = _finished_rows(folder)
@@ -76,6 +77,10 @@ def _run(config: DictConfig) -> None:
     console.print(STUDIES[config.study].table(rows, f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"))
     for path in sorted(folder.glob("*.png")):
         print(path)
+
+
+def _kernel_level(kernel: str) -> str:
+    return f" ({native.LEVELS[native.level()]})" if kernel == "native" else ""
 
 
 def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime) -> pd.DataFrame:
@@ -95,7 +100,7 @@ def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime) -
         "stages": [*offline.stages, bank_name],
         "estimate_device": asdict(setup.device),
         "scale_fit": offline.observations.fit(offline.grid),
-        "kernel": setup.kernel,
+        "kernel": setup.kernel + _kernel_level(setup.kernel),
         "machine": machine(),
         "versions": versions(),
         "started": started.isoformat(timespec="seconds"),

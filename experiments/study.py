@@ -137,8 +137,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         estimator=part_name(method.estimator),
         allocator=part_name(method.allocator),
         estimate_device=setup.device.name if needs_bank(method.estimator) else "none",
-        query_block=method.selection.query_block,
-        block_score=method.selection.block_score,
+        **method.selection,
     )
     predicted = windows.numel() - len(windows)
     rows = [
@@ -199,6 +198,7 @@ def common_row(setup: Setup, windows: Tensor) -> Row:
         data=setup.corpus.name,
         corpus_sha256=setup.corpus.sha256,
         flag="",
+        dense_above=setup.config.dense_above,
     )
 
 

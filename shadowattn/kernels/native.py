@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
@@ -83,11 +84,15 @@ class _Estimate(Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where the installation found no compiler."""
+    """The compiled kernels, or None where the installation found no compiler.
+
+    The environment variable SHADOWATTN_NATIVE names another build of them, such as one with sanitizers (`make sanitize`).
+    """
     spec = importlib.util.find_spec("shadowattn.kernels._native")
-    if spec is None or spec.origin is None:
+    path = os.environ.get("SHADOWATTN_NATIVE") or (spec and spec.origin)
+    if not path:
         return None
-    loaded = ctypes.CDLL(spec.origin)
+    loaded = ctypes.CDLL(path)
     for name, struct in (("attend", _Attend), ("select", _Select), ("pack", _Pack), ("estimate", _Estimate)):
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
     return loaded

@@ -88,11 +88,14 @@ def attend_chunk(
     Returns the output [H, Q, D] and what was selected: the lists where `keep_lists`, else how many (head, row, key) pairs.
     """
     out, parts, kept = torch.empty(q.shape, dtype=q.dtype), [], 0
+    prepared = estimator.prepare(k, layer=layer) if isinstance(estimator, Chooser) else None
     for part in _launches(q, k, retention, estimator, rule):
-        selection = select_keys(
-            q[part], k, retention[part], layer=layer, positions=positions, heads=heads[part], estimator=estimator,
-            rule=rule, kernels=kernels,
-        )  # fmt: skip
+        how = {"positions": positions, "heads": heads[part], "rule": rule}
+        if isinstance(estimator, Chooser):
+            lists = rule.lists(retention[part], positions)
+            selection = estimator.choose(q[part], prepared, lists=lists, **how)
+        else:
+            selection = select_keys(q[part], k, retention[part], layer=layer, estimator=estimator, kernels=kernels, **how)
         out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
         kept += selection.kept()
         if keep_lists:
@@ -112,13 +115,10 @@ def select_keys(
     rule: Rule,
     kernels: Kernels,
 ) -> Selection:
-    """Estimate and select for one chunk: q [H, Q, D] at `positions` [Q], k [G, K, D], retention float64 [H]."""
-    lists = rule.lists(retention, positions)
-    if isinstance(estimator, Chooser):
-        return estimator.choose(q, k, rule, lists, layer=layer, positions=positions, heads=heads)
+    """Scores, then lists, for one chunk: q [H, Q, D] at `positions` [Q], k [G, K, D], retention float64 [H]."""
     scored, at = rule.scored(q, positions)
     scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
-    return kernels.select(rule.pool(scores, positions), lists)
+    return kernels.select(rule.pool(scores, positions), rule.lists(retention, positions))
 
 
 def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rule: Rule) -> list[slice]:

@@ -36,6 +36,9 @@ class Row:
     data: str
     corpus_sha256: str
     flag: str
+    sinks: int = 0
+    recent: int = 0
+    dense_above: float = 1.0  # heads of this retention or more went dense
 
 
 def write_rows(rows: list[Row], path: Path) -> pd.DataFrame:

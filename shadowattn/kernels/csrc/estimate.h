@@ -228,8 +228,9 @@ int estimate_rows(const SaEstimate& a) {
     const uint8_t* packed = a.packed + a.kv_head[head] * a.packed_head_stride;
     quantize_rows<T>(a, head, from, to, x);
     const int64_t first_list = pooled ? at : from, end_list = pooled ? at + 1 : to;
-    int64_t offered = a.scores ? a.keys : 0;
-    for (int64_t b = first_list; !a.scores && b < end_list; ++b) offered = max_of(offered, a.to.offered[b]);
+    const bool all_keys = a.scores || !a.to.indices;
+    int64_t offered = all_keys ? a.keys : 0;
+    for (int64_t b = first_list; !all_keys && b < end_list; ++b) offered = max_of(offered, a.to.offered[b]);
     if (a.pooling == SA_MAX) pool_rows<SA_MAX>(a, x, from, to - from, packed, scores);
     else if (a.pooling == SA_SUM) pool_rows<SA_SUM>(a, x, from, to - from, packed, scores);
     else products_of<SA_ROWS>(to - from, packed, 0, round_up(offered, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.sums, scores, width);

@@ -1,6 +1,6 @@
 """Estimators: how important a key looks to a query row. One file each; only the order of the scores matters."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -30,6 +30,10 @@ class Estimator(Protocol):
 class Chooser(Protocol):
     """An estimator that also selects, so that its scores need never exist."""
 
-    def choose(self, q: Tensor, k: Tensor, rule: Rule, lists: Lists, *, layer: int, positions: Tensor, heads: Heads) -> Selection:
+    def prepare(self, k: Tensor, *, layer: int) -> Any:
+        """Whatever `choose` wants to know of k [G, K, D], once a chunk for all of its heads."""
+        ...
+
+    def choose(self, q: Tensor, prepared: Any, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
         """The lists that `rule` and `lists` call for; arguments as in `Estimator.estimate`."""
         ...

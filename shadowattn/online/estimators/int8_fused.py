@@ -24,7 +24,7 @@ class PackedKeys:
     scales: Tensor  # float32 [G]
     packed: Tensor  # uint8 [G, capacity / 16, D / 4, 16, 4]
     length: int = 0
-    last: Tensor | None = None  # the last appended row of K, by which a continuation is known
+    fingerprint: Tensor | None = None  # of the keys that are packed
 
     @classmethod
     def empty(cls, scales: Tensor, head_dim: int) -> "PackedKeys":
@@ -38,18 +38,30 @@ class PackedKeys:
             grown = self.packed.new_zeros(self.packed.shape[0], capacity // 16, *self.packed.shape[2:])
             grown[:, : self.packed.shape[1]] = self.packed
             self.packed = grown
-        ops.pack(k[:, self.length :], self.scales, self.packed, self.length)
-        self.length, self.last = k.shape[1], k[:, -1].clone()
+        new = k[:, self.length :]
+        ops.pack(new, self.scales, self.packed, self.length)
+        added = _fingerprint(new, self.length)
+        self.fingerprint = added if self.fingerprint is None else self.fingerprint + added
+        self.length = k.shape[1]
 
-    def continued_by(self, k: Tensor, first_row: int, scales: Tensor) -> bool:
-        """Whether k [G, K, D] holds the packed keys and new ones, for a chunk whose first row is at `first_row`."""
-        return (
-            first_row >= self.length > 0
-            and k.shape[1] >= self.length
-            and self.last is not None
-            and self.last.equal(k[:, self.length - 1])
-            and self.scales.equal(scales)
-        )
+    def crop(self, k: Tensor) -> None:
+        """Forgets what comes after k [G, K, D], as a cropped cache does."""
+        self.length, self.fingerprint = k.shape[1], _fingerprint(k, 0)
+
+    def begin(self, k: Tensor, scales: Tensor) -> bool:
+        """Whether k [G, K, D] begins with the keys that are packed: other sequences may have come in between."""
+        if self.fingerprint is None or self.length > k.shape[1] or not self.scales.equal(scales):
+            return False
+        return _fingerprint(k[:, : self.length], 0).equal(self.fingerprint)
+
+
+def _fingerprint(k: Tensor, first_key: int) -> Tensor:
+    """int64 [G] of k [G, K, D] at the positions from `first_key` on: sums of the bits of each row, weighted by its position.
+
+    Integers, because a sum of floats depends on how it is cut; and for two percent of the time of packing again.
+    """
+    bits = k.view(torch.int16 if k.element_size() == 2 else torch.int32)
+    return (bits.sum(2) * torch.arange(first_key + 1, first_key + 1 + k.shape[1])).sum(1)
 
 
 @dataclass
@@ -70,40 +82,33 @@ class Int8Fused:
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """The integer products, exact in float32."""
         heads = heads or Heads.all(q.shape[0], k.shape[0])
-        q_scales, keys = self._prepare(q, k, layer, positions, heads)
-        return ops.estimate(q, q_scales, keys.packed, k.shape[1], heads.kv, positions + 1, "rows", 1)
+        keys = self.prepare(k, layer=layer)
+        return ops.estimate(q, self._q_scales(q, heads), keys.packed, keys.length, heads.kv, positions + 1, "rows", 1)
 
-    def choose(self, q: Tensor, k: Tensor, rule: Rule, lists: Lists, *, layer: int, positions: Tensor, heads: Heads) -> Selection:
+    def prepare(self, k: Tensor, *, layer: int) -> PackedKeys:
+        """k [G, K, D] packed: what is new of it where the layer's packed keys are its beginning, else all of it."""
+        scales = self.k_scales if self.grid is None else _nearest(self.grid.k_scales, absmax_scales(k))
+        if scales is None:
+            raise ValueError("expected a grid or scales, got neither; use Int8Fused.of(q, k) or pass grid=profile.scales")
+        keys = self._packed.get(layer)
+        if keys is None or not keys.begin(k, scales):
+            keys = self._packed[layer] = PackedKeys.empty(scales, k.shape[2])
+            self.repacked += 1
+        if keys.length < k.shape[1]:
+            keys.append(k)
+        return keys
+
+    def choose(self, q: Tensor, prepared: PackedKeys, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
+        """Products, pooling and selection, tile by tile."""
         scored, at = rule.scored(q, positions)
-        q_scales, keys = self._prepare(scored, k, layer, positions, heads)
         indices = ops.estimate_select(
-            scored, q_scales, keys.packed, k.shape[1], heads.kv, at + 1, rule.pooling, rule.query_block,
-            lists.offered, lists.own, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent,
+            scored, self._q_scales(scored, heads), prepared.packed, prepared.length, heads.kv, at + 1, rule.pooling,
+            rule.query_block, lists.offered, lists.own, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent,
         )  # fmt: skip
         return Selection(indices, lists.starts, positions, rule.query_block)
 
-    def _prepare(self, q: Tensor, k: Tensor, layer: int, positions: Tensor, heads: Heads) -> tuple[Tensor, PackedKeys]:
-        """Scales of q's heads, and the layer's keys, packed up to the last of k."""
-        q_scales, k_scales = self._scales(q, k, heads)
-        keys = self._packed.get(layer)
-        same_chunk = keys is not None and keys.length == k.shape[1] and self._matches(keys, k, k_scales)
-        if not same_chunk:
-            if keys is None or not keys.continued_by(k, int(positions[0]), k_scales):
-                keys = self._packed[layer] = PackedKeys.empty(k_scales, k.shape[2])
-                self.repacked += 1
-            keys.append(k)
-        return q_scales, keys
-
-    @staticmethod
-    def _matches(keys: PackedKeys, k: Tensor, scales: Tensor) -> bool:
-        return keys.last is not None and keys.last.equal(k[:, -1]) and keys.scales.equal(scales)
-
-    def _scales(self, q: Tensor, k: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
-        if self.grid is None:
-            if self.q_scales is None or self.k_scales is None:
-                raise ValueError("expected a grid or scales, got neither; use Int8Fused.of(q, k) or pass grid=profile.scales")
-            return self.q_scales[heads.ids], self.k_scales
-        return _nearest(self.grid.q_scales, absmax_scales(q)), _nearest(self.grid.k_scales, absmax_scales(k))
+    def _q_scales(self, q: Tensor, heads: Heads) -> Tensor:
+        return _nearest(self.grid.q_scales, absmax_scales(q)) if self.q_scales is None else self.q_scales[heads.ids]
 
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:

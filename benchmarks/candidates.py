@@ -1,0 +1,194 @@
+"""What is timed: one chunk of a prefill, or one step of a decode, by every way there is to compute it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shadowattn.kernels import native
+from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.kernels.torch_kernels import TorchKernels, dense
+from shadowattn.online.decode import shared_decode
+from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.path import attend_chunk
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Selection
+
+# Query heads, key/value heads and head dimension of one layer.
+SHAPES = {"qwen2-0.5b": (14, 2, 64), "qwen2-1.5b": (12, 2, 128), "phonelm-1.5b": (16, 16, 160)}
+FLEX_BLOCK = 64
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One chunk of `rows` queries, the last ones of `keys` keys."""
+
+    shape: str
+    dtype: torch.dtype
+    keys: int
+    rows: int
+    retention: float
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of dense causal attention."""
+        heads, _, dim = SHAPES[self.shape]
+        return 4 * heads * self.rows * (self.keys - (self.rows - 1) / 2) * dim
+
+
+class Tensors:
+    """Normally distributed q, k and v of a case, and lists of random keys: for speed, which is what is measured, the worst
+    case, since neighbouring rows of a real model share keys."""
+
+    def __init__(self, case: Case):
+        generator = torch.Generator().manual_seed(0)
+        heads, groups, dim = SHAPES[case.shape]
+        self.case, self.scale = case, 1 / math.sqrt(dim)
+        make = lambda n, rows: torch.randn(n, rows, dim, generator=generator).to(case.dtype)  # noqa: E731
+        self.q, self.k, self.v = make(heads, case.rows), make(groups, case.keys), make(groups, case.keys)
+        self.heads = Heads.all(heads, groups)
+        self.positions = case.keys - case.rows + torch.arange(case.rows)
+        self.retention = torch.full((heads,), case.retention, dtype=torch.float64)
+
+    def random_lists(self, query_block: int) -> Selection:
+        lists = Rule(query_block).lists(self.retention, self.positions)
+        generator = torch.Generator().manual_seed(1)
+        parts = [
+            NativeKernels().select(torch.rand(1, len(lists.offered), self.case.keys, generator=generator), one)
+            for one in [Rule(query_block).lists(self.retention[:1], self.positions)] * len(self.heads)
+        ]
+        return Selection.cat(parts)
+
+
+def baselines(t: Tensors) -> dict[str, Call]:
+    """torch's dense attention and ours."""
+    offset = t.case.keys - t.case.rows
+    seen = torch.arange(t.case.keys) <= t.positions[:, None]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return {
+        "sdpa": lambda: sdpa(t.q[None], t.k[None], t.v[None], attn_mask=seen, enable_gqa=True),
+        "own dense": lambda: NativeKernels().dense(t.q, t.k, t.v, t.heads, causal_offset=offset, scale=t.scale),
+    }
+
+
+def attend_only(t: Tensors, blocks: tuple[int, ...] = (1, 32)) -> dict[str, Call]:
+    """Attention from lists that are there already."""
+    calls = {}
+    for block in blocks:
+        selection = t.random_lists(block)
+        calls[f"attend, {_rows(block)}"] = lambda selection=selection: NativeKernels().attend(
+            t.q, t.k, t.v, selection, t.heads, scale=t.scale
+        )
+    return calls
+
+
+def gather(t: Tensors, block: int) -> dict[str, Call]:
+    """torch gather and matmul from the same lists."""
+    selection = t.random_lists(block)
+    return {
+        f"torch gather + matmul, {_rows(block)}": lambda: TorchKernels().attend(t.q, t.k, t.v, selection, t.heads, scale=t.scale)
+    }
+
+
+def stages(t: Tensors) -> dict[str, Call]:
+    """The fused path's parts, per row: products of all rows alone, and products and selection."""
+    q_scales, k_scales = absmax_scales(t.q), absmax_scales(t.k)
+    estimator = Int8Fused(q_scales=q_scales, k_scales=k_scales)
+    keys = estimator.prepare(t.k, layer=0)
+    products = {"keys": t.case.keys, "kv_head": t.heads.kv, "visible": t.positions + 1, "pooling": "rows", "query_block": 1}
+
+    def choose(part: slice) -> None:
+        heads, retention = t.heads[part], t.retention[part]
+        lists = Rule().lists(retention, t.positions)
+        estimator.choose(t.q[part], keys, Rule(), lists, positions=t.positions, heads=heads)
+
+    return {
+        "quantise": lambda: (absmax_scales(t.q), keys.crop(t.k[:, : -t.case.rows]), keys.append(t.k)),
+        "estimate": lambda: native.estimate(t.q, q_scales, keys.packed, **products),
+        # Two heads a call, as the path does: what a call writes is read back from the cache.
+        "estimate + select": lambda: [choose(slice(h, h + 2)) for h in range(0, len(t.heads), 2)],
+    }
+
+
+def totals(t: Tensors, block: int, block_score: str = "first_row") -> dict[str, Call]:
+    """Quantise, estimate, select, attend, as `SparsePrefill` runs them; K was packed up to this chunk before."""
+    rule = Rule(block, block_score)
+    estimator = Int8Fused.of(t.q, t.k)
+    keys = estimator.prepare(t.k, layer=0)
+    earlier = t.k[:, : -t.case.rows]
+
+    def run() -> None:
+        if earlier.shape[1]:
+            keys.crop(earlier)  # so that the chunk's own keys are new; the check of the others is part of the path
+        absmax_scales(t.q)  # what the choice of a scale costs
+        attend_chunk(
+            t.q, t.k, t.v, t.retention, layer=0, positions=t.positions, heads=t.heads, estimator=estimator, rule=rule,
+            kernels=NativeKernels(), scale=t.scale, keep_lists=False,
+        )  # fmt: skip
+
+    return {f"total, {_rows(block)}" + ("" if block == 1 else f", {block_score}"): run}
+
+
+def flex(t: Tensors) -> dict[str, Call]:
+    """torch's compiled flex_attention on random blocks of 64 × 64, and our kernel on the very same keys."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+    heads, case = len(t.heads), t.case
+    q_blocks, k_blocks = case.rows // FLEX_BLOCK, case.keys // FLEX_BLOCK
+    count = max(1, math.ceil(case.retention * k_blocks))
+    generator = torch.Generator().manual_seed(2)
+    past = k_blocks - q_blocks  # the chunk's own blocks stay out, so that no element needs a mask
+    order = torch.rand(heads, q_blocks, past, generator=generator).argsort(-1)[..., :count].sort(-1).values
+    padded = torch.nn.functional.pad(order, (0, k_blocks - count)).to(torch.int32)
+    counts = torch.full((1, heads, q_blocks), count, dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(counts, padded[None], BLOCK_SIZE=FLEX_BLOCK, seq_lengths=(case.rows, case.keys))
+    compiled = torch.compile(flex_attention, dynamic=False)
+    keys = (order[..., None] * FLEX_BLOCK + torch.arange(FLEX_BLOCK)).flatten(2)
+    starts = torch.arange(heads * q_blocks + 1) * keys.shape[-1]
+    selection = Selection(keys.flatten().to(torch.int32), starts, t.positions, FLEX_BLOCK)
+    return {
+        "flex_attention, 64 × 64 blocks": lambda: compiled(t.q[None], t.k[None], t.v[None], block_mask=mask, enable_gqa=True),
+        "attend, 64 × 64 blocks": lambda: NativeKernels().attend(t.q, t.k, t.v, selection, t.heads, scale=t.scale),
+    }
+
+
+def decode(t: Tensors) -> dict[str, Call]:
+    """One query a head. Grouped bmm is the best dense baseline of torch: its SDPA is far below the bandwidth in bfloat16."""
+    count, groups = len(t.heads), t.k.shape[0]
+    folded = t.q.view(groups, count // groups, -1)
+    estimator = Int8Fused.of(t.q, t.k)
+    shared = Selection(*_shared_list(t), torch.full((count // groups,), t.case.keys - 1), count // groups)
+
+    def grouped() -> Tensor:
+        weights = torch.softmax((folded @ t.k.transpose(1, 2)).float() * t.scale, -1)
+        return weights.to(t.v.dtype) @ t.v
+
+    return {
+        "sdpa": lambda: dense(t.q, t.k, t.v, causal_offset=t.case.keys - 1, scale=t.scale),
+        "torch grouped bmm": grouped,
+        "own dense": lambda: NativeKernels().dense(
+            t.q, t.k, t.v, t.heads, causal_offset=t.case.keys - 1, scale=t.scale
+        ),
+        "attend, shared list": lambda: NativeKernels().attend(
+            folded, t.k, t.v, shared, Heads.all(groups, groups), scale=t.scale
+        ),
+        "total, shared list": lambda: shared_decode(
+            t.q, t.k, t.v, t.retention, layer=0, estimator=estimator, kernels=NativeKernels(), scale=t.scale
+        ),
+    }  # fmt: skip
+
+
+def _shared_list(t: Tensors) -> tuple[Tensor, Tensor]:
+    lists = Rule().lists(t.retention[: t.k.shape[0]], t.positions)
+    chosen = NativeKernels().select(torch.rand(t.k.shape[0], 1, t.case.keys), lists)
+    return chosen.indices, chosen.starts
+
+
+def _rows(block: int) -> str:
+    return "per row" if block == 1 else f"{block}-row blocks"

@@ -1,0 +1,93 @@
+"""Lists shared by a block of rows: the quality of each way to score a block, beside the time it takes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from rich.table import Table
+
+from benchmarks.interleave import interleave, ratio
+from experiments import study
+from experiments.progress import say
+from experiments.setup import Setup
+from experiments.stages import Offline
+from shadowattn.errors import InputError
+from shadowattn.graphs import GraphBank
+from shadowattn.kernels import choose
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.path import attend_chunk
+from shadowattn.online.selection import Rule
+from shadowattn.reporting import figures
+from shadowattn.reporting.rows import Row
+from shadowattn.types import Heads
+
+_ROUNDS, _ROWS = 15, 512
+
+
+def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
+    """Quality of every method at one retention, then the time of each on random tensors of the model's shape."""
+    if len(setup.retentions) != 1:
+        raise InputError(f"retentions: this study compares blocks at one retention, got {setup.retentions}")
+    return study.measure(setup, offline, bank, folder) + _times(setup)
+
+
+def _times(setup: Setup) -> list[Row]:
+    """One chunk at the end of the model's context, estimate to output; candidates take turns."""
+    shape, keys = setup.shape, setup.shape.context_tokens
+    rows = min(_ROWS, keys)
+    say(f"time: {len(setup.methods)} ways to attend from {rows} rows to {keys} keys, random tensors")
+    generator = torch.Generator().manual_seed(setup.config.seed)
+    q = torch.randn(shape.heads, rows, shape.head_dim, generator=generator)
+    k, v = torch.randn(2, shape.kv_heads, keys, shape.head_dim, generator=generator)
+    kernels = choose(setup.kernel, head_dim=shape.head_dim, dtype=q.dtype)
+    heads, scale = Heads.all(shape.heads, shape.kv_heads), shape.head_dim**-0.5
+    retention = torch.full((shape.heads,), setup.retentions[0], dtype=torch.float64)
+    positions = keys - rows + torch.arange(rows)
+    estimator = Int8Fused.of(q, k)
+    calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=keys - rows, scale=scale)}
+    rules = {name: Rule(**method.selection) for name, method in setup.methods.items()}
+    for name in rules:
+        calls[name] = lambda name=name: attend_chunk(
+            q, k, v, retention, layer=0, positions=positions, heads=heads, estimator=estimator, rule=rules[name],
+            kernels=kernels, scale=scale, keep_lists=False,
+        )  # fmt: skip
+    timings = interleave(calls, rounds=_ROUNDS, warmup=2)
+    common = replace(
+        study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", n=_ROUNDS, context_tokens=keys, data="random tensors"
+    )
+    made = []
+    for name, timing in timings.items():
+        row = common
+        if name in setup.methods:
+            selection = setup.methods[name].selection
+            row = replace(
+                common, method=name, retention=setup.retentions[0], query_block=selection.query_block,
+                block_score=selection.block_score, estimator="int8fused", allocator="uniform",
+            )  # fmt: skip
+        made.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
+        made.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))
+    return made
+
+
+def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
+    """Quality and speed against the rows that share a list."""
+    figures.quality_against_query_block(rows, folder / "query_block.png")
+
+
+def table(rows: pd.DataFrame, title: str) -> Table:
+    """A line a method: what it loses and what it saves."""
+    metrics = [
+        "loss_increase",
+        "perplexity",
+        "accuracy",
+        "mass_recall",
+        "topk_overlap",
+        "sparse_density",
+        "times_faster_than_dense",
+    ]
+    made = Table("block score", "query block", *(m.replace("_", " ") for m in metrics), title=title)
+    for (query_block, score), cell in rows.groupby(["query_block", "block_score"], sort=False):
+        values = cell.set_index("metric").value
+        made.add_row(score, str(query_block), *(f"{values[m]:.4g}" if m in values.index else "" for m in metrics))
+    return made
