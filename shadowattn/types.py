@@ -9,7 +9,7 @@ Query row i stands at absolute position p(i) and sees the keys 0 … p(i); `visi
 `retention` is the kept fraction of the visible keys, in (0, 1].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,9 +61,11 @@ class Lists:
     sinks: int = 0
     recent: int = 0
 
-    @property
-    def heads(self) -> int:
-        return (len(self.starts) - 1) // len(self.offered)
+    def __getitem__(self, heads: slice) -> "Lists":
+        """The lists of some neighbouring heads."""
+        first, last, _ = heads.indices((len(self.starts) - 1) // len(self.offered))
+        starts = self.starts[first * len(self.offered) : last * len(self.offered) + 1]
+        return replace(self, starts=starts - starts[0])
 
     @property
     def size(self) -> int:
@@ -100,19 +102,13 @@ class Selection:
         start, end = self.starts[head * self.blocks + block : head * self.blocks + block + 2].tolist()
         return self.indices[start:end]
 
-    def heads(self, which: slice) -> "Selection":
-        """The lists of some neighbouring heads."""
-        first, last, _ = which.indices((len(self.starts) - 1) // self.blocks)
-        starts = self.starts[first * self.blocks : last * self.blocks + 1]
-        return Selection(self.indices[int(starts[0]) : int(starts[-1])], starts - starts[0], self.positions, self.query_block)
-
     def kept(self) -> int:
         """Number of (head, row, key) pairs that are attended to."""
+        if self.query_block == 1:
+            return len(self.indices)
         rows = torch.full((self.blocks,), self.query_block)
         rows[-1] = len(self.positions) - (self.blocks - 1) * self.query_block
         pairs = int((self.counts * rows).sum())
-        if self.query_block == 1:
-            return pairs
         block = torch.arange(self.blocks).repeat(self.counts.shape[0]).repeat_interleave(self.starts.diff())
         late = self.indices > self.positions[block * self.query_block]  # keys that some row of the block does not see
         block, keys = block[late], self.indices[late]

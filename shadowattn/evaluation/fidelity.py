@@ -47,8 +47,8 @@ class Fidelity:
     def _exact(seen: Attended, positions: Tensor) -> Selection:
         """What exact scores select by the same rule."""
         return select_keys(
-            seen.q, seen.k, seen.retention, layer=seen.layer, positions=positions, heads=seen.heads, estimator=Oracle(),
-            rule=seen.rule, kernels=TorchKernels(),
+            seen.q, seen.k, layer=seen.layer, positions=positions, heads=seen.heads, estimator=Oracle(), rule=seen.rule,
+            lists=seen.rule.lists(seen.retention, positions), kernels=TorchKernels(),
         )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, Selection
+from shadowattn.types import Heads, Lists, Selection
 
 _CHUNK_TOKENS = 256
 # What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
@@ -88,14 +88,14 @@ def attend_chunk(
     Returns the output [H, Q, D] and what was selected: the lists where `keep_lists`, else how many (head, row, key) pairs.
     """
     out, parts, kept = torch.empty(q.shape, dtype=q.dtype), [], 0
+    lists = rule.lists(retention, positions)
     prepared = estimator.prepare(k, layer=layer) if isinstance(estimator, Chooser) else None
     for part in _launches(q, k, retention, estimator, rule):
-        how = {"positions": positions, "heads": heads[part], "rule": rule}
+        how = {"positions": positions, "heads": heads[part], "rule": rule, "lists": lists[part]}
         if isinstance(estimator, Chooser):
-            lists = rule.lists(retention[part], positions)
-            selection = estimator.choose(q[part], prepared, lists=lists, **how)
+            selection = estimator.choose(q[part], prepared, **how)
         else:
-            selection = select_keys(q[part], k, retention[part], layer=layer, estimator=estimator, kernels=kernels, **how)
+            selection = select_keys(q[part], k, layer=layer, estimator=estimator, kernels=kernels, **how)
         out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
         kept += selection.kept()
         if keep_lists:
@@ -106,19 +106,19 @@ def attend_chunk(
 def select_keys(
     q: Tensor,
     k: Tensor,
-    retention: Tensor,
     *,
     layer: int,
     positions: Tensor,
     heads: Heads,
     estimator: Estimator,
     rule: Rule,
+    lists: Lists,
     kernels: Kernels,
 ) -> Selection:
-    """Scores, then lists, for one chunk: q [H, Q, D] at `positions` [Q], k [G, K, D], retention float64 [H]."""
+    """Scores, and by them `lists`, for one chunk: q [H, Q, D] of `heads` at `positions` [Q], k [G, K, D]."""
     scored, at = rule.scored(q, positions)
     scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
-    return kernels.select(rule.pool(scores, positions), rule.lists(retention, positions))
+    return kernels.select(rule.pool(scores, positions), lists)
 
 
 def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rule: Rule) -> list[slice]:

@@ -30,9 +30,9 @@ def test_selects_bit_for_bit_what_the_graph_selects(count, groups, query_block, 
     heads, positions, rule = Heads.all(count, groups), 130 + torch.arange(70), Rule(query_block, block_score)
     kernels = shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32)
     graph, fused = Int8Tensor.of(q, k), Int8Fused.of(q, k)
-    how = {"positions": positions, "heads": heads, "rule": rule}
-    expected = select_keys(q, k, RETENTION, layer=0, estimator=graph, kernels=kernels, **how)
-    chosen = fused.choose(q, fused.prepare(k, layer=0), lists=rule.lists(RETENTION, positions), **how)
+    how = {"positions": positions, "heads": heads, "rule": rule, "lists": rule.lists(RETENTION, positions)}
+    expected = select_keys(q, k, layer=0, estimator=graph, kernels=kernels, **how)
+    chosen = fused.choose(q, fused.prepare(k, layer=0), **how)
     assert chosen.indices.equal(expected.indices)
     assert chosen.starts.equal(expected.starts)
 
@@ -47,9 +47,9 @@ def test_selects_what_the_bank_selects():
     heads, positions, rule = Heads.all(4, 2), 130 + torch.arange(70), Rule()
     kernels = shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32)
     fused = Int8Fused(grid)
-    how = {"positions": positions, "heads": heads, "rule": rule}
-    expected = select_keys(q, k, RETENTION, layer=0, estimator=Int8(bank), kernels=kernels, **how)
-    chosen = fused.choose(q, fused.prepare(k, layer=0), lists=rule.lists(RETENTION, positions), **how)
+    how = {"positions": positions, "heads": heads, "rule": rule, "lists": rule.lists(RETENTION, positions)}
+    expected = select_keys(q, k, layer=0, estimator=Int8(bank), kernels=kernels, **how)
+    chosen = fused.choose(q, fused.prepare(k, layer=0), **how)
     assert chosen.indices.equal(expected.indices)
 
 
