@@ -60,11 +60,20 @@ class Units:
     def has(self, key: str) -> bool:
         return self._path(key).exists()
 
+    def put(self, key: str, value: Any) -> None:
+        """Stores one unit, whole or not at all."""
+        write_json(self._path(key), value)
+
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         """The stored value of one unit, computed and stored if it is not there yet."""
         path = self._path(key)
         if not path.exists():
-            write_json(path, compute())
+            self.put(key, compute())
+        return self.read(key)
+
+    def read(self, key: str) -> Any:
+        """The stored value of one unit. Raises `InputError` where it is missing or damaged."""
+        path = self._path(key)
         return read_json(path, f"rebuild with: rm {path}, then the same command")
 
     def _path(self, key: str) -> Path:

@@ -58,6 +58,25 @@ class Importance:
 
 
 @dataclass(frozen=True)
+class AblationLosses:
+    """Loss in nat of every calibration window under every ablation: what `Importance` is a mean of.
+
+    A unit that a race has settled holds the first of the windows only.
+    """
+
+    base: tuple[float, ...]  # [W], nothing changed
+    layers: tuple[tuple[float, ...], ...]  # [L][≤ W], layer bypassed
+    heads: tuple[tuple[tuple[float, ...], ...], ...]  # [L][H][≤ W], head ablated
+    ablation: str
+    window_tokens: int
+
+    @property
+    def window_forwards(self) -> int:
+        """How many (ablation, window) pairs were measured."""
+        return sum(map(len, self.layers)) + sum(len(head) for layer in self.heads for head in layer)
+
+
+@dataclass(frozen=True)
 class ScaleGrid:
     """The static INT8 scales that graphs are built for: every pair of a Q scale and a K scale.
 
