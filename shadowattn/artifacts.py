@@ -27,9 +27,14 @@ def content_hash(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file so that a reader sees the old content or the new, never a part."""
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{os.getpid()}")
-    staged.write_text(json.dumps(value, indent=1))
+    staged.write_text(text, encoding="utf-8")
     staged.replace(path)
 
 

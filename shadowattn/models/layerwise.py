@@ -39,9 +39,7 @@ class Layerwise:
         self._norm = getattr(self._decoder, "norm", None)
         self._head = model.get_output_embeddings()
         if self._norm is None or not isinstance(self._head, nn.Linear):
-            raise InputError(
-                f"{type(model).__name__}: expected a final norm called `norm` and a linear output layer; {_REMEDY}"
-            )
+            raise InputError(f"{type(model).__name__}: expected a final norm called `norm` and a linear output layer; {_REMEDY}")
         self._projections = [_output_projection(module) for module in attention_modules(model)]
         self._model, self._seen = model, None
         self._arguments = self._layer_arguments(torch.zeros(1, tokens, dtype=torch.int64))
@@ -169,7 +167,8 @@ def _output_projection(attention: nn.Module) -> nn.Module:
         if isinstance(getattr(attention, name, None), nn.Module):
             return getattr(attention, name)
     raise InputError(
-        f"{type(attention).__name__}: expected an output projection called {', '.join(_OUTPUT_PROJECTIONS)}, found none; {_REMEDY}"
+        f"{type(attention).__name__}: expected an output projection called {', '.join(_OUTPUT_PROJECTIONS)}, found none; "
+        f"{_REMEDY}"
     )
 
 

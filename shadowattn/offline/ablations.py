@@ -58,9 +58,7 @@ class TopK:
         kept = keep_counts(head_retentions(self.retention, 1), torch.arange(1, q.shape[1] + 1))[0]
         for rows in torch.arange(q.shape[1]).split(_TOPK_ROWS):
             end = int(rows[-1]) + 1
-            scores = (q[:, rows] @ k[:, :end].transpose(1, 2) * scale).masked_fill(
-                torch.arange(end) > rows[:, None], -torch.inf
-            )
+            scores = (q[:, rows] @ k[:, :end].transpose(1, 2) * scale).masked_fill(torch.arange(end) > rows[:, None], -torch.inf)
             best = scores.topk(int(kept[rows].max()), -1)
             beyond = torch.arange(best.values.shape[-1]) >= kept[rows, None]
             weights = torch.softmax(best.values.masked_fill(beyond, -torch.inf), -1)

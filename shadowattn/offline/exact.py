@@ -80,9 +80,7 @@ def measure_plainly(
             units.put(key, losses(replace_attention(model, Ablated(piece.layer, head, ablation))))
 
 
-def _head_losses(
-    layers: Layerwise, piece: Work, hidden: Tensor, windows: Tensor, ablation: Ablation, batch: int
-) -> Tensor:
+def _head_losses(layers: Layerwise, piece: Work, hidden: Tensor, windows: Tensor, ablation: Ablation, batch: int) -> Tensor:
     """float64 [n, W] for the n heads of a piece."""
 
     def variants(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> Tensor:

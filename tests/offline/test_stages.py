@@ -11,7 +11,7 @@ from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import batch_losses
 from shadowattn.models import replace_attention
 from shadowattn.offline import load_profile, measure_importance, observe_scales, save_profile, scale_grid
-from shadowattn.offline.ablations import Ablated, TopK, uniform, zero
+from shadowattn.offline.ablations import Ablated, uniform, zero
 from shadowattn.online.attention import dense
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.profiles import profile_for
