@@ -4,7 +4,7 @@ An ablation is a function of one head's q, k and v, [B, T, D] after RoPE, and th
 measurement (`exact`) calls it beside the output projection, the plain one (`Ablated`) inside the attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,21 @@ class TopK:
 
 
 BY_NAME: dict[str, Ablation] = {"zero": zero, "uniform": uniform}
+
+
+def head_variants(ablated: Sequence[tuple[int, Ablation]]) -> Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor]:
+    """One variant of a layer's attention output for each (head, ablation), as `models.layerwise` takes them."""
+
+    def variants(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> Tensor:
+        _, heads, _, dim = q.shape
+        group = heads // k.shape[1]
+        changed = out.expand(len(ablated), *out.shape).clone()
+        for index, (head, ablation) in enumerate(ablated):
+            columns = slice(head * dim, (head + 1) * dim)
+            changed[index, ..., columns] = ablation(q[:, head], k[:, head // group], v[:, head // group], scale)
+        return changed
+
+    return variants
 
 
 @dataclass(frozen=True)

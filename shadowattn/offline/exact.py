@@ -13,7 +13,7 @@ from shadowattn.evaluation.perplexity import batch_losses
 from shadowattn.models.layerwise import Layerwise, layerwise
 from shadowattn.models.linear import choose_linear
 from shadowattn.models.patch import bypass_layer, model_shape, replace_attention
-from shadowattn.offline.ablations import Ablated, Ablation
+from shadowattn.offline.ablations import Ablated, Ablation, head_variants
 from shadowattn.offline.work import Progress, Work
 
 
@@ -83,15 +83,7 @@ def measure_plainly(
 def _head_losses(layers: Layerwise, piece: Work, hidden: Tensor, windows: Tensor, ablation: Ablation, batch: int) -> Tensor:
     """float64 [n, W] for the n heads of a piece."""
 
-    def variants(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> Tensor:
-        heads, dim = q.shape[1], q.shape[-1]
-        group = heads // k.shape[1]
-        changed = out.expand(len(piece.heads), *out.shape).clone()
-        for index, head in enumerate(piece.heads):
-            columns = slice(head * dim, (head + 1) * dim)
-            changed[index, ..., columns] = ablation(q[:, head], k[:, head // group], v[:, head // group], scale)
-        return changed
-
+    variants = head_variants([(head, ablation) for head in piece.heads])
     count, parts = len(piece.heads), []
     together = max(1, batch // count)
     for part, ids in zip(hidden.split(together), windows.split(together), strict=True):
