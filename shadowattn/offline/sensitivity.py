@@ -59,7 +59,8 @@ def _losses(model, windows: Tensor, units: Units, work: list[Work], retention: f
     shape = model_shape(model)
     base = sum(own.read(f"L{shape.layers}"))
     return [
-        [(sum(own.read(f"L{layer}_H{head}")) - base) / len(windows) for head in range(shape.heads)] for layer in range(shape.layers)
+        [(sum(own.read(f"L{layer}_H{head}")) - base) / len(windows) for head in range(shape.heads)]
+        for layer in range(shape.layers)
     ]
 
 
