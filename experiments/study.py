@@ -202,7 +202,8 @@ def common_row(setup: Setup, windows: Tensor) -> Row:
 def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
     """Quality against retention, and what the offline stage found and allotted."""
     figures.quality_against_retention(rows, folder / "quality.png")
-    figures.head_importance(offline.importance, folder / "importance.png")
+    if offline.importance is not None:
+        figures.head_importance(offline.importance, folder / "importance.png")
     figures.scale_distribution(list(offline.observations.pairs), offline.grid, folder / "scales.png")
     profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, setup.retentions[0])
     title = f"retention by {profile.allocator}, mean {profile.mean_retention:.3g}"
