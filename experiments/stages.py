@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hydra.utils import instantiate
@@ -82,7 +82,7 @@ def allot(setup: Setup, allocator, retention: float, importance: Importance | No
     if importance is None:
         importance = Importance(((1.0,) * shape.heads,) * shape.layers, (1.0,) * shape.layers, 1.0, "none", 0)
     check_importance(importance.head_ppl, importance.layer_ppl, importance.base_ppl, retention)
-    return instantiate(allocator, **built).allocate(
+    return replace(instantiate(allocator), **built).allocate(
         importance.head_ppl, importance.layer_ppl, base_ppl=importance.base_ppl, retention=retention
     )
 

@@ -66,7 +66,7 @@ class _Counts:
         self.assigned: list[int] = []
 
     def add(self, grid: ScaleGrid, q: Tensor, k: Tensor, measured: list[tuple[float, float]]) -> None:
-        self.assigned = self.assigned or [0] * len(grid.pairs)
+        self.assigned += [0] * (len(grid.pairs) - len(self.assigned))  # layers' grids may differ in size
         group = q.shape[0] // k.shape[0]
         chosen = [nearest_pair(grid.pairs, *scales) for scales in measured]
         for bucket in chosen:
