@@ -73,7 +73,8 @@ class RaceConfig:
     first: int = 8
     z: float = 1.0
     tolerance: float = 0.2
-    overlap: float = 0.2
+    overlap: float = 0.1
+    seed: int = 0
 
 
 @dataclass

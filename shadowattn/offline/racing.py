@@ -30,12 +30,13 @@ Allotment = Callable[[Importance], list[list[float]]]
 @dataclass(frozen=True)
 class Race:
     """`first` windows in the first round; settled at `z` standard errors, `tolerance` of the mean retention and a share of
-    `overlap` of the other heads within the interval."""
+    `overlap` of the other heads within the interval. `seed` is that of the order in which windows are taken."""
 
-    first: int = 4
+    first: int = 8
     z: float = 1.0
-    tolerance: float = 0.1
+    tolerance: float = 0.2
     overlap: float = 0.1
+    seed: int = 0
 
     def __post_init__(self):
         if self.first < 2 or self.z <= 0 or self.tolerance < 0 or not 0 <= self.overlap <= 1:
@@ -68,11 +69,15 @@ def race_ablations(
 ) -> AblationLosses | None:
     """Losses of each ablation on the first windows, as many as it took to settle it; the unchanged model's on all.
 
+    The windows are taken in a random order, and the losses come back in that order.
+
     Arguments as in `importance.measure_ablations`. A round needs the one before it whole: with several shards, None comes back
     at the end of the shard's share of a round that others have not finished. What is settled follows from the stored
     losses alone, so an interrupted race ends in the same numbers.
     """
     how, shape = named_ablation(ablation), model_shape(model)
+    # Windows come in the text's order: the first of them would speak for its beginning alone.
+    windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(race.seed))]
     options = {"ablation": how, "batch": batch, "linear": linear}
     base = Units(units.folder / "base")
     measure_exactly(model, windows, base, [Work(shape.layers, (), 1.0)], **options)
