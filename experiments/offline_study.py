@@ -39,6 +39,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         rows += _retention_rows(own, profile)
         if needs_importance(setup.methods[name].allocator) and len(offline.losses.base) > 1:
             rows += _stability_rows(own, _stability(setup, offline, name, retention))
+    rows += _sensitivity_rows(row, offline)
     _export(setup, offline, folder / "artifact")
     rows += _scale_rows(setup, offline, row, Units(folder / "scale_report"))
     return rows
@@ -49,6 +50,8 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
     figures.head_importance(offline.importance, folder / "importance.png")
     offline_figures.fig6(offline.importance, folder / "fig6.png")
     offline_figures.fig7(offline.observations.pairs, offline.grid, folder / "fig7.png")
+    if "loss" in offline.sensitivities:
+        offline_figures.need(rows, folder / "need.png")
     titled = {f"{name}, mean {retention:g}": profile.retention for name, retention, profile in _profiles(setup, offline)}
     offline_figures.retention_maps(titled, folder / "retention.png")
 
@@ -112,6 +115,17 @@ def _retention_rows(row: PlacedRow, profile: RetentionProfile) -> Iterator[Place
     for layer, heads in enumerate(profile.retention):
         for head, value in enumerate(heads):
             yield replace(row, metric="retention", value=value, layer=layer, head=head, n=1)
+
+
+def _sensitivity_rows(row: PlacedRow, offline: Offline) -> Iterator[PlacedRow]:
+    """What each head alone loses at each retention: error of the stream, or nat."""
+    for measure, found in offline.sensitivities.items():
+        own = replace(row, method="one_head", metric=f"sensitivity_{measure}", n=found.tokens)
+        own = replace(own, unit="nat" if measure == "loss" else "1")
+        for layer, heads in enumerate(found.cost):
+            for head, costs in enumerate(heads):
+                for retention, value in zip(found.retentions, costs, strict=True):
+                    yield replace(own, retention=retention, value=value, layer=layer, head=head)
 
 
 def _stability(setup: Setup, offline: Offline, name: str, retention: float) -> Stability:
@@ -196,3 +210,10 @@ def _sentences(rows: pd.DataFrame) -> Iterator[str]:
         most = increases.head(2)
         heads = " and ".join(f"layer {int(line.layer)} head {int(line.head)}" for line in most.itertuples())
         yield f"{most.value.sum() / total:.0%} of the heads' loss increase is that of {heads}"
+    sparse = rows[(rows.metric == "sensitivity_loss") & (rows.retention < 1)]
+    for line in most.itertuples() if total > 0 and len(sparse) else ():
+        own = sparse[(sparse.layer == line.layer) & (sparse["head"] == line.head)].sort_values("retention").iloc[0]
+        yield (
+            f"layer {int(line.layer)} head {int(line.head)}: {line.value:+.4f} nat without it, "
+            f"{own.value:+.4f} nat where it keeps {own.retention:.0%} of its keys"
+        )

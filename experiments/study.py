@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from hydra.utils import instantiate
 from torch import Tensor
@@ -30,7 +31,13 @@ from shadowattn.types import RetentionProfile
 
 __all__ = ["Attachment", "common_row", "draw", "measure", "measure_cell", "table"]
 
-_UNITS = {"perplexity": "1", "loss": "nat", "loss_increase": "nat", "sparse_rows": "head rows"}
+_UNITS = {
+    "perplexity": "1",
+    "loss": "nat",
+    "loss_increase": "nat",
+    "loss_increase_error": "nat",
+    "sparse_rows": "head rows",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Cell:
     """What one method measured at one retention. `fidelity` is empty where nothing ran sparse."""
 
     loss: float
+    window_losses: list[float]
     density: float
     sparse_density: float
     sparse_rows: int
@@ -114,6 +122,7 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
         raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
     return Cell(
         loss=sum(losses) / len(losses),
+        window_losses=losses,
         density=counters.density,
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
@@ -142,6 +151,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
+        replace(row, metric="loss_increase_error", value=_paired_error(cell, dense), n=len(windows)),
         replace(row, metric="density", value=cell.density, n=predicted),
         replace(row, metric="sparse_density", value=cell.sparse_density, n=predicted),
         replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=predicted),
@@ -152,6 +162,12 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
     rows += _accuracy_rows(setup, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def _paired_error(cell: Cell, dense: Cell) -> float:
+    """Standard error of the loss increase, paired window by window; not a number for a single window."""
+    increases = np.subtract(cell.window_losses, dense.window_losses)
+    return float(increases.std(ddof=1) / len(increases) ** 0.5) if len(increases) > 1 else math.nan
 
 
 def _accuracy_rows(setup: Setup, row: Row, cell: Cell) -> list[Row]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -109,20 +110,18 @@ def unsettled(losses: AblationLosses, allot: Allotment, race: Race) -> set[str]:
     wide = set()
     heads = {(i, h): head for i, layer in enumerate(losses.heads) for h, head in enumerate(layer)}
     centres = {place: _increase(base, head)[0] for place, head in heads.items()}
+
+    def moves(shifted: Callable[[float], Importance], error: float) -> bool:
+        """Whether `z` standard errors, either way, move any retention too far."""
+        return any(_moves(before, allot(shifted(sign * race.z * error)), race.tolerance * mean) for sign in (-1, 1))
+
     for (layer, head), measured in heads.items():
         centre, error = _increase(base, measured)
         others = sum(abs(other - centre) <= race.z * error for other in centres.values()) - 1
-        moved = any(
-            _moves(before, allot(_with_head(means, layer, head, sign * race.z * error)), race.tolerance * mean)
-            for sign in (-1, 1)
-        )
-        if moved or others > race.overlap * (len(heads) - 1):
+        if others > race.overlap * (len(heads) - 1) or moves(partial(_with_head, means, layer, head), error):
             wide.add(f"L{layer}_H{head}")
     for layer, measured in enumerate(losses.layers):
-        _, error = _increase(base, measured)
-        if any(
-            _moves(before, allot(_with_layer(means, layer, sign * race.z * error)), race.tolerance * mean) for sign in (-1, 1)
-        ):
+        if moves(partial(_with_layer, means, layer), _increase(base, measured)[1]):
             wide.add(f"L{layer}")
     return wide
 

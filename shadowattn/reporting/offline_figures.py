@@ -46,6 +46,30 @@ def fig7(pairs: Sequence[tuple[int, int, float, float]], grid: ScaleGrid, path: 
     return path
 
 
+def need(rows: pd.DataFrame, path: Path) -> Path:
+    """What a head is worth against how many keys it needs: a point for each head, coloured by layer.
+
+    Loss increase without the head, and where it alone keeps the least retention that was measured; below 1e-5 nat, and
+    decreases, are shown as that.
+    """
+    sparse = rows[rows.metric == "sensitivity_loss"]
+    least = sparse.retention.min()
+    place = ["layer", "head"]
+    ablated = rows[(rows.metric == "loss_increase") & (rows["head"] >= 0)].set_index(place).value
+    kept = sparse[sparse.retention == least].set_index(place).value.reindex(ablated.index)
+    with figure(path, columns=1) as axes:
+        colour = ablated.index.get_level_values("layer")
+        points = axes.scatter(ablated.clip(lower=1e-5), kept.clip(lower=1e-5), c=colour, cmap="viridis", s=18)
+        axes.figure.colorbar(points, ax=axes, label="layer")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="loss increase without the head (nat)",
+            ylabel=f"loss increase where it keeps {least:.0%} of its keys (nat)",
+        )
+    return path
+
+
 def retention_maps(profiles: Mapping[str, Sequence[Sequence[float]]], path: Path) -> Path:
     """The retention of every head, a panel for each profile by its title, all on one scale."""
     columns = min(3, len(profiles))
