@@ -1,6 +1,6 @@
 """Importance by racing against the plain and the exact method, on the bundled model: time, ranks, and the retentions that follow.
 
-python -m benchmarks.racing          two and a half minutes on two cores
+python -m benchmarks.racing          three minutes on two cores
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def allot(importance: Importance) -> list[list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=64, help="calibration windows of 128 tokens")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each candidate")
+    parser.add_argument("--windows", type=int, default=128, help="calibration windows of 128 tokens")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each candidate")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--results", default="results")
     options = parser.parse_args()

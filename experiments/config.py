@@ -70,10 +70,10 @@ class HubData:
 class RaceConfig:
     """When `method: racing` stops an ablation; see `shadowattn.offline.racing`."""
 
-    first: int = 8
+    first: int = 16
     z: float = 1.0
     tolerance: float = 0.2
-    overlap: float = 0.1
+    overlap: float = 0.15
     seed: int = 0
 
 

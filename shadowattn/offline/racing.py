@@ -33,10 +33,10 @@ class Race:
     """`first` windows in the first round; settled at `z` standard errors, `tolerance` of the mean retention and a share of
     `overlap` of the other heads within the interval. `seed` is that of the order in which windows are taken."""
 
-    first: int = 8
+    first: int = 16
     z: float = 1.0
     tolerance: float = 0.2
-    overlap: float = 0.1
+    overlap: float = 0.15
     seed: int = 0
 
     def __post_init__(self):
