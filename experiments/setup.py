@@ -30,6 +30,8 @@ from shadowattn.online.selection import scored_rows
 _OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard")
 # Settings that name a file: its content is hashed, not where it lies.
 _FILES = ("path", "activation_scales")
+# In place of a file of activation scales: take them from the calibration windows.
+OBSERVE = "observe"
 _DEFAULT_CONTEXT = 1024
 
 
@@ -111,7 +113,7 @@ def by_content(settings: Any) -> Any:
     """Settings with the SHA-256 of a file in place of its path."""
     if isinstance(settings, dict):
         return {
-            key: _file_hash(key, value) if key in _FILES and value is not None else by_content(value)
+            key: _file_hash(key, value) if key in _FILES and value not in (None, OBSERVE) else by_content(value)
             for key, value in settings.items()
         }
     return [by_content(value) for value in settings] if isinstance(settings, list) else settings

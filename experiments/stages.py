@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.progress import bar, say, work_bar
-from experiments.setup import Setup, by_content, needs_importance, needs_sensitivity, part_name
+from experiments.setup import OBSERVE, Setup, by_content, needs_importance, needs_sensitivity, part_name
 from shadowattn.artifacts import Stage, content_hash
 from shadowattn.graphs.bank import MANIFEST, GraphBank
 from shadowattn.graphs.buckets import plan_shapes
@@ -25,7 +25,12 @@ from shadowattn.offline import (
     summarise,
 )
 from shadowattn.offline.allocators import check_importance
-from shadowattn.offline.fake_quant import fake_quantised, load_activation_scales
+from shadowattn.offline.fake_quant import (
+    fake_quantised,
+    load_activation_scales,
+    observe_activations,
+    save_activation_scales,
+)
 from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 
@@ -153,7 +158,12 @@ def _measure_importance(setup: Setup, stage: Stage) -> AblationLosses | None:
     }
     quantised = nullcontext()
     if settings.activation_scales:
-        ranges = load_activation_scales(settings.activation_scales)
+        path = Path(settings.activation_scales)
+        if settings.activation_scales == OBSERVE:
+            path = stage.folder / "activation_scales.json"
+            if not path.exists():
+                save_activation_scales(observe_activations(model, windows, batch=settings.batch), path)
+        ranges = load_activation_scales(path)
         quantised = fake_quantised(model, ranges, clip_threshold=settings.clip_threshold)
     with quantised:
         if settings.method != "racing":

@@ -81,7 +81,7 @@ def test_shards_and_kills_at_any_moment_end_in_the_same_numbers(finished, tiny_f
     """Two shards, one of them killed again and again at random, then the command without shards."""
     command = arguments(tiny_folder, tmp_path)
     rng, kills = random.Random(0), 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "experiments.run", *command, "shard.index=0", "shard.count=2"],
             cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -111,3 +111,20 @@ def test_a_shard_alone_says_what_is_left(tiny_folder, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "shard 1 of 3 has done its share" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["importance=artifact", "importance.windows=3", "importance.batch=2", "importance.activation_scales=observe"],
+        ["importance=racing", "importance.windows=6", "importance.race.first=2"],
+    ],
+)
+def test_other_ways_to_measure_importance_run(settings, tiny_folder, tmp_path):
+    common = [a for a in arguments(tiny_folder, tmp_path) if not a.startswith(("+exp", "importance.windows"))]
+    done = run("+exp=offline", *settings, *common)
+    assert done.returncode == 0, done.stderr
+    rows = pd.read_parquet(result_folder(tmp_path) / "rows.parquet")
+    assert (rows[rows.metric == "perplexity"].value > 1).all()
+    (stage,) = (tmp_path / "artifacts").glob("importance-*")
+    assert (stage / "activation_scales.json").exists() == ("importance=artifact" in settings)
