@@ -18,6 +18,7 @@ from shadowattn.artifacts import Units
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.offline import Stability, layer_grids, report_scales, save_profile, scale_grid, stability
 from shadowattn.offline.artifact_files import write_importance, write_measurements, write_retention
+from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.grids.quantile import Quantile
 from shadowattn.reporting import figures, offline_figures
@@ -40,6 +41,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         if needs_importance(setup.methods[name].allocator) and len(offline.losses.base) > 1:
             rows += _stability_rows(own, _stability(setup, offline, name, retention))
     rows += _sensitivity_rows(row, offline)
+    rows += _concentration_rows(setup, row, Units(folder / "concentration"))
     _export(setup, offline, folder / "artifact")
     rows += _scale_rows(setup, offline, row, Units(folder / "scale_report"))
     return rows
@@ -128,6 +130,21 @@ def _sensitivity_rows(row: PlacedRow, offline: Offline) -> Iterator[PlacedRow]:
                     yield replace(own, retention=retention, value=value, layer=layer, head=head)
 
 
+def _concentration_rows(setup: Setup, row: PlacedRow, units: Units) -> Iterator[PlacedRow]:
+    """How many keys each head looks at."""
+    graphs = setup.config.graphs
+    windows = setup.calibration(tokens=setup.context_tokens, windows=graphs.calibration_windows)
+
+    def measured() -> dict:
+        return asdict(measure_concentration(setup.loaded.model, windows, chunk_tokens=graphs.chunk_tokens))
+
+    own = replace(row, method="dense", n=windows.numel(), context_tokens=setup.context_tokens)
+    for metric, table in units.get("heads", measured).items():
+        for layer, heads in enumerate(table):
+            for head, value in enumerate(heads):
+                yield replace(own, metric=metric, value=value, unit="1", layer=layer, head=head)
+
+
 def _stability(setup: Setup, offline: Offline, name: str, retention: float) -> Stability:
     return stability(
         offline.losses,
@@ -200,6 +217,11 @@ def _fill(table: Table, rows: pd.DataFrame, index: list[str], columns: dict[str,
         table.add_row(*(str(key) for key in (keys if isinstance(keys, tuple) else [keys])), *cells)
 
 
+def _placed(rows: pd.DataFrame, metric: str, place) -> float:
+    found = rows[(rows.metric == metric) & (rows.layer == place.layer) & (rows["head"] == place.head)]
+    return float(found.value.iloc[0])
+
+
 def _sentences(rows: pd.DataFrame) -> Iterator[str]:
     ranks = rows[rows.metric.isin(["head_rank_correlation", "layer_rank_correlation"])].drop_duplicates("metric")
     for rank in ranks.itertuples():
@@ -215,5 +237,6 @@ def _sentences(rows: pd.DataFrame) -> Iterator[str]:
         own = sparse[(sparse.layer == line.layer) & (sparse["head"] == line.head)].sort_values("retention").iloc[0]
         yield (
             f"layer {int(line.layer)} head {int(line.head)}: {line.value:+.4f} nat without it, "
-            f"{own.value:+.4f} nat where it keeps {own.retention:.0%} of its keys"
+            f"{own.value:+.4f} nat where it keeps {own.retention:.0%} of its keys; "
+            f"{_placed(rows, 'top_weight', line):.1%} of its attention is on one key"
         )

@@ -65,7 +65,7 @@ def need(rows: pd.DataFrame, path: Path) -> Path:
             xscale="log",
             yscale="log",
             xlabel="loss increase without the head (nat)",
-            ylabel=f"loss increase where it keeps {least:.0%} of its keys (nat)",
+            ylabel=f"loss increase at {least:.0%} of its keys (nat)",
         )
     return path
 

@@ -1,5 +1,7 @@
 """Calibrations, grids, and what grids do to values."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from shadowattn.offline import layer_grids, observe_scales, report_scales, scale
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.calibrations.mse import MeanSquaredError
 from shadowattn.offline.calibrations.percentile import Percentile
+from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.grids.quantile import Quantile
 from shadowattn.types import ScaleGrid
@@ -124,3 +127,16 @@ def test_the_report_counts_what_a_grid_does():
     assert (own.q_clipped_heads, own.k_clipped_heads) == pytest.approx((fit["q_clipped"], fit["k_clipped"]))
     assert max(own.assigned) / 24 == pytest.approx(fit["largest_bucket"])
     assert found["layers"] != own
+
+
+def test_concentration_is_that_of_dense_attention_and_chunks_do_not_matter():
+    model, ids = tiny_model(), windows(2, 64)
+    found = measure_concentration(model, ids, chunk_tokens=64)
+    for whole, parts in zip(astuple(found), astuple(measure_concentration(model, ids, chunk_tokens=16)), strict=True):
+        assert np.array(parts) == pytest.approx(np.array(whole), rel=1e-4)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = torch.stack(model(ids, output_attentions=True).attentions)  # [L, W, H, Q, K]
+    assert np.array(found.top_weight) == pytest.approx(weights.amax(-1).mean((1, 3)).numpy(), rel=1e-4)
+    entropy = torch.special.entr(weights).sum(-1)
+    assert np.array(found.effective_keys) == pytest.approx(entropy.exp().mean((1, 3)).numpy(), rel=1e-3)
