@@ -13,7 +13,7 @@ from rich.table import Table
 from experiments.progress import bar, say
 from experiments.setup import Setup, needs_importance
 from experiments.stages import Offline, allot, make_profile
-from experiments.study import common_row
+from experiments.study import common_row, retention_rows
 from shadowattn.artifacts import Units
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.offline import Stability, layer_grids, report_scales, save_profile, scale_grid, stability
@@ -109,9 +109,7 @@ def _ablation_rows(row: PlacedRow, perplexity: float, base: float) -> Iterator[P
 def _retention_rows(row: PlacedRow, profile: RetentionProfile) -> Iterator[PlacedRow]:
     values = [value for layer in profile.retention for value in layer]
     row = replace(row, n=len(values))
-    yield replace(row, metric="mean_retention", value=profile.mean_retention)
-    yield replace(row, metric="sparse_mean_retention", value=profile.sparse_mean_retention)
-    yield replace(row, metric="dense_layers", value=float(len(profile.dense_layers)))
+    yield from retention_rows(row, profile)
     yield replace(row, metric="least_retention", value=min(values))
     yield replace(row, metric="largest_retention", value=max(values))
     for layer, heads in enumerate(profile.retention):

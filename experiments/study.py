@@ -29,7 +29,7 @@ from shadowattn.reporting.rows import Row
 from shadowattn.reporting.tables import summary_table as table
 from shadowattn.types import RetentionProfile
 
-__all__ = ["Attachment", "common_row", "draw", "measure", "measure_cell", "table"]
+__all__ = ["Attachment", "common_row", "draw", "measure", "measure_cell", "retention_rows", "table"]
 
 _UNITS = {
     "perplexity": "1",
@@ -68,6 +68,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     for name, retention in bar(cells, "evaluate"):
         method = setup.methods[name]
         profile = make_profile(setup, offline, method.allocator, retention)
+        if retention == setup.retentions[0]:
+            say(f"retention: {name}, {profile.allocator}: {_means(profile)}")
         save_profile(profile, folder / "profiles" / f"{_key(name, retention)}.json")
 
         def measure_method(method=method, profile=profile) -> dict:
@@ -77,6 +79,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
 
         cell = Cell(**units.get(_key(name, retention), measure_method))
         rows += _cell_rows(setup, name, retention, cell, dense, windows, floor)
+        rows += retention_rows(replace(rows[-1], unit="1"), profile)
     return rows
 
 
@@ -162,6 +165,21 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
     rows += _accuracy_rows(setup, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def retention_rows(row: Row, profile: RetentionProfile) -> list[Row]:
+    """Mean retention over all layers and over those that are not dense: a kernel sees the second."""
+    row = replace(row, n=sum(map(len, profile.retention)), flag="")
+    return [
+        replace(row, metric="mean_retention", value=profile.mean_retention),
+        replace(row, metric="sparse_mean_retention", value=profile.sparse_mean_retention),
+        replace(row, metric="dense_layers", value=float(len(profile.dense_layers))),
+    ]
+
+
+def _means(profile: RetentionProfile) -> str:
+    dense = ", ".join(map(str, profile.dense_layers)) or "none"
+    return f"mean {profile.mean_retention:.4g}, over sparse layers {profile.sparse_mean_retention:.4g}, dense layers: {dense}"
 
 
 def _paired_error(cell: Cell, dense: Cell) -> float:
