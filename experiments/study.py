@@ -29,7 +29,7 @@ from shadowattn.reporting.rows import Row
 from shadowattn.reporting.tables import summary_table as table
 from shadowattn.types import RetentionProfile
 
-__all__ = ["Attachment", "common_row", "draw", "measure", "measure_cell", "retention_rows", "table"]
+__all__ = ["Attachment", "cell_key", "common_row", "draw", "measure", "measure_cell", "retention_rows", "table"]
 
 _UNITS = {
     "perplexity": "1",
@@ -61,7 +61,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     windows = setup.heldout()
     floor = unigram_loss(windows)
     cells = [(name, retention) for retention in setup.retentions for name in setup.methods]
-    todo = sum(not units.has(_key(*cell)) for cell in cells)
+    todo = sum(not units.has(cell_key(*cell)) for cell in cells)
     say(f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
     dense = Cell(**units.get("dense", lambda: asdict(measure_cell(setup, windows, None))))
     rows = _dense_rows(setup, dense, windows, floor)
@@ -70,14 +70,14 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         profile = make_profile(setup, offline, method.allocator, retention)
         if retention == setup.retentions[0]:
             say(f"retention: {name}, {profile.allocator}: {_means(profile)}")
-        save_profile(profile, folder / "profiles" / f"{_key(name, retention)}.json")
+        save_profile(profile, folder / "profiles" / f"{cell_key(name, retention)}.json")
 
         def measure_method(method=method, profile=profile) -> dict:
             built = {"bank": bank} if needs_bank(method.estimator) else {}
             estimator = instantiate(method.estimator, **built)
             return asdict(measure_cell(setup, windows, Attachment(profile, estimator, method.selection)))
 
-        cell = Cell(**units.get(_key(name, retention), measure_method))
+        cell = Cell(**units.get(cell_key(name, retention), measure_method))
         rows += _cell_rows(setup, name, retention, cell, dense, windows, floor)
         rows += retention_rows(replace(rows[-1], unit="1"), profile)
     return rows
@@ -244,5 +244,6 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
     figures.retention_map(profile.retention, folder / "retention.png", title)
 
 
-def _key(name: str, retention: float) -> str:
+def cell_key(name: str, retention: float) -> str:
+    """What the file of a cell is called."""
     return f"{name}@{retention:g}"

@@ -64,19 +64,16 @@ def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
         assert first == second
 
 
-def test_the_verdict_counts_what_is_better_by_more_than_its_error():
-    frame = study(
-        {
-            "greedy": ("error_greedy", [0.10, 0.05, 0.049]),
-            "even": ("uniform", [0.20, 0.06, 0.050]),
-            "first": ("first_layers_dense", [0.30, 0.30, 0.010]),
-        },
-        errors=0.005,
-    )
-    said = verdicts.head_budgets(frame)
-    assert "greedy: better than even at 2 of 3, better than first at 2 of 3 retentions" in said
-    assert "0.1: +0.1000 ± 0.0050" in said
-    assert "even: (" in said
+def test_the_verdict_counts_what_is_better_by_more_than_two_errors():
+    frame = study({"greedy": ("error_greedy", [0.1, 0.1, 0.1]), "even": ("uniform", [0.2, 0.1, 0.0])}, 0.01)
+    common = {"method": "greedy", "allocator": "error_greedy"}
+    gains = [
+        common | {"metric": f"gain_over_even{end}", "retention": retention, "value": value}
+        for retention, gain, error in ((0.1, 0.1, 0.01), (0.2, 0.015, 0.01), (0.3, -0.1, 0.01))
+        for end, value in (("", gain), ("_error", error))
+    ]
+    said = verdicts.head_budgets(pd.concat([frame, pd.DataFrame(gains)]))
+    assert "greedy against even: better at 1, worse at 1 of 3 (gain in nat at 0.1: +0.1000 ± 0.0100" in said
 
 
 @pytest.mark.parametrize("name", ["study_allocators", "offline"])
@@ -85,4 +82,4 @@ def test_the_committed_rows_redraw(name, tmp_path):
     draw = {"study_allocators": offline_figures.allocators, "offline": offline_figures.need}[name]
     assert draw(frame, tmp_path / "figure.png").stat().st_size > 10_000
     if name == "study_allocators":
-        assert "error_greedy: better than" in verdicts.head_budgets(frame)
+        assert "error_greedy against uniform: better at" in verdicts.head_budgets(frame)
