@@ -97,8 +97,11 @@ def allocators(rows: pd.DataFrame, path: Path) -> Path:
                 axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
             axis.set(xlabel="mean retention", ylabel=label)
             axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
+            if metric == "accuracy":
+                axis.set_ylim(0, 1.05)
         first = np.atleast_1d(axes)[0]
-        first.set_yscale("symlog", linthresh=0.01)
+        positive = rows[rows.metric == "loss_increase"].value.min() > 0
+        first.set_yscale("log") if positive else first.set_yscale("symlog", linthresh=0.001)
         first.legend(fontsize=7)
         row = rows[rows.method != "dense"].iloc[0]
         first.figure.suptitle(
