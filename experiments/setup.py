@@ -22,6 +22,7 @@ from shadowattn.models.linear import LINEARS
 from shadowattn.models.load import DTYPES
 from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.offline.racing import Race
+from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
 from shadowattn.online.path import KERNELS
 from shadowattn.online.selection import scored_rows
@@ -88,6 +89,7 @@ def prepare(config: DictConfig) -> Setup:
             f"evaluation.context_tokens: the model's context is {shape.context_tokens} tokens, got {longest}; "
             "set evaluation.context_tokens, importance.window_tokens or sensitivity.window_tokens to no more"
         )
+    _check_fixed_budgets(methods, retentions, shape)
     questions = _questions(config, loaded, corpus, shape)
     kernel = "torch" if config.kernel == "auto" else config.kernel
     hashed = {k: v for k, v in OmegaConf.to_container(config, resolve=True).items() if k not in _OUTSIDE_HASH}
@@ -162,6 +164,15 @@ def _main_method(config: DictConfig) -> DictConfig:
     return OmegaConf.create({key: config[key] for key in ("estimator", "allocator", "selection")})
 
 
+def _check_fixed_budgets(methods: dict, retentions: list[float], shape: ModelShape) -> None:
+    """Budgets that nothing measured goes into are drawn up once, so that a file that does not fit is refused now."""
+    for allocator in (method.allocator for method in methods.values()):
+        if not needs_importance(allocator) and not needs_sensitivity(allocator):
+            for retention in retentions:
+                table = [[1.0] * shape.heads] * shape.layers
+                instantiate(allocator).allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
+
+
 def _check_importance(importance: ImportanceConfig) -> None:
     choices = {
         "ablation": tuple(ABLATIONS),
@@ -199,6 +210,9 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         if count < 1:
             least = 2 if name.endswith("_tokens") and "chunk" not in name else 1
             raise InputError(f"{name}: expected at least {least}, got {config[name.split('.')[0]][name.split('.')[1]]}")
+    for part in [*(method.allocator for method in methods.values()), config.calibration, config.grid]:
+        instantiate(part)
+    sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
     for name, method in methods.items():

@@ -36,11 +36,9 @@ def measure_sensitivity(
     states that leave the head's layer, one layer's work for each figure. `loss`: increase of the mean loss in nat, as dear as an
     ablation. Raises `InputError` on an unknown measure and on retentions that do not ascend within (0, 1).
     """
-    grid = [float(value) for value in retentions if value != 1]
+    grid = sensitivity_grid(retentions)
     if measure not in MEASURES:
         raise InputError(f"sensitivity.measure: expected one of {', '.join(MEASURES)}, got {measure!r}")
-    if not grid or grid != sorted(set(grid)) or grid[0] <= 0 or grid[-1] >= 1:
-        raise InputError(f"sensitivity.retentions: expected ascending values in (0, 1), got {list(retentions)}")
     shape = model_shape(model)
     work = [piece for piece in plan(shape, batch) if piece.heads or piece.layer == shape.layers]
     options = {"batch": batch, "linear": linear, "progress": progress}
@@ -51,6 +49,14 @@ def measure_sensitivity(
     heads = range(shape.heads)
     cost = tuple(tuple((*(at[layer][h] for at in table), 0.0) for h in heads) for layer in range(shape.layers))
     return Sensitivity((*grid, 1.0), cost, measure, windows.numel())
+
+
+def sensitivity_grid(retentions: Sequence[float]) -> list[float]:
+    """The retentions to measure at, without 1, which costs nothing. Raises `InputError` unless they ascend in (0, 1)."""
+    grid = [float(value) for value in retentions if value != 1]
+    if not grid or grid != sorted(set(grid)) or grid[0] <= 0 or grid[-1] >= 1:
+        raise InputError(f"sensitivity.retentions: expected ascending values in (0, 1), got {list(retentions)}")
+    return grid
 
 
 def _losses(model, windows: Tensor, units: Units, work: list[Work], retention: float, **options) -> list[list[float]]:

@@ -150,7 +150,9 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["importance=racing", "importance.weighting=batches"], "method=racing"),
         (["importance.race.first=1"], "first_windows ≥ 2"),
         (["importance.activation_scales=no/such.json"], "activation_scales=FILE"),
-        (["allocator=file", "allocator.path=no/such.txt"], "path=FILE"),
+        (["allocator=file", "allocator.path=no/such.txt"], "no/such.txt cannot be read"),
+        (["allocator=file"], "allocator.path=FILE"),
+        (["allocator=file", "allocator.path={table}"], "the model has 8 × 4"),
         (["allocator=paper", "allocator.metric=taste"], "loss or perplexity"),
         (["allocator=error_greedy", "allocator.measure=taste"], "error or loss"),
         (["sensitivity.retentions=[0.5,0.1]"], "ascending"),
@@ -161,7 +163,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):
-    files = {"binary": b"\xff\xfe\x00", "empty": b"", "short": b"import os\n"}
+    files = {"binary": b"\xff\xfe\x00", "empty": b"", "short": b"import os\n", "table": b"0.2 0.2 \n"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     arguments = [argument.format(**{name: tmp_path / name for name in files}) for argument in arguments]
