@@ -26,8 +26,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.interleave import interleave
-from experiments.machine import machine
-from shadowattn.artifacts import Units, content_hash, versions, write_json
+from benchmarks.rows import save_result
+from shadowattn.artifacts import Units, content_hash
 from shadowattn.data.text import stdlib_corpus, token_windows
 from shadowattn.models import LoadedModel, load_bundled, load_random, model_shape
 from shadowattn.offline.ablations import zero
@@ -37,6 +37,7 @@ from shadowattn.offline.work import Work, plan
 CANDIDATES = ("plain", "exact, torch", "exact")
 BAR = 1.8
 LOSS_TOLERANCE = 1e-5
+UNITS = {"seconds": "s", "times_faster": "1", "peak_bytes": "bytes", "difference": "1"}
 
 
 def measure(name: str, loaded: LoadedModel, windows: Tensor, units: Units, work: list[Work], batch: int) -> None:
@@ -114,9 +115,10 @@ def main() -> None:
         name: units.get(f"memory-{name}", lambda name=name: peak_bytes(name, options.model, options.batch)) for name in CANDIDATES
     }
     result = summarise([units.read(str(index)) for index in range(len(parts))], memory)
-    write_json(folder / "result.json", {"settings": settings, "machine": machine(), "versions": versions(), "result": result})
+    experiment = f"benchmark_offline_{options.model}"
+    save_result(folder, experiment=experiment, model=loaded.name, settings=settings, result=result, units=UNITS)
     _print(result, loaded.name)
-    print(folder / "result.json")
+    print(folder)
 
 
 def summarise(parts: list[dict], memory: dict[str, int]) -> dict[str, dict[str, float]]:

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from benchmarks.interleave import interleave, ratio
 from benchmarks.offline import calibration
-from experiments.machine import machine
-from shadowattn.artifacts import Units, content_hash, versions, write_json
+from benchmarks.rows import save_result
+from shadowattn.artifacts import Units, content_hash
 from shadowattn.models import load_bundled
 from shadowattn.offline import Race, allocate, measure_ablations, race_ablations, rank_correlation, summarise
 from shadowattn.offline.stability import increases
@@ -28,6 +28,14 @@ from shadowattn.types import AblationLosses, Importance
 CANDIDATES = ("plain", "exact", "racing")
 TIMES_FASTER_BAR, RANK_BAR = 4.0, 0.95
 RETENTION = 0.2
+UNITS = {
+    "seconds": "s",
+    "times_faster": "1",
+    "window_forwards": "windows",
+    "rank_correlation": "1",
+    "retention_mean_difference": "1",
+    "retention_largest_difference": "1",
+}
 
 
 def allot(importance: Importance) -> list[list[float]]:
@@ -62,10 +70,10 @@ def main() -> None:
             "retention_largest_difference": float(moved.abs().max()),
         }
     settings = {"windows": len(windows), "rounds": options.rounds, "threads": torch.get_num_threads()}
-    path = Path(options.results) / "runs" / "benchmark_racing" / content_hash(settings) / "result.json"
-    write_json(path, {"settings": settings, "machine": machine(), "versions": versions(), "result": result})
+    folder = Path(options.results) / "runs" / "benchmark_racing" / content_hash(settings)
+    save_result(folder, experiment="benchmark_racing", model=loaded.name, settings=settings, result=result, units=UNITS)
     _print(result)
-    print(path)
+    print(folder)
 
 
 def _measure(name: str, model, windows: torch.Tensor) -> AblationLosses:
