@@ -5,6 +5,11 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do $$p -c "
 VENV := .venv
 RUN := $(VENV)/bin/python
 
+# An editable installation knows the modules that there were, so another set of files is another installation.
+MODULES := $(shell find shadowattn experiments benchmarks conf -name '*.py' | sort | cksum | cut -d' ' -f1)
+MARKER := $(VENV)/.installed.$(MODULES)
+KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/*)
+
 .PHONY: quickstart test lint sanitize setup clean
 
 quickstart: setup
@@ -27,11 +32,10 @@ sanitize: setup
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	$(RUN) -m pytest -q tests/kernels -p no:cacheprovider
 
-setup: $(VENV)/.installed
+setup: $(MARKER)
 
 # Exact versions come from constraints.txt; the marker file is written only after everything was installed.
-KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/*)
-$(VENV)/.installed: pyproject.toml constraints.txt $(KERNELS)
+$(MARKER): pyproject.toml constraints.txt $(KERNELS)
 	@test -n "$(PYTHON)" || { echo "error: expected Python 3.11 to 3.13 on the PATH, found none; name one with: make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'

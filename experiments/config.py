@@ -34,6 +34,16 @@ class Hub:
 
 
 @dataclass
+class RandomModel:
+    _target_: str = "shadowattn.models.load_random"
+    shape: str = "qwen2_0_5b"
+    layers: int | None = None  # fewer than published; so are the next two
+    hidden: int | None = None
+    vocabulary: int | None = None
+    dtype: str = "float32"
+
+
+@dataclass
 class StdlibData:
     _target_: str = "shadowattn.data.text.stdlib_corpus"
 
@@ -43,6 +53,7 @@ class TextData:
     _target_: str = "shadowattn.data.text.text_corpus"
     path: str | None = None
     pattern: str = "*.txt"
+    heldout: str | None = None  # another text to measure on; all of `path` then calibrates
 
 
 @dataclass
@@ -56,10 +67,51 @@ class HubData:
 
 
 @dataclass
+class RaceConfig:
+    """When `method: racing` stops an ablation; see `shadowattn.offline.racing`."""
+
+    first: int = 16
+    z: float = 1.0
+    tolerance: float = 0.2
+    overlap: float = 0.15
+    seed: int = 0
+
+
+@dataclass
 class ImportanceConfig:
+    """`method` exact, plain or racing; `windows` 0 for all there are; `lines` document, or artifact for its handling of lines;
+    `weighting` windows, or batches for equal weight of each batch; `dtype` null for the model's own; `linear` auto, onednn or
+    torch; `activation_scales` a JSON for W8A8 fake quantisation, or `observe` to take them from the windows."""
+
     ablation: str = MISSING
+    method: str = "exact"
     window_tokens: int = 128
     windows: int = 32
+    batch: int = 8
+    lines: str = "document"
+    weighting: str = "windows"
+    dtype: str | None = None
+    linear: str = "auto"
+    activation_scales: str | None = None
+    clip_threshold: float = 64.0
+    race: RaceConfig = field(default_factory=RaceConfig)
+
+
+@dataclass
+class ShardConfig:
+    """Which part of the ablations this process measures; all parts end in the same files, so none of it is in a hash."""
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass
+class SensitivityConfig:
+    """What the allocator error_greedy is measured on. `window_tokens` null: as long as the windows of the evaluation."""
+
+    retentions: list[float] = field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.3, 0.5])
+    window_tokens: int | None = None
+    windows: int = 4
     batch: int = 8
 
 
@@ -72,6 +124,7 @@ class UniformAllocator:
 class PaperAllocator:
     _target_: str = "shadowattn.offline.allocators.paper.Paper"
     clamp: float = 1e-3
+    metric: str = "loss"
 
 
 @dataclass
@@ -84,6 +137,56 @@ class ArtifactAllocator:
 class WaterfillAllocator:
     _target_: str = "shadowattn.offline.allocators.waterfill.Waterfill"
     floor: float = 0.25
+
+
+@dataclass
+class FirstLayersDenseAllocator:
+    _target_: str = "shadowattn.offline.allocators.first_layers_dense.FirstLayersDense"
+    layers: int = 2
+    floor: float = 0.25
+
+
+@dataclass
+class ErrorGreedyAllocator:
+    _target_: str = "shadowattn.offline.allocators.error_greedy.ErrorGreedy"
+    measure: str = "error"
+
+
+@dataclass
+class FileAllocator:
+    _target_: str = "shadowattn.offline.allocators.file.File"
+    path: str | None = None
+
+
+@dataclass
+class AbsmaxCalibration:
+    _target_: str = "shadowattn.offline.calibrations.absmax.Absmax"
+
+
+@dataclass
+class PercentileCalibration:
+    _target_: str = "shadowattn.offline.calibrations.percentile.Percentile"
+    share: float = 0.999
+
+
+@dataclass
+class MseCalibration:
+    _target_: str = "shadowattn.offline.calibrations.mse.MeanSquaredError"
+    steps: int = 20
+    least: float = 0.2
+
+
+@dataclass
+class MeanGrid:
+    _target_: str = "shadowattn.offline.grids.mean.Mean"
+    sigma: float = 0.5
+    steps: int = 1
+
+
+@dataclass
+class QuantileGrid:
+    _target_: str = "shadowattn.offline.grids.quantile.Quantile"
+    quantiles: list[float] = field(default_factory=lambda: [0.25, 0.75, 1.0])
 
 
 @dataclass
@@ -154,11 +257,10 @@ class MethodConfig:
 
 @dataclass
 class GraphsConfig:
-    """`chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch; `multipliers` of the mean scale."""
+    """`chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch."""
 
     chunk_tokens: int = 128
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
-    multipliers: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0])
     calibration_windows: int = 4
 
 
@@ -181,7 +283,8 @@ class Paths:
 @dataclass
 class Config:
     experiment: str = "default"
-    study: str = "quality"  # quality: methods against retention; gates: the reference model's bars; query_block: lists a block
+    # quality: methods against retention; gates: the reference model's bars; offline: that stage alone; allocators; query_block
+    study: str = "quality"
     seed: int = 0
     retention: float = 0.2
     retentions: list[float] = field(default_factory=list)  # several in one run; empty: `retention` alone
@@ -191,6 +294,9 @@ class Config:
     data: Any = MISSING
     importance: ImportanceConfig = MISSING
     allocator: Any = MISSING
+    sensitivity: SensitivityConfig = field(default_factory=SensitivityConfig)
+    calibration: Any = MISSING
+    grid: Any = MISSING
     estimator: Any = MISSING
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     task: Any = MISSING
@@ -201,11 +307,12 @@ class Config:
     dense_above: float = 1.0  # heads that keep this share of the keys or more go dense; 1: only those that keep all
     decode: str = "dense"  # dense, shared
     threads: int | None = None
+    shard: ShardConfig = field(default_factory=ShardConfig)
     paths: Paths = field(default_factory=Paths)
 
 
 _SCHEMAS = {
-    "model": {"bundled": Bundled, "local": Local, "hub": Hub},
+    "model": {"bundled": Bundled, "local": Local, "hub": Hub, "random": RandomModel},
     "data": {"stdlib": StdlibData, "text": TextData, "hub": HubData},
     "importance": {"base": ImportanceConfig},
     "allocator": {
@@ -213,7 +320,12 @@ _SCHEMAS = {
         "paper": PaperAllocator,
         "artifact": ArtifactAllocator,
         "waterfill": WaterfillAllocator,
+        "first_layers_dense": FirstLayersDenseAllocator,
+        "error_greedy": ErrorGreedyAllocator,
+        "file": FileAllocator,
     },
+    "calibration": {"absmax": AbsmaxCalibration, "percentile": PercentileCalibration, "mse": MseCalibration},
+    "grid": {"mean": MeanGrid, "quantile": QuantileGrid},
     "estimator": {
         "int8": Int8Estimator,
         "int8_fused": Int8FusedEstimator,

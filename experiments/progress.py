@@ -1,9 +1,11 @@
 """What a waiting person sees."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from tqdm import tqdm
+
+from shadowattn.offline.work import Work
 
 
 def bar(items: Iterable, title: str) -> tqdm:
@@ -14,3 +16,12 @@ def bar(items: Iterable, title: str) -> tqdm:
 def say(text: str) -> None:
     """One line on what is going on, to standard error: standard output is for results."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def work_bar(work: Sequence[Work], title: str) -> Iterator[Work]:
+    """A progress bar over pieces of work of different cost, so that the time left is right; silent where there is no terminal."""
+    form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
+    with tqdm(total=sum(piece.cost for piece in work), desc=title, bar_format=form, disable=None, leave=False) as shown:
+        for piece in work:
+            yield piece
+            shown.update(piece.cost)

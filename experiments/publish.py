@@ -1,6 +1,7 @@
 """Puts a finished run where the repository keeps it: `python -m experiments.publish results/runs/EXPERIMENT/HASH`.
 
-Its rows become `results/reference/EXPERIMENT.csv`; of a sweep, the figure drawn from that file becomes `docs/EXPERIMENT.png`.
+Its rows become `results/reference/EXPERIMENT.csv`; the figure drawn from that file, of a sweep and of the experiments that have
+one of their own, becomes `docs/EXPERIMENT.png`.
 """
 
 import sys
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from shadowattn.reporting import offline_figures
 from shadowattn.reporting.figures import quality_against_retention
 
+FIGURES = {"study_allocators": offline_figures.allocators, "offline": offline_figures.need}
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,8 +28,9 @@ def publish(run: Path) -> list[Path]:
     rows = pd.read_parquet(run / "rows.parquet")
     written = [ROOT / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
     rows.to_csv(written[0], index=False)
-    if rows.retention.nunique() > 3:
-        written.append(quality_against_retention(read_reference(written[0]), ROOT / "docs" / f"{written[0].stem}.png"))
+    draw = FIGURES.get(written[0].stem, quality_against_retention if rows.retention.nunique() > 3 else None)
+    if draw is not None:
+        written.append(draw(read_reference(written[0]), ROOT / "docs" / f"{written[0].stem}.png"))
     return written
 
 

@@ -63,7 +63,7 @@ def _times(setup: Setup) -> list[Row]:
             selection = setup.methods[name].selection
             row = replace(
                 common, method=name, retention=setup.retentions[0], query_block=selection.query_block,
-                block_score=selection.block_score, estimator="int8fused", allocator="uniform",
+                block_score=selection.block_score, estimator="int8_fused", allocator="uniform",
             )  # fmt: skip
         made.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
         made.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))

@@ -25,12 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from experiments import allocator_study, gates, offline_study, query_block, study
 from experiments import config as schema
-from experiments import gates, query_block, study
 from experiments.machine import machine
 from experiments.progress import say
 from experiments.setup import Setup, needs_bank, prepare
-from experiments.stages import build_bank, run_offline
+from experiments.stages import ShardDoneError, build_bank, run_offline
 from shadowattn.artifacts import read_json, sha256, versions, write_json
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
@@ -39,7 +39,13 @@ from shadowattn.reporting.rows import write_rows
 schema.register()
 
 # What a run measures; each module has `measure`, `draw` and `table`.
-STUDIES = {"quality": study, "gates": gates, "query_block": query_block}
+STUDIES = {
+    "quality": study,
+    "gates": gates,
+    "offline": offline_study,
+    "allocators": allocator_study,
+    "query_block": query_block,
+}
 
 
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).parents[1] / "conf"), config_name="config")
@@ -72,7 +78,11 @@ def _run(config: DictConfig) -> None:
         rows = _finished_rows(folder)
         say(f"done before; to measure again: rm -r {folder}")
     else:
-        rows = _measure(setup, STUDIES[config.study], folder, started)
+        try:
+            rows = _measure(setup, STUDIES[config.study], folder, started)
+        except ShardDoneError as done:
+            say(str(done))
+            return
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(STUDIES[config.study].table(rows, f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"))
     for path in sorted(folder.glob("*.png")):

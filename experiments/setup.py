@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,20 +10,29 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from experiments.config import MethodConfig
-from shadowattn.artifacts import content_hash, versions
+from experiments.config import ImportanceConfig, MethodConfig
+from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.budget import head_retentions
-from shadowattn.data.text import Corpus, token_windows
+from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
 from shadowattn.kernels import choose
 from shadowattn.models import LoadedModel, ModelShape, model_shape
+from shadowattn.models.linear import LINEARS
+from shadowattn.models.load import DTYPES
 from shadowattn.offline.ablations import BY_NAME as ABLATIONS
+from shadowattn.offline.racing import Race
+from shadowattn.offline.sensitivity import sensitivity_grid
+from shadowattn.offline.work import shard
 from shadowattn.online.selection import Rule
 
 # What is local to a machine, or stands in the hash by its content instead.
-_OUTSIDE_HASH = ("model", "data", "paths", "threads")
+_OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard")
+# Settings that name a file: its content is hashed, not where it lies.
+_FILES = ("path", "activation_scales")
+# In place of a file of activation scales: take them from the calibration windows.
+OBSERVE = "observe"
 _DEFAULT_CONTEXT = 1024
 
 
@@ -45,8 +55,11 @@ class Setup:
         """The longest prompt of the run: what the bank must hold."""
         return max(self.context_tokens, *(question.tokens for question in self.questions), 0)
 
-    def calibration(self, *, tokens: int, windows: int) -> Tensor:
-        """Windows of the corpus's calibration text."""
+    def calibration(self, *, tokens: int, windows: int, lines: str = "document") -> Tensor:
+        """Windows of the corpus's calibration text, 0 for all; its lines taken as they are or as the artifact takes them."""
+        if lines == "artifact":
+            name = f"data {self.corpus.name}"
+            return line_windows(self.corpus.calibration, self.loaded.tokenizer, tokens=tokens, windows=windows, source=name)
         return self._windows(self.corpus.calibration, tokens, windows)
 
     def heldout(self) -> Tensor:
@@ -69,15 +82,18 @@ def prepare(config: DictConfig) -> Setup:
     shape = model_shape(loaded.model)
     corpus = instantiate(config.data)
     context_tokens = config.evaluation.context_tokens or min(_DEFAULT_CONTEXT, shape.context_tokens)
-    longest = max(context_tokens, config.importance.window_tokens)
+    sensitivity_tokens = config.sensitivity.window_tokens or context_tokens
+    longest = max(context_tokens, config.importance.window_tokens, sensitivity_tokens)
     if longest > shape.context_tokens:
         raise InputError(
             f"evaluation.context_tokens: the model's context is {shape.context_tokens} tokens, got {longest}; "
-            "set evaluation.context_tokens or importance.window_tokens to no more"
+            "set evaluation.context_tokens, importance.window_tokens or sensitivity.window_tokens to no more"
         )
+    _check_fixed_budgets(methods, retentions, shape)
     questions = _questions(config, loaded, corpus, shape)
     kernel = choose(config.kernel, head_dim=shape.head_dim, dtype=loaded.model.dtype).name
     hashed = {k: v for k, v in OmegaConf.to_container(config, resolve=True).items() if k not in _OUTSIDE_HASH}
+    hashed = by_content(hashed)
     hashed |= {
         "model": loaded.fingerprint,
         "dtype": config.model.dtype,
@@ -95,6 +111,33 @@ def prepare(config: DictConfig) -> Setup:
     return setup
 
 
+def by_content(settings: Any) -> Any:
+    """Settings with the SHA-256 of a file in place of its path."""
+    if isinstance(settings, dict):
+        return {
+            key: _file_hash(key, value) if key in _FILES and value not in (None, OBSERVE) else by_content(value)
+            for key, value in settings.items()
+        }
+    return [by_content(value) for value in settings] if isinstance(settings, list) else settings
+
+
+def _file_hash(key: str, path: str) -> str:
+    try:
+        return sha256(Path(path).expanduser())
+    except OSError as error:
+        raise InputError(f"{key}: expected a file, got {path!r}, which cannot be read; set {key}=FILE") from error
+
+
+def needs_importance(allocator: DictConfig) -> bool:
+    """Whether an allocator looks at the perplexities of ablations."""
+    return getattr(get_class(allocator._target_), "uses_importance", True)
+
+
+def needs_sensitivity(allocator: DictConfig) -> bool:
+    """Whether an allocator is built on a measured sensitivity."""
+    return "sensitivity" in getattr(get_class(allocator._target_), "__dataclass_fields__", {})
+
+
 def needs_bank(estimator: DictConfig) -> bool:
     """Whether an estimator is built on a bank of graphs."""
     return "bank" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
@@ -106,8 +149,8 @@ def needs_grid(estimator: DictConfig) -> bool:
 
 
 def part_name(part: Any) -> str:
-    """What a swappable part is called in rows: the last word of its target, in lower case."""
-    return part._target_.rsplit(".", 1)[-1].lower()
+    """What a swappable part is called in rows: the file that it is in."""
+    return part._target_.rsplit(".", 2)[-2]
 
 
 def _questions(config: DictConfig, loaded: LoadedModel, corpus: Corpus, shape: ModelShape) -> tuple[Question, ...]:
@@ -126,17 +169,42 @@ def _main_method(config: DictConfig) -> DictConfig:
     return OmegaConf.create({key: config[key] for key in ("estimator", "allocator", "selection")})
 
 
+def _check_fixed_budgets(methods: dict, retentions: list[float], shape: ModelShape) -> None:
+    """Budgets that nothing measured goes into are drawn up once, so that a file that does not fit is refused now."""
+    for allocator in (method.allocator for method in methods.values()):
+        if not needs_importance(allocator) and not needs_sensitivity(allocator):
+            for retention in retentions:
+                table = [[1.0] * shape.heads] * shape.layers
+                instantiate(allocator).allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
+
+
+def _check_importance(importance: ImportanceConfig) -> None:
+    choices = {
+        "ablation": tuple(ABLATIONS),
+        "method": ("exact", "plain", "racing"),
+        "lines": ("document", "artifact"),
+        "weighting": ("windows", "batches"),
+        "dtype": (None, *DTYPES),
+        "linear": LINEARS,
+    }
+    for name, known in choices.items():
+        if importance[name] not in known:
+            listed = ", ".join(str(value or "null") for value in known)
+            raise InputError(f"importance.{name}: expected one of {listed}, got {importance[name]!r}")
+    Race(**importance.race)
+    if importance.method == "racing" and importance.weighting == "batches":
+        raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
+
+
 def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     head_retentions(torch.tensor(retentions, dtype=torch.float64), len(retentions))
-    if config.importance.ablation not in ABLATIONS:
-        raise InputError(f"importance.ablation: expected one of {', '.join(ABLATIONS)}, got {config.importance.ablation!r}")
     if "dense" in methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
     counts = {
         "evaluation.windows": config.evaluation.windows,
         "graphs.chunk_tokens": config.graphs.chunk_tokens,
         "graphs.calibration_windows": config.graphs.calibration_windows,
-        "importance.windows": config.importance.windows,
+        "importance.windows": config.importance.windows or 1,
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
         "evaluation.context_tokens": 1 if config.evaluation.context_tokens is None else config.evaluation.context_tokens - 1,
@@ -145,8 +213,11 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         if count < 1:
             least = 2 if name.endswith("_tokens") and "chunk" not in name else 1
             raise InputError(f"{name}: expected at least {least}, got {config[name.split('.')[0]][name.split('.')[1]]}")
-    if not config.graphs.multipliers or min(config.graphs.multipliers) <= 0:
-        raise InputError(f"graphs.multipliers: expected positive numbers, got {list(config.graphs.multipliers)}")
+    for part in [*(method.allocator for method in methods.values()), config.calibration, config.grid]:
+        instantiate(part)
+    sensitivity_grid(config.sensitivity.retentions)
+    shard([], config.shard.index, config.shard.count)
+    _check_importance(config.importance)
     for name, method in methods.items():
         block = method.selection.query_block
         Rule(**method.selection)

@@ -1,51 +1,94 @@
 """The offline and the graph stage of a run: each is done once for its inputs, kept, and found again."""
 
-from dataclasses import asdict, dataclass
+import copy
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.progress import bar, say
-from experiments.setup import Setup, part_name
+from experiments.progress import bar, say, work_bar
+from experiments.setup import OBSERVE, Setup, by_content, needs_importance, needs_sensitivity, part_name
 from shadowattn.artifacts import Stage, content_hash
 from shadowattn.graphs.bank import MANIFEST, GraphBank
 from shadowattn.graphs.buckets import plan_shapes
-from shadowattn.offline import ScaleObservations, measure_importance, observe_scales, scale_grid
-from shadowattn.types import Importance, RetentionProfile, ScaleGrid
+from shadowattn.models.load import DTYPES
+from shadowattn.offline import (
+    Race,
+    ScaleObservations,
+    measure_ablations,
+    measure_sensitivity,
+    observe_scales,
+    race_ablations,
+    scale_grid,
+    summarise,
+)
+from shadowattn.offline.allocators import check_importance
+from shadowattn.offline.fake_quant import (
+    fake_quantised,
+    load_activation_scales,
+    observe_activations,
+    save_activation_scales,
+)
+from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 
 @dataclass(frozen=True)
 class Offline:
-    """What calibration found out, and the stages it is stored in."""
+    """What calibration found out, and the stages it is stored in. What no allocator of the run looks at is not measured."""
 
-    importance: Importance
+    losses: AblationLosses | None
+    importance: Importance | None
+    sensitivities: dict[str, Sensitivity]  # by measure
     observations: ScaleObservations
     grid: ScaleGrid
     stages: tuple[str, ...]
 
 
+class ShardDoneError(Exception):
+    """This shard has measured its share, and other shards have not: there is nothing to go on with yet."""
+
+
 def run_offline(setup: Setup) -> Offline:
-    """Importance by ablation, and observed scales."""
-    importance, importance_stage = _importance(setup)
-    observations, scales_stage = _scales(setup)
-    grid = scale_grid(observations, tuple(setup.config.graphs.multipliers))
-    return Offline(importance, observations, grid, (importance_stage.folder.name, scales_stage.folder.name))
+    """Importance by ablation, sensitivities, and observed scales. Raises `ShardDoneError` where other shards' work is missing."""
+    allocators = [method.allocator for method in setup.methods.values()]
+    losses, importance, stages = None, None, []
+    if setup.config.study in ("gates", "offline") or any(map(needs_importance, allocators)):
+        losses, stage = _importance(setup)
+        importance = summarise(losses, batch=_weighting(setup))
+        stages.append(stage)
+    sensitivities = {}
+    for measure in sorted({allocator.measure for allocator in allocators if needs_sensitivity(allocator)}):
+        sensitivities[measure], stage = _sensitivity(setup, measure)
+        stages.append(stage)
+    observations, stage = _scales(setup)
+    grid = scale_grid(observations, instantiate(setup.config.grid))
+    names = tuple(stage.folder.name for stage in [*stages, stage])
+    return Offline(losses, importance, sensitivities, observations, grid, names)
 
 
 def make_profile(setup: Setup, offline: Offline, allocator, retention: float) -> RetentionProfile:
     """The retention of every head by one allocator."""
-    importance = offline.importance
-    allocated = instantiate(allocator).allocate(
-        importance.head_ppl, importance.layer_ppl, base_ppl=importance.base_ppl, retention=retention
-    )
+    built = {"sensitivity": offline.sensitivities[allocator.measure]} if needs_sensitivity(allocator) else {}
     return RetentionProfile(
-        retention=tuple(tuple(layer) for layer in allocated),
+        retention=tuple(tuple(layer) for layer in allot(setup, allocator, retention, offline.importance, **built)),
         scales=offline.grid,
         head_dim=setup.shape.head_dim,
         fingerprint=setup.loaded.fingerprint,
         model=setup.loaded.name,
         allocator=part_name(allocator),
+    )
+
+
+def allot(setup: Setup, allocator, retention: float, importance: Importance | None, **built) -> list[list[float]]:
+    """What an allocator makes of an importance; None for one that looks at none."""
+    shape = setup.shape
+    if importance is None:
+        importance = Importance(((1.0,) * shape.heads,) * shape.layers, (1.0,) * shape.layers, 1.0, "none", 0)
+    check_importance(importance.head_ppl, importance.layer_ppl, importance.base_ppl, retention)
+    return replace(instantiate(allocator), **built).allocate(
+        importance.head_ppl, importance.layer_ppl, base_ppl=importance.base_ppl, retention=retention
     )
 
 
@@ -73,26 +116,91 @@ def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
 UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"
 
 
-def _importance(setup: Setup) -> tuple[Importance, Stage]:
+def _importance(setup: Setup) -> tuple[AblationLosses, Stage]:
     settings = setup.config.importance
-    stage = Stage(_root(setup), "importance", _inputs(setup) | OmegaConf.to_container(settings))
+    inputs = _inputs(setup) | by_content(OmegaConf.to_container(settings, resolve=True))
+    if settings.method == "racing":  # what is settled depends on what the losses are for
+        allocator = by_content(OmegaConf.to_container(setup.config.allocator, resolve=True))
+        inputs |= {"allocator": allocator, "retention": setup.retentions[0]}
+    stage = Stage(_root(setup), "importance", inputs)
     if not stage.done:
-        shape = setup.shape
-        say(f"importance: {shape.layers * shape.heads} heads and {shape.layers} layers, one ablation each")
-        windows = setup.calibration(tokens=settings.window_tokens, windows=settings.windows)
-        measured = measure_importance(
-            setup.loaded.model,
-            windows,
-            stage.units,
-            ablation=settings.ablation,
-            batch=settings.batch,
-            progress=lambda work: bar(work, "ablate"),
-        )
-        stage.finish(asdict(measured))
+        losses = _measure_importance(setup, stage)
+        if losses is None:
+            raise ShardDoneError(
+                f"importance: shard {setup.config.shard.index} of {setup.config.shard.count} has done its share; the rest is for "
+                "the other shards, and the same command then goes on"
+            )
+        stage.finish(asdict(losses))
     content = stage.read()
-    content["head_ppl"] = tuple(tuple(layer) for layer in content["head_ppl"])
-    content["layer_ppl"] = tuple(content["layer_ppl"])
-    return Importance(**content), stage
+    content["base"] = tuple(content["base"])
+    content["layers"] = tuple(map(tuple, content["layers"]))
+    content["heads"] = tuple(tuple(map(tuple, layer)) for layer in content["heads"])
+    return AblationLosses(**content), stage
+
+
+def _measure_importance(setup: Setup, stage: Stage) -> AblationLosses | None:
+    settings, shape = setup.config.importance, setup.shape
+    windows = setup.calibration(tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines)
+    say(
+        f"importance: {shape.layers * shape.heads} heads and {shape.layers} layers, one ablation each ({settings.method}) on "
+        f"{len(windows)} windows of {settings.window_tokens} tokens"
+    )
+    model = setup.loaded.model
+    dtype = DTYPES[settings.dtype] if settings.dtype else model.dtype
+    model = model if dtype == model.dtype else copy.deepcopy(model).to(dtype)
+    options = {
+        "ablation": settings.ablation,
+        "batch": settings.batch,
+        "linear": settings.linear,
+        "shard_index": setup.config.shard.index,
+        "shard_count": setup.config.shard.count,
+        "progress": lambda work: work_bar(work, "ablate"),
+    }
+    quantised = nullcontext()
+    if settings.activation_scales:
+        path = Path(settings.activation_scales)
+        if settings.activation_scales == OBSERVE:
+            path = stage.folder / "activation_scales.json"
+            if not path.exists():
+                save_activation_scales(observe_activations(model, windows, batch=settings.batch), path)
+        ranges = load_activation_scales(path)
+        quantised = fake_quantised(model, ranges, clip_threshold=settings.clip_threshold)
+    with quantised:
+        if settings.method != "racing":
+            return measure_ablations(model, windows, stage.units, method=settings.method, **options)
+
+        def retentions(importance: Importance) -> list[list[float]]:
+            return allot(setup, setup.config.allocator, setup.retentions[0], importance)
+
+        return race_ablations(model, windows, stage.units, retentions, race=Race(**settings.race), **options)
+
+
+def _weighting(setup: Setup) -> int | None:
+    settings = setup.config.importance
+    return settings.batch if settings.weighting == "batches" else None
+
+
+def _sensitivity(setup: Setup, measure: str) -> tuple[Sensitivity, Stage]:
+    settings = setup.config.sensitivity
+    tokens = settings.window_tokens or setup.context_tokens
+    own = OmegaConf.to_container(settings, resolve=True) | {"window_tokens": tokens, "measure": measure}
+    stage = Stage(_root(setup), "sensitivity", _inputs(setup) | own)
+    if not stage.done:
+        say(f"sensitivity: {measure} of {setup.shape.layers * setup.shape.heads} heads at {len(settings.retentions)} retentions")
+        found = measure_sensitivity(
+            setup.loaded.model,
+            setup.calibration(tokens=tokens, windows=settings.windows),
+            stage.units,
+            measure=measure,
+            retentions=list(settings.retentions),
+            batch=settings.batch,
+            progress=lambda work: work_bar(work, "sensitivity"),
+        )
+        stage.finish(asdict(found))
+    content = stage.read()
+    content["retentions"] = tuple(content["retentions"])
+    content["cost"] = tuple(tuple(map(tuple, layer)) for layer in content["cost"])
+    return Sensitivity(**content), stage
 
 
 def _scales(setup: Setup) -> tuple[ScaleObservations, Stage]:
@@ -101,13 +209,18 @@ def _scales(setup: Setup) -> tuple[ScaleObservations, Stage]:
         "chunk_tokens": graphs.chunk_tokens,
         "context_tokens": setup.context_tokens,
         "windows": graphs.calibration_windows,
+        "calibration": OmegaConf.to_container(setup.config.calibration, resolve=True),
     }
     stage = Stage(_root(setup), "scales", _inputs(setup) | own)
     if not stage.done:
         say(f"scales: Q and K of {setup.shape.layers * setup.shape.heads} heads")
         windows = setup.calibration(tokens=setup.context_tokens, windows=graphs.calibration_windows)
         observations = observe_scales(
-            setup.loaded.model, windows, chunk_tokens=graphs.chunk_tokens, progress=lambda w: bar(w, "calibrate")
+            setup.loaded.model,
+            windows,
+            chunk_tokens=graphs.chunk_tokens,
+            calibration=instantiate(setup.config.calibration),
+            progress=lambda w: bar(w, "calibrate"),
         )
         stage.finish(asdict(observations))
     return ScaleObservations(tuple((layer, head, q, k) for layer, head, q, k in stage.read()["pairs"])), stage

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from hydra.utils import instantiate
 from torch import Tensor
@@ -28,9 +29,15 @@ from shadowattn.reporting.rows import Row
 from shadowattn.reporting.tables import summary_table as table
 from shadowattn.types import RetentionProfile
 
-__all__ = ["Attachment", "common_row", "draw", "measure", "measure_cell", "table"]
+__all__ = ["Attachment", "cell_key", "common_row", "draw", "measure", "measure_cell", "retention_rows", "table"]
 
-_UNITS = {"perplexity": "1", "loss": "nat", "loss_increase": "nat", "sparse_rows": "head rows"}
+_UNITS = {
+    "perplexity": "1",
+    "loss": "nat",
+    "loss_increase": "nat",
+    "loss_increase_error": "nat",
+    "sparse_rows": "head rows",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Cell:
     """What one method measured at one retention. `fidelity` is empty where nothing ran sparse."""
 
     loss: float
+    window_losses: list[float]
     density: float
     sparse_density: float
     sparse_rows: int
@@ -53,14 +61,16 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     windows = setup.heldout()
     floor = unigram_loss(windows)
     cells = [(name, retention) for retention in setup.retentions for name in setup.methods]
-    todo = sum(not units.has(_key(*cell)) for cell in cells)
+    todo = sum(not units.has(cell_key(*cell)) for cell in cells)
     say(f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
     dense = Cell(**units.get("dense", lambda: asdict(measure_cell(setup, windows, None))))
     rows = _dense_rows(setup, dense, windows, floor)
     for name, retention in bar(cells, "evaluate"):
         method = setup.methods[name]
         profile = make_profile(setup, offline, method.allocator, retention)
-        save_profile(profile, folder / "profiles" / f"{_key(name, retention)}.json")
+        if retention == setup.retentions[0]:
+            say(f"retention: {name}, {profile.allocator}: {_means(profile)}")
+        save_profile(profile, folder / "profiles" / f"{cell_key(name, retention)}.json")
 
         def measure_method(method=method, profile=profile) -> dict:
             built = {"bank": bank} if needs_bank(method.estimator) else {}
@@ -68,8 +78,9 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
             estimator = instantiate(method.estimator, **built)
             return asdict(measure_cell(setup, windows, Attachment(profile, estimator, method.selection)))
 
-        cell = Cell(**units.get(_key(name, retention), measure_method))
+        cell = Cell(**units.get(cell_key(name, retention), measure_method))
         rows += _cell_rows(setup, name, retention, cell, dense, windows, floor)
+        rows += retention_rows(replace(rows[-1], unit="1"), profile)
     return rows
 
 
@@ -117,6 +128,7 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
         raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
     return Cell(
         loss=sum(losses) / len(losses),
+        window_losses=losses,
         density=counters.density,
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
@@ -144,6 +156,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
+        replace(row, metric="loss_increase_error", value=_paired_error(cell, dense), n=len(windows)),
         replace(row, metric="density", value=cell.density, n=predicted),
         replace(row, metric="sparse_density", value=cell.sparse_density, n=predicted),
         replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=predicted),
@@ -154,6 +167,27 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
     rows += _accuracy_rows(setup, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def retention_rows(row: Row, profile: RetentionProfile) -> list[Row]:
+    """Mean retention over all layers and over those that are not dense: a kernel sees the second."""
+    row = replace(row, n=sum(map(len, profile.retention)), flag="")
+    return [
+        replace(row, metric="mean_retention", value=profile.mean_retention),
+        replace(row, metric="sparse_mean_retention", value=profile.sparse_mean_retention),
+        replace(row, metric="dense_layers", value=float(len(profile.dense_layers))),
+    ]
+
+
+def _means(profile: RetentionProfile) -> str:
+    dense = ", ".join(map(str, profile.dense_layers)) or "none"
+    return f"mean {profile.mean_retention:.4g}, over sparse layers {profile.sparse_mean_retention:.4g}, dense layers: {dense}"
+
+
+def _paired_error(cell: Cell, dense: Cell) -> float:
+    """Standard error of the loss increase, paired window by window; not a number for a single window."""
+    increases = np.subtract(cell.window_losses, dense.window_losses)
+    return float(increases.std(ddof=1) / len(increases) ** 0.5) if len(increases) > 1 else math.nan
 
 
 def _accuracy_rows(setup: Setup, row: Row, cell: Cell) -> list[Row]:
@@ -205,12 +239,14 @@ def common_row(setup: Setup, windows: Tensor) -> Row:
 def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
     """Quality against retention, and what the offline stage found and allotted."""
     figures.quality_against_retention(rows, folder / "quality.png")
-    figures.head_importance(offline.importance, folder / "importance.png")
+    if offline.importance is not None:
+        figures.head_importance(offline.importance, folder / "importance.png")
     figures.scale_distribution(list(offline.observations.pairs), offline.grid, folder / "scales.png")
     profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, setup.retentions[0])
     title = f"retention by {profile.allocator}, mean {profile.mean_retention:.3g}"
     figures.retention_map(profile.retention, folder / "retention.png", title)
 
 
-def _key(name: str, retention: float) -> str:
+def cell_key(name: str, retention: float) -> str:
+    """What the file of a cell is called."""
     return f"{name}@{retention:g}"

@@ -27,9 +27,14 @@ def content_hash(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file so that a reader sees the old content or the new, never a part."""
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{os.getpid()}")
-    staged.write_text(json.dumps(value, indent=1))
+    staged.write_text(text, encoding="utf-8")
     staged.replace(path)
 
 
@@ -60,11 +65,20 @@ class Units:
     def has(self, key: str) -> bool:
         return self._path(key).exists()
 
+    def put(self, key: str, value: Any) -> None:
+        """Stores one unit, whole or not at all."""
+        write_json(self._path(key), value)
+
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         """The stored value of one unit, computed and stored if it is not there yet."""
         path = self._path(key)
         if not path.exists():
-            write_json(path, compute())
+            self.put(key, compute())
+        return self.read(key)
+
+    def read(self, key: str) -> Any:
+        """The stored value of one unit. Raises `InputError` where it is missing or damaged."""
+        path = self._path(key)
         return read_json(path, f"rebuild with: rm {path}, then the same command")
 
     def _path(self, key: str) -> Path:

@@ -141,6 +141,39 @@ class Importance:
 
 
 @dataclass(frozen=True)
+class AblationLosses:
+    """Loss in nat of every calibration window under every ablation: what `Importance` is a mean of.
+
+    A unit that a race has settled holds the first of the windows only.
+    """
+
+    base: tuple[float, ...]  # [W], nothing changed
+    layers: tuple[tuple[float, ...], ...]  # [L][≤ W], layer bypassed
+    heads: tuple[tuple[tuple[float, ...], ...], ...]  # [L][H][≤ W], head ablated
+    ablation: str
+    window_tokens: int
+
+    @property
+    def window_forwards(self) -> int:
+        """How many (ablation, window) pairs were measured."""
+        return sum(map(len, self.layers)) + sum(len(head) for layer in self.heads for head in layer)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What it costs that one head alone keeps less: `cost[l][h][i]` at `retentions[i]`, all other heads dense.
+
+    `retentions` ascend and end in 1, where the cost is 0. The cost is an increase of the loss in nat (`measure` is `loss`), or
+    the squared relative error of what the attention adds to the residual stream (`error`).
+    """
+
+    retentions: tuple[float, ...]
+    cost: tuple[tuple[tuple[float, ...], ...], ...]
+    measure: str
+    tokens: int
+
+
+@dataclass(frozen=True)
 class ScaleGrid:
     """The static INT8 scales that graphs are built for: every pair of a Q scale and a K scale.
 
@@ -187,5 +220,17 @@ class RetentionProfile:
 
     @property
     def mean_retention(self) -> float:
+        """Mean over all heads of all layers."""
         values = [value for layer in self.retention for value in layer]
         return sum(values) / len(values)
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """The layers all of whose heads keep every key."""
+        return tuple(index for index, layer in enumerate(self.retention) if min(layer) == 1)
+
+    @property
+    def sparse_mean_retention(self) -> float:
+        """Mean over the heads of the other layers, which is what a sparse kernel sees; 1 where every layer is dense."""
+        values = [value for index, layer in enumerate(self.retention) if index not in self.dense_layers for value in layer]
+        return sum(values) / len(values) if values else 1.0

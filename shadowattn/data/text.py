@@ -10,6 +10,8 @@ from torch import Tensor
 from shadowattn.data.stdlib import stdlib_text
 from shadowattn.errors import InputError
 
+_SHORT_LINE = 10  # characters; the artifact skips lines no longer than this
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -33,21 +35,19 @@ def stdlib_corpus() -> Corpus:
     return Corpus("stdlib", stdlib_text("calibration"), stdlib_text("heldout"))
 
 
-def text_corpus(path: str | None, *, pattern: str = "*.txt") -> Corpus:
+def text_corpus(path: str | None, *, pattern: str = "*.txt", heldout: str | None = None) -> Corpus:
     """A UTF-8 text file, or all files of a folder that match `pattern`, in name order.
 
-    The first half calibrates, the second is held out, cut at a line end. Raises `InputError` on a path that is not
-    there, and on empty or binary text.
+    The first half calibrates, the second is held out, cut at a line end; with another text in `heldout`, all of `path`
+    calibrates. Raises `InputError` on a path that is not there, and on empty or binary text.
     """
     if not path:
         raise InputError("data=text: expected a file or folder, got none; set data.path=FILE")
-    source = Path(path).expanduser()
-    if not source.exists():
-        raise InputError(f"data.path: expected a text file or folder, got {path!r}, which does not exist; set data.path=FILE")
-    files = sorted(p for p in source.rglob(pattern) if p.is_file()) if source.is_dir() else [source]
-    if not files:
-        raise InputError(f"data.path: expected files {pattern} in {path!r}, found none; set data.pattern=GLOB")
-    return _halves(source.resolve().name, "\n\n".join(_read(file) for file in files))
+    text = _gather("path", path, pattern)
+    name = Path(path).expanduser().resolve().name
+    if not heldout:
+        return _halves(name, text)
+    return Corpus(name, _filled(name, text), _filled(name, _gather("heldout", heldout, pattern)))
 
 
 def hub_corpus(
@@ -79,7 +79,7 @@ def hub_corpus(
 
 
 def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str) -> Tensor:
-    """Non-overlapping windows spread evenly over the text, int64 [W, tokens] with W ≤ `windows`.
+    """Non-overlapping windows spread evenly over the text, int64 [W, tokens] with W ≤ `windows`, or all of them for 0.
 
     Each begins with the tokenizer's beginning-of-sequence token where it adds one. Fewer windows come back where the text holds
     fewer; raises `InputError` where it does not hold one.
@@ -91,9 +91,36 @@ def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: st
     whole = len(ids) // body
     if whole < 1:
         raise InputError(f"{source}: expected at least one window of {body} tokens, got {len(ids)} tokens; give more text")
-    count = min(windows, whole)
+    count = min(windows or whole, whole)
     starts = [index * whole // count * body for index in range(count)]
     return torch.tensor([lead + ids[start : start + body] for start in starts])
+
+
+def line_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str) -> Tensor:
+    """The artifact's windows: the first `windows` complete ones of the stream of lines, or all of them for 0; int64 [W, tokens].
+
+    Lines are stripped, those of at most 10 characters skipped, and each is tokenised by itself, with whatever special tokens the
+    tokenizer adds to it; what is left over at the end is dropped. Raises `InputError` where there is no window.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if len(line) > _SHORT_LINE]
+    ids = [token for line in lines for token in tokenizer(line, verbose=False).input_ids]
+    whole = len(ids) // tokens
+    if whole < 1:
+        raise InputError(f"{source}: expected at least one window of {tokens} tokens, got {len(ids)} tokens; give more text")
+    count = min(windows or whole, whole)
+    return torch.tensor(ids[: count * tokens]).view(count, tokens)
+
+
+def _gather(key: str, path: str, pattern: str) -> str:
+    """The text of a file, or of a folder's files."""
+    source = Path(path).expanduser()
+    if not source.exists():
+        raise InputError(f"data.{key}: expected a text file or folder, got {path!r}, which does not exist; set data.{key}=FILE")
+    files = sorted(p for p in source.rglob(pattern) if p.is_file()) if source.is_dir() else [source]
+    if not files:
+        raise InputError(f"data.{key}: expected files {pattern} in {path!r}, found none; set data.pattern=GLOB")
+    return "\n\n".join(_read(file) for file in files)
 
 
 def _read(file: Path) -> str:
@@ -107,8 +134,13 @@ def _read(file: Path) -> str:
     return text
 
 
-def _halves(name: str, text: str) -> Corpus:
+def _filled(name: str, text: str) -> str:
     if not text.strip():
         raise InputError(f"data {name}: expected text, got an empty one; give a file with text in it")
+    return text
+
+
+def _halves(name: str, text: str) -> Corpus:
+    text = _filled(name, text)
     cut = text.find("\n", len(text) // 2) + 1 or len(text) // 2
     return Corpus(name, text[:cut], text[cut:])

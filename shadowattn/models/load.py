@@ -1,11 +1,11 @@
 """A model and its tokenizer from the package, a local folder or the Hugging Face hub. Safetensors only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
 
 from shadowattn.errors import InputError
 from shadowattn.models.patch import fingerprint
@@ -62,3 +62,58 @@ def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled") from error
     return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))
+
+
+@dataclass(frozen=True)
+class RandomShape:
+    """The published shape of a model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+
+
+RANDOM_SHAPES = {
+    "qwen2_0_5b": RandomShape(24, 14, 2, 64, 896, 4864, 151936),
+    "qwen2_1_5b": RandomShape(28, 12, 2, 128, 1536, 8960, 151936),
+}
+
+
+def load_random(
+    shape: str, *, layers: int | None = None, hidden: int | None = None, vocabulary: int | None = None, dtype: str = "float32"
+) -> LoadedModel:
+    """A Qwen2 of a published shape with random weights and the bundled tokenizer: for cost and plumbing, never for quality.
+
+    `layers`, `hidden` and `vocabulary` make it smaller than it was published; its name then says so.
+    """
+    if shape not in RANDOM_SHAPES:
+        raise InputError(f"model.shape: expected one of {', '.join(RANDOM_SHAPES)}, got {shape!r}")
+    changed = {"layers": layers, "hidden": hidden, "vocabulary": vocabulary}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    size = replace(RANDOM_SHAPES[shape], **changed)
+    config = Qwen2Config(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate if hidden is None else 4 * size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=32768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    if dtype not in DTYPES:
+        raise InputError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()
+    name = "_".join([f"random-{shape}", *(f"{key}{value}" for key, value in changed.items())])
+    return LoadedModel(model, AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True), name, fingerprint(model))

@@ -41,7 +41,7 @@ class ModelShape:
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
     """The shape of a decoder-only model, read from its attention modules and its config."""
-    modules = _attention_modules(model)
+    modules = attention_modules(model)
     config = model.config.get_text_config()
     return ModelShape(
         layers=len(modules),
@@ -117,7 +117,7 @@ def replace_attention(model: PreTrainedModel, attention: LayerAttention) -> Iter
     Causal decoding without padding only: a padding mask, packed sequences, a static cache, sliding windows and other
     changes to the scores raise `InputError`.
     """
-    modules = _attention_modules(model)
+    modules = attention_modules(model)
     before = model.config._attn_implementation
     if before == _NAME:
         raise InputError("the model's attention is replaced already; leave the outer context first")
@@ -150,7 +150,7 @@ def bypass_layer(model: PreTrainedModel, layer: int) -> Iterator[None]:
         handle.remove()
 
 
-def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The self-attention modules in layer order: what transformers gives a `layer_idx` and a `head_dim`."""
     modules = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "head_dim")]
     if not modules or [m.layer_idx for m in modules] != list(range(len(modules))):

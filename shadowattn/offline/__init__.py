@@ -1,16 +1,31 @@
 """The offline stage: importance by ablation → retention per head; observed Q and K → INT8 scales."""
 
 from shadowattn.offline.allocators import allocate
-from shadowattn.offline.importance import measure_importance
+from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
 from shadowattn.offline.profile import load_profile, save_profile
-from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
+from shadowattn.offline.racing import Race, race_ablations
+from shadowattn.offline.scale_report import ScaleFit, report_scales
+from shadowattn.offline.scales import ScaleObservations, layer_grids, observe_scales, scale_grid
+from shadowattn.offline.sensitivity import measure_sensitivity
+from shadowattn.offline.stability import Stability, rank_correlation, stability
 
 __all__ = [
+    "Race",
+    "ScaleFit",
     "ScaleObservations",
+    "Stability",
     "allocate",
+    "layer_grids",
     "load_profile",
+    "measure_ablations",
     "measure_importance",
+    "measure_sensitivity",
     "observe_scales",
+    "race_ablations",
+    "rank_correlation",
+    "report_scales",
     "save_profile",
     "scale_grid",
+    "stability",
+    "summarise",
 ]

@@ -1,51 +1,37 @@
-"""Two ways to take a head out of a model, as attentions for `models.replace_attention`."""
+"""Ways to take a head out of a model, wholly or in part: what it puts out instead.
 
+An ablation is a function of one head's q, k and v, [B, T, D] after RoPE, and the score's scale; it returns [B, T, D]. The fast
+measurement (`exact`) calls it beside the output projection, the plain one (`Ablated`) inside the attention.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shadowattn.budget import head_retentions, keep_counts
 from shadowattn.kernels.torch_kernels import dense
 
+Ablation = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
 _ARTIFACT_CHUNK = 32
+_TOPK_ROWS = 128  # rows of scores that exist at a time
 
 
-@dataclass(frozen=True)
-class ZeroHead:
+def zero(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """The head puts out zero: what the paper's text says (section 3.2)."""
-
-    layer: int
-    head: int
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        out = dense(q, k, v, causal_offset=0, scale=scale)
-        if layer == self.layer:
-            out[:, self.head] = 0
-        return out
+    return torch.zeros_like(v)
 
 
-@dataclass(frozen=True)
-class UniformHead:
+def uniform(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """The head becomes a causal average: what the artifact's code does when it gives a head a retention of 0.
 
     Of every chunk of 32 rows its threshold keeps the largest score alone. The row that holds it attends to that one
     key; in all others every logit is shifted by the same −3.4e38, so that the softmax is uniform over the prefix.
     """
-
-    layer: int
-    head: int
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        out = dense(q, k, v, causal_offset=0, scale=scale)
-        if layer == self.layer:
-            kv_head = self.head // (q.shape[1] // k.shape[1])
-            out[:, self.head] = _ablated(q[:, self.head].float(), k[:, kv_head].float(), v[:, kv_head].float()).to(q.dtype)
-        return out
-
-
-def _ablated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k, v [batch, rows, D] of one head → its output when only each chunk's largest score survives."""
-    rows = q.shape[1]
+    q, k, out = q.float(), k.float(), v.float()
+    v, rows = out, q.shape[1]
     out = v.cumsum(1) / torch.arange(1, rows + 1)[:, None]
     for start in range(0, rows, _ARTIFACT_CHUNK):
         chunk = slice(start, min(start + _ARTIFACT_CHUNK, rows))
@@ -60,4 +46,55 @@ def _ablated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-BY_NAME = {"zero": ZeroHead, "uniform": UniformHead}
+@dataclass(frozen=True)
+class TopK:
+    """The head keeps the exact top `retention` of each row's visible keys: not gone, but sparse."""
+
+    retention: float
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        q, k, v = q.float(), k.float(), v.float()
+        out = torch.empty_like(v)
+        kept = keep_counts(head_retentions(self.retention, 1), torch.arange(1, q.shape[1] + 1))[0]
+        for rows in torch.arange(q.shape[1]).split(_TOPK_ROWS):
+            end = int(rows[-1]) + 1
+            scores = (q[:, rows] @ k[:, :end].transpose(1, 2) * scale).masked_fill(torch.arange(end) > rows[:, None], -torch.inf)
+            best = scores.topk(int(kept[rows].max()), -1)
+            beyond = torch.arange(best.values.shape[-1]) >= kept[rows, None]
+            weights = torch.softmax(best.values.masked_fill(beyond, -torch.inf), -1)
+            out[:, rows] = torch.zeros_like(scores).scatter_(-1, best.indices, weights) @ v[:, :end]
+        return out
+
+
+BY_NAME: dict[str, Ablation] = {"zero": zero, "uniform": uniform}
+
+
+def head_variants(ablated: Sequence[tuple[int, Ablation]]) -> Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor]:
+    """One variant of a layer's attention output for each (head, ablation), as `models.layerwise` takes them."""
+
+    def variants(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> Tensor:
+        _, heads, _, dim = q.shape
+        group = heads // k.shape[1]
+        changed = out.expand(len(ablated), *out.shape).clone()
+        for index, (head, ablation) in enumerate(ablated):
+            columns = slice(head * dim, (head + 1) * dim)
+            changed[index, ..., columns] = ablation(q[:, head], k[:, head // group], v[:, head // group], scale)
+        return changed
+
+    return variants
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """One head ablated in a forward pass of its own, as an attention for `models.replace_attention`."""
+
+    layer: int
+    head: int
+    ablation: Ablation
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        out = dense(q, k, v, causal_offset=0, scale=scale)
+        if layer == self.layer:
+            key_head = self.head // (q.shape[1] // k.shape[1])
+            out[:, self.head] = self.ablation(q[:, self.head], k[:, key_head], v[:, key_head], scale).to(q.dtype)
+        return out

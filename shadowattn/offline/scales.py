@@ -1,10 +1,12 @@
 """INT8 scales: observed on calibration text, summed up in a small static grid (section 3.3).
 
-A scale is absmax / 127 after RoPE, of one head: of Q over the rows of a chunk, of K over all keys so far (which makes it
-monotone), as the estimator measures them online.
+A scale is absmax / 127 after RoPE, or what another calibration makes of the values: of Q over the rows of a chunk, of K the
+largest of all chunks so far, hence monotone, as the estimator measures them online. Text is streamed chunk by chunk; of a
+chunk, two numbers for each head stay.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +17,10 @@ from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.patch import replace_attention
-from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.offline.calibrations import Calibration
+from shadowattn.offline.calibrations.absmax import Absmax
+from shadowattn.offline.grids import Grid
+from shadowattn.offline.grids.mean import Mean
 from shadowattn.types import ScaleGrid
 
 
@@ -28,6 +33,10 @@ class ScaleObservations:
     def mean(self) -> tuple[float, float]:
         q, k = (sum(pair[axis] for pair in self.pairs) / len(self.pairs) for axis in (2, 3))
         return q, k
+
+    def of_layer(self, layer: int) -> "ScaleObservations":
+        """What was seen in one layer."""
+        return ScaleObservations(tuple(pair for pair in self.pairs if pair[0] == layer))
 
     def fit(self, grid: ScaleGrid) -> dict[str, float]:
         """How the grid serves what was observed: shares of heads clipped, and the share of the most used bucket."""
@@ -47,25 +56,60 @@ def observe_scales(
     windows: Tensor,
     *,
     chunk_tokens: int,
+    calibration: Calibration | None = None,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> ScaleObservations:
-    """Runs the windows [W, T] through the model, dense, in chunks, and records every head's scales."""
+    """Runs the windows [W, T] through the model, dense, in chunks, and records every head's scales; absmax by default."""
     pairs = []
+    measure = RunningScales(calibration or Absmax())
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        group = q.shape[1] // k.shape[1]
-        q_scales, k_scales = absmax_scales(q[0]).tolist(), absmax_scales(k[0]).tolist()
-        pairs.extend((layer, head, q_scales[head], k_scales[head // group]) for head in range(q.shape[1]))
-        return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        pairs.extend((layer, head, *both) for head, both in enumerate(measure(layer, q[0], k[0])))
 
-    with replace_attention(model, observe), torch.no_grad():
+    with watch_attention(model, observe):
         for window in progress(windows):
             for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                 pass
     return ScaleObservations(tuple(pairs))
 
 
-def scale_grid(observations: ScaleObservations, multipliers: tuple[float, ...] = (0.5, 1.0, 2.0)) -> ScaleGrid:
-    """Mean scale × multipliers, for Q and for K: 3 × 3 buckets by default (step σ = 0.5)."""
-    q, k = observations.mean()
-    return ScaleGrid(tuple(q * m for m in multipliers), tuple(k * m for m in multipliers))
+class RunningScales:
+    """Scales of every head of a chunk, K's the largest since the prompt began."""
+
+    def __init__(self, calibration: Calibration):
+        self._calibration = calibration
+        self._k: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor) -> list[tuple[float, float]]:
+        """(q_scale, k_scale) of each query head, for a chunk's q [H, Q, D] and all keys so far k [G, K, D]."""
+        heads, rows, _ = q.shape
+        new = self._calibration.scales(k[:, -rows:])
+        begins = k.shape[1] == rows
+        self._k[layer] = new if begins else torch.maximum(self._k[layer], new)
+        k_scales = self._k[layer].repeat_interleave(heads // k.shape[0])
+        return list(zip(self._calibration.scales(q).tolist(), k_scales.tolist(), strict=True))
+
+
+@contextmanager
+def watch_attention(model: PreTrainedModel, observe: Callable[[int, Tensor, Tensor, Tensor, float], None]):
+    """The model dense and without gradients, `observe` called with every layer's q, k, v."""
+
+    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        observe(layer, q, k, v, scale)
+        return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
+
+    with replace_attention(model, attention), torch.no_grad():
+        yield
+
+
+def scale_grid(observations: ScaleObservations, grid: Grid | None = None) -> ScaleGrid:
+    """Static scales for Q and for K: 3 × 3 buckets by default, mean × 0.5, 1 and 2."""
+    grid = grid or Mean()
+    q, k = ([pair[axis] for pair in observations.pairs] for axis in (2, 3))
+    return ScaleGrid(grid.scales(q), grid.scales(k))
+
+
+def layer_grids(observations: ScaleObservations, grid: Grid | None = None) -> tuple[ScaleGrid, ...]:
+    """The same for each layer by itself, [L]."""
+    layers = 1 + max(pair[0] for pair in observations.pairs)
+    return tuple(scale_grid(observations.of_layer(layer), grid) for layer in range(layers))

@@ -28,9 +28,9 @@ _MARKERS = "osDv^<>P*X"
 
 def quality_against_retention(rows: pd.DataFrame, path: Path) -> Path:
     """Perplexity and the three fidelity figures against retention, a line a method; dense as a grey line."""
-    with _figure(path, columns=2, rows=2) as axes:
+    with figure(path, columns=2, rows=2) as axes:
         for axis, (metric, label) in zip(axes.flat, _QUALITY.items(), strict=True):
-            _lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
+            lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
             dense = rows[(rows.metric == metric) & (rows.method == "dense")]
             if len(dense):
                 axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
@@ -61,7 +61,7 @@ def quality_against_query_block(rows: pd.DataFrame, path: Path) -> Path:
     }
     sparse = rows[rows.method != "dense"]
     per_row = sparse[sparse.query_block == 1]
-    with _figure(path, columns=2, rows=2) as axes:
+    with figure(path, columns=2, rows=2) as axes:
         for axis, (metric, label) in zip(axes.flat, panels.items(), strict=True):
             start = per_row[per_row.metric == metric]
             for marker, (score, group) in zip(_MARKERS, sparse[sparse.query_block > 1].groupby("block_score"), strict=False):
@@ -90,10 +90,10 @@ def head_importance(importance: Importance, path: Path) -> Path:
     base = np.log(importance.base_ppl)
     heads = np.log(np.array(importance.head_ppl)) - base
     layers = np.log(np.array(importance.layer_ppl)) - base
-    with _figure(path, columns=2) as axes:
+    with figure(path, columns=2) as axes:
         # A few heads outweigh all others by orders of magnitude. Increases below 1e-4 nat, and decreases, are shown as that.
         norm = matplotlib.colors.LogNorm(1e-4, max(1e-3, heads.max()))
-        _heat_map(axes[0], heads.clip(min=1e-4), f"loss increase without the head (nat, {importance.ablation})", norm)
+        heat_map(axes[0], heads.clip(min=1e-4), f"loss increase without the head (nat, {importance.ablation})", norm)
         axes[1].barh(np.arange(len(layers)), layers, color="tab:blue")
         axes[1].set_xscale("symlog", linthresh=0.01)
         axes[1].set(xlabel="loss increase without the layer (nat)", ylabel="layer")
@@ -103,7 +103,7 @@ def head_importance(importance: Importance, path: Path) -> Path:
 
 def loss_by_position(losses: list[float], path: Path) -> Path:
     """Loss of held-out text at every position of a window, averaged over runs of positions that grow with the position."""
-    with _figure(path, columns=1) as axes:
+    with figure(path, columns=1) as axes:
         edges = np.unique(np.geomspace(1, len(losses), 24).astype(int))
         means = [np.mean(losses[low:high]) for low, high in pairwise(edges)]
         axes.plot(np.sqrt(edges[:-1] * edges[1:]), means, marker="o", markersize=3)
@@ -113,15 +113,15 @@ def loss_by_position(losses: list[float], path: Path) -> Path:
 
 def retention_map(retention: list[list[float]], path: Path, title: str) -> Path:
     """The retention of every head."""
-    with _figure(path, columns=1) as axes:
-        _heat_map(axes, np.array(retention), title)
+    with figure(path, columns=1) as axes:
+        heat_map(axes, np.array(retention), title)
     return path
 
 
 def scale_distribution(pairs: list[tuple[int, int, float, float]], grid: ScaleGrid, path: Path) -> Path:
     """Cumulative distribution of the observed Q and K scales, a line a layer, with the grid's scales; Fig. 7 of the paper."""
     observed = np.array(pairs)
-    with _figure(path, columns=2) as axes:
+    with figure(path, columns=2) as axes:
         for axis, column, name, scales in zip(axes, (2, 3), "QK", (grid.q_scales, grid.k_scales), strict=True):
             layers = np.unique(observed[:, 0])
             for layer in layers:
@@ -136,13 +136,13 @@ def scale_distribution(pairs: list[tuple[int, int, float, float]], grid: ScaleGr
     return path
 
 
-def _lines(axis: Axes, rows: pd.DataFrame) -> None:
+def lines(axis: Axes, rows: pd.DataFrame) -> None:
     for marker, (method, group) in zip(_MARKERS, rows.groupby("method", sort=False), strict=False):
         group = group.sort_values("retention")
         axis.plot(group.retention, group.value, marker=marker, markersize=4, label=method)
 
 
-def _heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors.Normalize | None = None) -> None:
+def heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors.Normalize | None = None) -> None:
     image = axis.imshow(values, aspect="auto", cmap="viridis", norm=norm)
     axis.figure.colorbar(image, ax=axis)
     axis.set(xlabel="head", ylabel="layer", title=title)
@@ -152,7 +152,7 @@ def _heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.color
 
 
 @contextmanager
-def _figure(path: Path, *, columns: int, rows: int = 1) -> Iterator:
+def figure(path: Path, *, columns: int, rows: int = 1) -> Iterator:
     """Axes of a new figure; saved on leaving without a date, so that the same rows give the same file."""
     figure, axes = plt.subplots(rows, columns, figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
     try:

@@ -1,5 +1,6 @@
 """Tidy rows: one measurement each, complete enough to be understood alone."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +42,15 @@ class Row:
     dense_above: float = 1.0  # heads of this retention or more went dense
 
 
-def write_rows(rows: list[Row], path: Path) -> pd.DataFrame:
+@dataclass(frozen=True)
+class PlacedRow(Row):
+    """A row about one layer, or one head of it; −1 where it is about neither."""
+
+    layer: int = -1
+    head: int = -1
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> pd.DataFrame:
     """Writes rows as parquet, atomically, and returns them as a frame."""
     frame = pd.DataFrame([asdict(row) for row in rows])
     staged = path.with_name(f".{path.name}")

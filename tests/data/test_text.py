@@ -1,7 +1,7 @@
 import pytest
 
 from shadowattn.data.stdlib import stdlib_files
-from shadowattn.data.text import hub_corpus, stdlib_corpus, text_corpus, token_windows
+from shadowattn.data.text import hub_corpus, line_windows, stdlib_corpus, text_corpus, token_windows
 from shadowattn.errors import InputError
 from shadowattn.models import load_bundled
 
@@ -112,3 +112,32 @@ def test_a_beginning_token_leads_every_window_where_the_tokenizer_adds_one():
 
     windows = token_windows("abcdefgh", Characters(), tokens=4, windows=9, source="test")
     assert windows.tolist() == [[1, *map(ord, "abc")], [1, *map(ord, "def")]]
+
+
+def test_all_windows_that_there_are(tokenizer):
+    text = "alpha beta gamma\n" * 100
+    some = token_windows(text, tokenizer, tokens=16, windows=3, source="s")
+    everything = token_windows(text, tokenizer, tokens=16, windows=0, source="s")
+    assert len(some) == 3 < len(everything)
+
+
+def test_lines_as_the_artifact_takes_them(tokenizer):
+    text = "   short    \n  exactly 10 \nelevenchars\n\n   a line that is long enough   \n" * 20
+    stream = [i for _ in range(20) for line in ("elevenchars", "a line that is long enough") for i in tokenizer(line).input_ids]
+    windows = line_windows(text, tokenizer, tokens=16, windows=0, source="s")
+    assert windows.flatten().tolist() == stream[: len(stream) // 16 * 16]
+    assert line_windows(text, tokenizer, tokens=16, windows=2, source="s").tolist() == windows[:2].tolist()
+
+
+def test_lines_that_are_all_short_are_refused(tokenizer):
+    with pytest.raises(InputError, match="at least one window of 16 tokens, got 0"):
+        line_windows("short\n" * 100, tokenizer, tokens=16, windows=0, source="s")
+
+
+def test_with_another_text_held_out_all_of_the_first_calibrates(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "b.txt").write_text("three\n")
+    corpus = text_corpus(str(tmp_path / "a.txt"), heldout=str(tmp_path / "b.txt"))
+    assert (corpus.calibration, corpus.heldout) == ("one\ntwo\n", "three\n")
+    with pytest.raises(InputError, match=r"data\.heldout: expected"):
+        text_corpus(str(tmp_path / "a.txt"), heldout=str(tmp_path / "none.txt"))

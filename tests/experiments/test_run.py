@@ -143,11 +143,27 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["device=tpu"], "auto, npu or cpu"),
         (["task=retrieval_kv", "task.pairs=99"], "task.pairs: expected 1 to 57"),
         (["study=none"], "quality, gates"),
+        (["shard.index=2", "shard.count=2"], "shard.index < shard.count"),
+        (["importance.method=guess"], "exact, plain, racing"),
+        (["importance.lines=all"], "document, artifact"),
+        (["importance.dtype=int4"], "null, float32, bfloat16"),
+        (["importance=racing", "importance.weighting=batches"], "method=racing"),
+        (["importance.race.first=1"], "first_windows ≥ 2"),
+        (["importance.activation_scales=no/such.json"], "activation_scales=FILE"),
+        (["allocator=file", "allocator.path=no/such.txt"], "no/such.txt cannot be read"),
+        (["allocator=file"], "allocator.path=FILE"),
+        (["allocator=file", "allocator.path={table}"], "the model has 8 × 4"),
+        (["allocator=paper", "allocator.metric=taste"], "loss or perplexity"),
+        (["allocator=error_greedy", "allocator.measure=taste"], "error or loss"),
+        (["sensitivity.retentions=[0.5,0.1]"], "ascending"),
+        (["grid.sigma=2"], "sigma in (0, 1)"),
+        (["calibration=percentile", "calibration.share=0"], "(0, 1]"),
+        (["model=random", "model.shape=gpt5"], "qwen2_0_5b, qwen2_1_5b"),
         (["evaluation.windows=0"], "evaluation.windows: expected at least 1, got 0"),
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):
-    files = {"binary": b"\xff\xfe\x00", "empty": b"", "short": b"import os\n"}
+    files = {"binary": b"\xff\xfe\x00", "empty": b"", "short": b"import os\n", "table": b"0.2 0.2 \n"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     arguments = [argument.format(**{name: tmp_path / name for name in files}) for argument in arguments]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shadowattn.errors import InputError
-from shadowattn.models import load_bundled, load_hub, load_local, model_shape
+from shadowattn.models import load_bundled, load_hub, load_local, load_random, model_shape
 from tests.tiny import tiny_model
 
 
@@ -72,3 +72,16 @@ def test_refuses_a_hub_without_an_id():
 def test_refuses_an_unknown_dtype():
     with pytest.raises(InputError, match="float32, bfloat16"):
         load_bundled(dtype="int3")
+
+
+def test_a_random_model_has_the_published_shape_and_the_same_weights_each_time():
+    small = {"layers": 2, "hidden": 64, "vocabulary": 2560}
+    loaded = load_random("qwen2_0_5b", **small)
+    assert loaded.name == "random-qwen2_0_5b_layers2_hidden64_vocabulary2560"
+    shape = model_shape(loaded.model)
+    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 14, 2, 64)
+    assert loaded.fingerprint == load_random("qwen2_0_5b", **small).fingerprint
+    with pytest.raises(InputError, match="qwen2_0_5b, qwen2_1_5b"):
+        load_random("gpt5")
+    with pytest.raises(InputError, match="float32, bfloat16"):
+        load_random("qwen2_0_5b", dtype="int4", **small)

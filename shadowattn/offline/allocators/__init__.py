@@ -9,6 +9,9 @@ from typing import Protocol
 
 from shadowattn.errors import InputError
 from shadowattn.offline.allocators.artifact import Artifact
+from shadowattn.offline.allocators.error_greedy import ErrorGreedy
+from shadowattn.offline.allocators.file import File
+from shadowattn.offline.allocators.first_layers_dense import FirstLayersDense
 from shadowattn.offline.allocators.paper import Paper
 from shadowattn.offline.allocators.uniform import Uniform
 from shadowattn.offline.allocators.waterfill import Waterfill
@@ -16,10 +19,21 @@ from shadowattn.offline.allocators.waterfill import Waterfill
 Retention = list[list[float]]
 """[L][H], every value in (0, 1]."""
 
-BY_NAME = {"uniform": Uniform, "paper": Paper, "artifact": Artifact, "waterfill": Waterfill}
+BY_NAME = {
+    "uniform": Uniform,
+    "paper": Paper,
+    "artifact": Artifact,
+    "waterfill": Waterfill,
+    "first_layers_dense": FirstLayersDense,
+    "error_greedy": ErrorGreedy,
+    "file": File,
+}
 
 
 class Allocator(Protocol):
+    """`uses_importance` False on the class says that perplexities are not looked at, and need not be measured; a field
+    `sensitivity` asks for a measured `Sensitivity` (of its `measure`)."""
+
     def allocate(
         self, head_ppl: Sequence[Sequence[float]], layer_ppl: Sequence[float], *, base_ppl: float, retention: float
     ) -> Retention:
@@ -34,19 +48,20 @@ def allocate(
     base_ppl: float,
     retention: float,
     method: str,
+    **parameters,
 ) -> Retention:
-    """Retentions [L][H] by the allocator named `method`, with its default parameters.
+    """Retentions [L][H] by the allocator named `method`, with its default parameters, or with some of them given.
 
     `head_ppl` [L][H] and `layer_ppl` [L]: perplexities with that head ablated, that layer bypassed; `base_ppl`: with nothing
     changed; `retention`: the mean to spread, in (0, 1]. Raises `InputError` on ragged tables, perplexities that are not positive
-    and finite, a retention out of range and an unknown method.
+    and finite, a retention out of range, an unknown method, and a missing `sensitivity` (error_greedy) or `path` (file).
     """
     if method not in BY_NAME:
         raise InputError(f"allocator: expected one of {', '.join(BY_NAME)}, got {method!r}")
     heads = [[float(value) for value in layer] for layer in head_ppl]
     layers = [float(value) for value in layer_ppl]
     check_importance(heads, layers, float(base_ppl), retention)
-    return BY_NAME[method]().allocate(heads, layers, base_ppl=float(base_ppl), retention=retention)
+    return BY_NAME[method](**parameters).allocate(heads, layers, base_ppl=float(base_ppl), retention=retention)
 
 
 def check_importance(head_ppl: Retention, layer_ppl: list[float], base_ppl: float, retention: float) -> None:

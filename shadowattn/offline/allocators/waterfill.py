@@ -43,5 +43,7 @@ def fill(importance: list[float], mean: float, floor: float) -> list[float]:
         return [1.0 if value > 0 else min(1.0, max(floor, rest)) for value in importance]
     for _ in range(200):
         level = (low + high) / 2
+        if level in (low, high):
+            break
         low, high = (level, high) if sum(poured(level)) < target else (low, level)
     return poured(high)

@@ -1,0 +1,14 @@
+"""Grids: from observed scales to the few static ones that graphs are built for. One file each.
+
+To add one: a frozen dataclass with a `scales` method in a file of its own name, a YAML of the same name in `conf/grid/` and its
+dataclass in `experiments/config.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Grid(Protocol):
+    def scales(self, observed: Sequence[float]) -> tuple[float, ...]:
+        """Ascending static scales, at least one, for the observed scales of Q or of K."""
+        ...

@@ -1,0 +1,102 @@
+"""Sensitivity: what it costs that one head alone keeps fewer keys. What the allocator `error_greedy` spends by."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shadowattn.artifacts import Units
+from shadowattn.errors import InputError
+from shadowattn.models.layerwise import layerwise
+from shadowattn.models.linear import choose_linear
+from shadowattn.models.patch import model_shape
+from shadowattn.offline.ablations import TopK, head_variants
+from shadowattn.offline.exact import measure_exactly
+from shadowattn.offline.work import Progress, Work, plan
+from shadowattn.types import Sensitivity
+
+MEASURES = ("error", "loss")
+
+
+def measure_sensitivity(
+    model: PreTrainedModel,
+    windows: Tensor,
+    units: Units,
+    *,
+    measure: str,
+    retentions: Sequence[float],
+    batch: int = 8,
+    linear: str = "auto",
+    progress: Progress = iter,
+) -> Sensitivity:
+    """The cost of each retention for each head, its keys chosen by exact scores, all other heads dense.
+
+    `windows` int64 [W, T], long enough that a small retention leaves several keys. `error`: squared relative change of the hidden
+    states that leave the head's layer, one layer's work for each figure. `loss`: increase of the mean loss in nat, as dear as an
+    ablation. Raises `InputError` on an unknown measure and on retentions that do not ascend within (0, 1).
+    """
+    grid = sensitivity_grid(retentions)
+    if measure not in MEASURES:
+        raise InputError(f"sensitivity.measure: expected one of {', '.join(MEASURES)}, got {measure!r}")
+    shape = model_shape(model)
+    work = [piece for piece in plan(shape, batch) if piece.heads or piece.layer == shape.layers]
+    options = {"batch": batch, "linear": linear, "progress": progress}
+    if measure == "loss":
+        table = [_losses(model, windows, units, work, retention, **options) for retention in grid]
+    else:
+        table = _errors(model, windows, units, work, grid, **options)
+    heads = range(shape.heads)
+    cost = tuple(tuple((*(at[layer][h] for at in table), 0.0) for h in heads) for layer in range(shape.layers))
+    return Sensitivity((*grid, 1.0), cost, measure, windows.numel())
+
+
+def sensitivity_grid(retentions: Sequence[float]) -> list[float]:
+    """The retentions to measure at, without 1, which costs nothing. Raises `InputError` unless they ascend in (0, 1)."""
+    grid = [float(value) for value in retentions if value != 1]
+    if not grid or grid != sorted(set(grid)) or grid[0] <= 0 or grid[-1] >= 1:
+        raise InputError(f"sensitivity.retentions: expected ascending values in (0, 1), got {list(retentions)}")
+    return grid
+
+
+def _losses(model, windows: Tensor, units: Units, work: list[Work], retention: float, **options) -> list[list[float]]:
+    own = Units(units.folder / f"loss@{retention:g}")
+    measure_exactly(model, windows, own, work, ablation=TopK(retention), **options)
+    shape = model_shape(model)
+    base = sum(own.read(f"L{shape.layers}"))
+    return [
+        [(sum(own.read(f"L{layer}_H{head}")) - base) / len(windows) for head in range(shape.heads)]
+        for layer in range(shape.layers)
+    ]
+
+
+def _errors(
+    model, windows: Tensor, units: Units, work: list[Work], grid: list[float], *, batch: int, linear: str, progress: Progress
+) -> list[list[list[float]]]:
+    """[retention][L][H]. A piece of work is done at all retentions, in one file for each head."""
+    own = Units(units.folder / "error")
+    todo = [piece for piece in work if piece.heads and not all(own.has(key) for key in piece.keys)]
+    if todo:
+        with layerwise(model, windows.shape[1], choose_linear(linear)) as layers:
+            hidden = torch.cat([layers.embed(ids) for ids in windows.split(batch)])
+            at = 0
+            for piece in progress(todo):
+                while at < piece.layer:
+                    for part in hidden.split(batch):
+                        part.copy_(layers.layer(at, part))
+                    at += 1
+                for key, head in zip(piece.keys, piece.heads, strict=True):
+                    own.put(key, _head_errors(layers, piece.layer, head, hidden, grid))
+    shape = model_shape(model)
+    found = [[own.read(f"L{layer}_H{head}") for head in range(shape.heads)] for layer in range(shape.layers)]
+    return [[[head[index] for head in layer] for layer in found] for index in range(len(grid))]
+
+
+def _head_errors(layers, layer: int, head: int, hidden: Tensor, grid: list[float]) -> list[float]:
+    variants = head_variants([(head, TopK(retention)) for retention in grid])
+    error, norm = torch.zeros(len(grid), dtype=torch.float64), 0.0
+    for part in hidden.split(1):
+        dense = layers.layer(layer, part).double()
+        error += (layers.varied(layer, part, variants).double() - dense).square().sum((1, 2, 3))
+        norm += float(dense.square().sum())
+    return (error / norm).tolist()
