@@ -235,6 +235,7 @@ class RetrievalKVTask:
     documents: int = 50
     pairs: int = 40
     seed: int = 0
+    fewer: int = 0
 
 
 @dataclass

@@ -10,9 +10,13 @@ from pathlib import Path
 import pandas as pd
 
 from shadowattn.reporting import offline_figures
-from shadowattn.reporting.figures import quality_against_retention
+from shadowattn.reporting.figures import quality_against_query_block, quality_against_retention
 
-FIGURES = {"study_allocators": offline_figures.allocators, "offline": offline_figures.need}
+FIGURES = {
+    "study_allocators": offline_figures.allocators,
+    "offline": offline_figures.need,
+    "study_query_block": quality_against_query_block,
+}
 ROOT = Path(__file__).parents[1]
 
 

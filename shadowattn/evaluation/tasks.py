@@ -32,14 +32,21 @@ class Question:
 
 @dataclass(frozen=True)
 class RetrievalKV:
-    """`pairs` key–value records in random order, then one key again; the answer is its value."""
+    """`pairs` key–value records in random order, then one key again; the answer is its value.
+
+    Document i has i mod (`fewer` + 1) records less: of prompts that are all as long, the last row would stand at the same place
+    in its block of rows, and a selection shared by a block would be judged by that one place.
+    """
 
     documents: int = 50
     pairs: int = 40
     seed: int = 0
+    fewer: int = 0
 
     def __post_init__(self):
         _check_count("documents", self.documents)
+        if not 0 <= self.fewer < self.pairs:
+            raise InputError(f"task.fewer: expected 0 to task.pairs − 1 = {self.pairs - 1} records less, got {self.fewer}")
         if not 1 <= self.pairs <= _MOST_PAIRS:
             raise InputError(
                 f"task.pairs: expected 1 to {_MOST_PAIRS}, as many as there are keys kept for evaluation, got {self.pairs}"
@@ -48,7 +55,8 @@ class RetrievalKV:
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
         """`filler` is not used: a record document has none."""
         rng = evaluation_rng(f"task/retrieval_kv/{self.seed}")
-        return [_encoded(tokenizer, key_value_records(rng, pairs=self.pairs)) for _ in range(self.documents)]
+        counts = [self.pairs - i % (self.fewer + 1) for i in range(self.documents)]
+        return [_encoded(tokenizer, key_value_records(rng, pairs=count)) for count in counts]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ def test_a_match_needs_every_answer_token():
     [
         lambda: RetrievalKV(documents=0),
         lambda: RetrievalKV(pairs=58),
+        lambda: RetrievalKV(pairs=5, fewer=5),
         lambda: Needle(depths=[1.5]),
         lambda: Needle(depths=[]),
         lambda: Needle(tokens=64),
@@ -78,3 +79,8 @@ def test_refuses_tasks_that_make_no_sense(wrong):
 def test_refuses_a_haystack_that_is_too_small(bundled):
     with pytest.raises(InputError, match="at most the"):
         Needle(tokens=500).questions(bundled.tokenizer, "import os\n")
+
+
+def test_prompts_of_many_lengths_end_at_every_place_in_a_block(bundled):
+    questions = RetrievalKV(documents=16, pairs=20, fewer=15).questions(bundled.tokenizer, "")
+    assert {question.tokens % 8 for question in questions} == set(range(8))
