@@ -63,7 +63,8 @@ def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
                 even = break_even(dense[x].to_numpy(), dense.value.to_numpy()) if x == "retention" and "total" in name else None
                 if even:
                     axis.axvline(even, color=colour, linewidth=0.8, linestyle="--")
-                    axis.text(even, axis.get_ylim()[0], f" {even:.2f}", color=colour, fontsize=7, rotation=90, va="bottom")
+                    above = axis.get_xaxis_transform()  # x in data, y from 0 at the bottom to 1 at the top of the panel
+                    axis.text(even, 0.98, f"{even:.2f} ", color=colour, fontsize=7, ha="right", va="top", transform=above)
             axis.axhline(1, color="0.7", linewidth=0.8)
             axis.set_title(f"{shape}, {dtype}", fontsize=9)
             axis.set(xscale="log", yscale="log")
@@ -74,7 +75,7 @@ def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
                 sorted(rows[x].unique()), [f"{v / 1024:g}k" if x == "keys" else f"{v:g}" for v in sorted(rows[x].unique())]
             )
             axis.set_yticks([0.5, 1, 2, 4, 8, 16, 32])
-    axes[0, 0].legend(fontsize=7)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.supxlabel(label + (" — dashed: break-even of the total with our own dense" if x == "retention" else ""), fontsize=9)
     figure.supylabel("times faster than torch SDPA of the same dtype", fontsize=9)
     figure.suptitle(_caption(rows), fontsize=9)
@@ -83,7 +84,7 @@ def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
 
 def roofline(rows: pd.DataFrame, path: Path) -> Path:
     """Rates reached by each kernel against the products it needs for each byte of q, k, v and output, read or written once."""
-    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
     names = ["sdpa", *[name for name in _SHOWN if name.startswith(("own", "attend"))]]
     for marker, ((_, dtype), cell) in zip("osD^vP", rows.groupby(["shape", "dtype"], sort=False), strict=False):
         for name in names:
@@ -108,7 +109,10 @@ def roofline(rows: pd.DataFrame, path: Path) -> Path:
         axis.scatter([], [], color=_SHOWN.get(name, ("black", ""))[0], label=name)
     axis.scatter([], [], marker="s", color="0.5", facecolor="none", label="hollow: bfloat16; a marker a shape and dtype")
     axis.set(xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second")
-    axis.legend(fontsize=7)
+    figure.legend(loc="outside right upper", fontsize=7)
+    axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axis.set_yticks([100, 200, 400, 800])
     axis.set_title(_caption(rows), fontsize=9)
     return _save(figure, path)
 

@@ -82,6 +82,19 @@ class _Estimate(Structure):
     )
 
 
+class _Fingerprint(Structure):
+    _fields_ = _fields("threads bfloat16 heads rows dim", ("k", _Tensor), ("first_key", c_int64), ("sums", c_void_p))
+
+
+_FUNCTIONS = {
+    "attend": _Attend,
+    "select": _Select,
+    "pack": _Pack,
+    "estimate": _Estimate,
+    "fingerprint": _Fingerprint,
+}
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where the installation found no compiler.
@@ -93,7 +106,7 @@ def library() -> ctypes.CDLL | None:
     if not path:
         return None
     loaded = ctypes.CDLL(path)
-    for name, struct in (("attend", _Attend), ("select", _Select), ("pack", _Pack), ("estimate", _Estimate)):
+    for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
     return loaded
 
@@ -227,3 +240,12 @@ def estimate(
             visible.data_ptr(), None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
         ),
     )  # fmt: skip
+
+
+def fingerprint(k: Tensor, first_key: int) -> Tensor:
+    """int64 [G] of the bits of k [G, rows, D] at the positions from `first_key` on; pieces of one K add up to its own."""
+    heads, rows, dim = k.shape
+    sums = torch.zeros(heads, dtype=torch.int64)
+    half = k.dtype == torch.bfloat16
+    _run("fingerprint", _Fingerprint(torch.get_num_threads(), half, heads, rows, dim, _Tensor.of(k), first_key, sums.data_ptr()))
+    return sums

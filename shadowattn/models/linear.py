@@ -22,12 +22,12 @@ def choose_linear(name: str) -> Linear:
     """`onednn`, `torch`, or with `auto` oneDNN where it is. Raises `InputError` on an unknown or missing one."""
     if name not in LINEARS:
         raise InputError(f"importance.linear: expected one of {', '.join(LINEARS)}, got {name!r}")
-    if name == "onednn" and not has_onednn():
+    if name == "onednn" and not hasonednn():
         raise InputError("importance.linear: expected a torch with oneDNN for onednn, got one without; use torch")
-    return _onednn if name != "torch" and has_onednn() else nn.functional.linear
+    return onednn if name != "torch" and hasonednn() else nn.functional.linear
 
 
-def has_onednn() -> bool:
+def hasonednn() -> bool:
     """Whether this torch can run a linear layer by oneDNN."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -47,7 +47,8 @@ def _forward(module: nn.Linear, linear: Linear, x: Tensor) -> Tensor:
     return linear(x, module.weight, module.bias)
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The linear layer of x [..., in] by weight [out, in] and bias [out] or None, float32 products by oneDNN."""
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return nn.functional.linear(x, weight, bias)  # other dtypes run by oneDNN already
     out = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), weight, bias, "none", [], "")

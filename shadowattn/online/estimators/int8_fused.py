@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shadowattn.kernels import ops
+from shadowattn.kernels import native, ops
 from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, ScaleGrid, Selection
@@ -40,28 +40,22 @@ class PackedKeys:
             self.packed = grown
         new = k[:, self.length :]
         ops.pack(new, self.scales, self.packed, self.length)
-        added = _fingerprint(new, self.length)
+        added = native.fingerprint(new, self.length)
         self.fingerprint = added if self.fingerprint is None else self.fingerprint + added
         self.length = k.shape[1]
 
     def crop(self, k: Tensor) -> None:
         """Forgets what comes after k [G, K, D], as a cropped cache does."""
-        self.length, self.fingerprint = k.shape[1], _fingerprint(k, 0)
+        self.length, self.fingerprint = k.shape[1], native.fingerprint(k, 0)
 
     def begin(self, k: Tensor, scales: Tensor) -> bool:
-        """Whether k [G, K, D] begins with the keys that are packed: other sequences may have come in between."""
+        """Whether k [G, K, D] begins with the keys that are packed: other sequences may have come in between.
+
+        All of their bits are asked. The last row would not do: in the first layer it depends on its token and position alone.
+        """
         if self.fingerprint is None or self.length > k.shape[1] or not self.scales.equal(scales):
             return False
-        return _fingerprint(k[:, : self.length], 0).equal(self.fingerprint)
-
-
-def _fingerprint(k: Tensor, first_key: int) -> Tensor:
-    """int64 [G] of k [G, K, D] at the positions from `first_key` on: sums of the bits of each row, weighted by its position.
-
-    Integers, because a sum of floats depends on how it is cut; and for two percent of the time of packing again.
-    """
-    bits = k.view(torch.int16 if k.element_size() == 2 else torch.int32)
-    return (bits.sum(2) * torch.arange(first_key + 1, first_key + 1 + k.shape[1])).sum(1)
+        return native.fingerprint(k[:, : self.length], 0).equal(self.fingerprint)
 
 
 @dataclass

@@ -30,7 +30,8 @@ class Int8Tensor:
         """The integer products, exact in float32."""
         heads = heads or Heads.all(q.shape[0], k.shape[0])
         scores = np.empty((*q.shape[:2], k.shape[1]), np.float32)
-        q8, k8 = quantize(q, self.q_scales[heads.ids]), quantize(k, self.k_scales)
+        q8 = quantize(q, self.q_scales[heads.ids])
+        k8 = torch.cat([quantize(k[g : g + 1], self.k_scales[g : g + 1]) for g in range(len(k))])  # one float copy at a time
         groups = heads.grouped()
         if len({part.stop - part.start for _, part in groups}) == 1 and groups[-1][0] - groups[0][0] == len(groups) - 1:
             groups = [(slice(groups[0][0], groups[-1][0] + 1), slice(0, len(heads)))]  # groups of one size share a launch
