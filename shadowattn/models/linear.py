@@ -22,12 +22,12 @@ def choose_linear(name: str) -> Linear:
     """`onednn`, `torch`, or with `auto` oneDNN where it is. Raises `InputError` on an unknown or missing one."""
     if name not in LINEARS:
         raise InputError(f"importance.linear: expected one of {', '.join(LINEARS)}, got {name!r}")
-    if name == "onednn" and not hasonednn():
+    if name == "onednn" and not has_onednn():
         raise InputError("importance.linear: expected a torch with oneDNN for onednn, got one without; use torch")
-    return onednn if name != "torch" and hasonednn() else nn.functional.linear
+    return onednn if name != "torch" and has_onednn() else nn.functional.linear
 
 
-def hasonednn() -> bool:
+def has_onednn() -> bool:
     """Whether this torch can run a linear layer by oneDNN."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
