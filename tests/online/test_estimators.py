@@ -4,6 +4,7 @@ from shadowattn.online.estimators.int8_tensor import Int8Tensor, quantize
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
+from shadowattn.types import Heads
 from tests.tensors import qkv
 
 
@@ -42,3 +43,14 @@ def test_random_depends_on_seed_layer_head_row_and_key_and_on_nothing_else():
         assert not other.equal(scores)
     assert len(scores.unique()) > 0.99 * scores.numel()
     assert abs(scores.mean() / 2**24 - 0.5) < 0.05
+
+
+def test_some_heads_score_as_they_do_among_all():
+    """Heads of groups that are no neighbours, and of groups that are not full."""
+    q, k, _ = qkv(6, 3, 5, 40, 64)
+    for estimator in (Int8Tensor.of(q, k), Oracle(), Random()):
+        whole = estimator.estimate(q, k, layer=0, positions=torch.arange(35, 40))
+        for which in ([0, 1, 4, 5], [0, 2, 3], [5], [1, 3, 5]):
+            heads = Heads.all(6, 3)[torch.tensor(which)]
+            some = estimator.estimate(q[which], k, layer=0, positions=torch.arange(35, 40), heads=heads)
+            torch.testing.assert_close(some, whole[which])

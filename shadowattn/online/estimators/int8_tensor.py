@@ -31,15 +31,15 @@ class Int8Tensor:
         heads = heads or Heads.all(q.shape[0], k.shape[0])
         scores = np.empty((*q.shape[:2], k.shape[1]), np.float32)
         q8 = quantize(q, self.q_scales[heads.ids])
-        k8 = torch.cat([quantize(k[g : g + 1], self.k_scales[g : g + 1]) for g in range(len(k))])  # one float copy at a time
-        groups = heads.grouped()
-        if len({part.stop - part.start for _, part in groups}) == 1 and groups[-1][0] - groups[0][0] == len(groups) - 1:
-            groups = [(slice(groups[0][0], groups[-1][0] + 1), slice(0, len(heads)))]  # groups of one size share a launch
+        groups = [(slice(group, group + 1), part) for group, part in heads.grouped()]
+        span = slice(groups[0][0].start, groups[-1][0].stop)
+        if len({part.stop - part.start for _, part in groups}) == 1 and span.stop - span.start == len(groups):
+            groups = [(span, slice(0, len(heads)))]  # neighbouring groups of one size share a launch
         for group, part in groups:
             # A group's query heads fold into rows: they share their keys, so K is not repeated.
-            keys = k8[group].reshape(1, -1, *k8.shape[1:])
-            rows = q8[part].reshape(1, keys.shape[1], -1, q8.shape[2])
-            _multiply(rows, keys, scores[part].reshape(1, keys.shape[1], -1, k8.shape[1]))
+            k8 = quantize(k[group], self.k_scales[group])[None]
+            rows = q8[part].reshape(1, k8.shape[1], -1, q8.shape[2])
+            _multiply(rows, k8, scores[part].reshape(1, k8.shape[1], -1, k.shape[1]))
         return torch.from_numpy(scores)
 
 
