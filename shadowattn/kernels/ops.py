@@ -57,6 +57,7 @@ def _(scores, offered, own, appended, starts, size, sinks, recent):
 @torch.library.custom_op("shadowattn::pack", mutates_args=("packed",))
 def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
     """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on."""
+    _check_quantizable(k, packed)
     if first_key + k.shape[1] > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {first_key + k.shape[1]} keys, got {packed.shape[1] * 16}")
     native.pack(_rows(k), scales, packed, first_key)
@@ -72,6 +73,7 @@ def estimate(
     q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, kv_head: Tensor, visible: Tensor, pooling: str, query_block: int
 ) -> Tensor:
     """Exact INT8 products of quantised q [H, Q, D] with packed keys, float32 [H, B, K]; B = Q where rows are not pooled."""
+    _check_quantizable(q, packed)
     scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys)
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
@@ -104,6 +106,7 @@ def estimate_select(
     recent: int,
 ) -> Tensor:
     """`estimate` and `select` in one pass, tile by tile: no score ever reaches memory. Returns indices int32 [size]."""
+    _check_quantizable(q, packed)
     indices = torch.empty(size, dtype=torch.int32)
     lists = {"offered": offered, "own": own, "appended": appended, "starts": starts, "indices": indices}
     native.estimate(
@@ -133,4 +136,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
         raise InputError(
             "expected q [H, Q, D], k and v [G, K, D], all float32 or all bfloat16, and kv_head [H]; got "
             f"{list(q.shape)} {q.dtype}, {list(k.shape)} {k.dtype}, {list(v.shape)} {v.dtype}, {list(kv_head.shape)}"
+        )
+
+
+def _check_quantizable(x: Tensor, packed: Tensor) -> None:
+    dim = x.shape[-1]
+    if x.dtype not in (torch.float32, torch.bfloat16) or dim % 8 or not 0 < dim <= 256 or packed.shape[2] * 4 != dim:
+        raise InputError(
+            "native estimate: expected float32 or bfloat16, a head dimension that is a multiple of 8 up to 256, and keys packed "
+            f"for it, got {x.dtype} and {dim}, packed for {packed.shape[2] * 4}; use estimator=int8"
         )

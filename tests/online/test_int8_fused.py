@@ -109,3 +109,10 @@ def test_values_that_are_not_finite_are_refused(value):
     prefill = SparsePrefill([[0.2] * 4], Int8Fused(ScaleGrid((0.02,), (0.02,))), kernel="native")
     with pytest.raises(shadowattn.errors.InputError, match="NaN or infinity"):
         prefill(0, q[None], k[None], v[None], 0.125)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(20, torch.float32), (264, torch.float32), (64, torch.float16)])
+def test_what_the_native_estimate_cannot_hold_is_refused(dim, dtype):
+    q, k, v = (x.to(dtype) for x in qkv(2, 1, 4, 8, dim))
+    with pytest.raises(shadowattn.errors.InputError, match="multiple of 8 up to 256"):
+        shadowattn.sparse_attention(q, k, v, 0.5, causal_offset=4, estimator="int8_fused", kernel="torch")

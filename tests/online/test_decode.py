@@ -1,0 +1,67 @@
+"""Decode on a list that a key/value group shares, and heads that go dense."""
+
+import pytest
+import torch
+
+import shadowattn
+from shadowattn.errors import InputError
+from shadowattn.kernels import choose
+from shadowattn.online.decode import shared_decode
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.prefill import SparsePrefill
+from tests.profiles import profile_for
+from tests.tensors import HEADS, qkv
+from tests.tiny import tiny_model
+
+KERNELS = ["torch", "auto"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("count", "groups"), [*HEADS, (14, 2)])
+def test_a_group_attends_to_its_best_keys(count, groups, kernel):
+    q, k, v = qkv(count, groups, 1, 200, 64)
+    retention = torch.linspace(0.05, 0.2, count, dtype=torch.float64)
+    kernels = choose(kernel, head_dim=64, dtype=torch.float32)
+    out = shared_decode(q, k, v, retention, layer=0, estimator=Oracle(), kernels=kernels, scale=0.125)
+    group = count // groups
+    for g in range(groups):
+        heads = slice(g * group, (g + 1) * group)
+        scores = q[heads, 0].double() @ k[g].double().T
+        shared = (scores / scores.std(1, keepdim=True, correction=0)).sum(0)
+        kept = shared.topk(int(torch.ceil(retention[heads].max() * 200))).indices
+        expected = torch.softmax(scores[:, kept] * 0.125, -1) @ v[g, kept].double()
+        torch.testing.assert_close(out[heads, 0].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_model_decodes_on_shared_lists(kernel):
+    model = tiny_model()
+    ids = torch.arange(60)[None] % 50
+    dense = model.generate(ids, max_new_tokens=4, do_sample=False)
+    how = {"estimator": Oracle(), "chunk_tokens": 16, "kernel": kernel, "decode": "shared"}
+    with shadowattn.attach(model, profile_for(model, 1.0), None, **how) as sparse:
+        assert model.generate(ids, max_new_tokens=4, do_sample=False).equal(dense)  # every key: the same tokens
+    assert sparse.counters.decode_rows == 3 * 2 * 4  # steps, layers, heads
+    with shadowattn.attach(model, profile_for(model, 0.05), None, **how):
+        logits = model(ids).logits
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_heads_that_keep_much_go_dense(kernel):
+    q, k, v = qkv(4, 2, 32, 32, 64)
+    retention = [[0.1, 0.5, 0.6, 1.0]]
+    prefill = SparsePrefill(retention, Oracle(), chunk_tokens=16, kernel=kernel, dense_above=0.5)
+    out = prefill(0, q[None], k[None], v[None], 0.125)[0]
+    assert prefill.counters.sparse_rows == 32
+    assert prefill.counters.dense_rows == 3 * 32
+    full = shadowattn.reference.dense_attention(q, k, v, causal_offset=0, scale=0.125)
+    torch.testing.assert_close(out[1:], full[1:], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(out[0], full[0], atol=1e-3)
+
+
+@pytest.mark.parametrize(("change", "message"), [({"dense_above": 0.0}, "dense_above"), ({"decode": "sparse"}, "dense, shared")])
+def test_refuses_options_that_mean_nothing(change, message):
+    with pytest.raises(InputError, match=message):
+        SparsePrefill([[0.2]], Oracle(), **change)
