@@ -33,6 +33,7 @@ from benchmarks.attention_figures import draw
 from benchmarks.candidates import SHAPES, Case, Tensors
 from benchmarks.interleave import Timing, interleave, ratio
 from experiments.machine import machine
+from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
 from shadowattn.models.linear import has_onednn, onednn
@@ -48,16 +49,22 @@ OUT = Path("results/benchmarks/attention.csv")
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One candidate on one case. `value` is a median over `n` rounds, `low` and `high` the quartiles (times only)."""
+    """One way to attend (`method`) on one case; the columns of every row of the project, and the case's.
 
+    `value` is a median over `n` rounds, `low` and `high` are its quartiles (of times; else the value). `model` names whose
+    layer has such a shape.
+    """
+
+    experiment: str
+    config_hash: str
     part: str
-    candidate: str
+    method: str
     metric: str
     value: float
     unit: str
     low: float
     high: float
-    shape: str
+    model: str
     heads: int
     kv_heads: int
     head_dim: int
@@ -66,27 +73,50 @@ class BenchmarkRow:
     rows: int
     retention: float
     n: int
+    seed: int
     path_kind: str
-    measured: str
     estimate_device: str
+    measured: str
     kernel: str
     processor: str
     threads: int
     versions: str
 
 
-def row(
-    part: str, case: Case, candidate: str, metric: str, value: float, unit: str, timing: Timing | None = None
-) -> BenchmarkRow:
+def row(part: str, case: Case, method: str, metric: str, value: float, unit: str, timing: Timing | None = None) -> BenchmarkRow:
+    """A row with all that is common to the case and the machine."""
     low, high = timing.quartiles_s if timing else (value, value)
-    scale = 1e3 if unit == "ms" else 1.0
+    scale = 1e3 if timing and unit == "ms" else 1.0
     heads, kv_heads, dim = SHAPES[case.shape]
+    settings = asdict(case) | {"dtype": str(case.dtype).removeprefix("torch."), "part": part}
     return BenchmarkRow(
-        part, candidate, metric, value, unit, low * scale if timing else low, high * scale if timing else high, case.shape,
-        heads, kv_heads, dim, str(case.dtype).removeprefix("torch."), case.keys, case.rows, case.retention,
-        len(timing.seconds) if timing else 1, "timing", "measured", "none",
-        f"native:{native.LEVELS[native.level()]}", _processor(), torch.get_num_threads(), f"torch {torch.__version__}",
-    )  # fmt: skip
+        experiment="benchmark_attention",
+        config_hash=content_hash(settings),
+        part=part,
+        method=method,
+        metric=metric,
+        value=value,
+        unit=unit,
+        low=low * scale,
+        high=high * scale,
+        model=case.shape,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=settings["dtype"],
+        keys=case.keys,
+        rows=case.rows,
+        retention=case.retention,
+        n=len(timing.seconds) if timing else 1,
+        seed=0,
+        path_kind="timing",
+        estimate_device="none",
+        measured="measured",
+        kernel=f"native:{native.LEVELS[native.level()]}",
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        versions=f"torch {torch.__version__}",
+    )
 
 
 @cache
@@ -193,9 +223,9 @@ def table(rows: pd.DataFrame, part: str) -> Table:
     """Times with quartiles, and ratios to both baselines."""
     title = f"{part} · {rows.processor.iloc[0]}, {rows.threads.iloc[0]} threads, {rows.kernel.iloc[0]} · measured"
     made = Table("case", "candidate", "value", "quartiles", "× sdpa", "× own dense", title=title)
-    for (shape, dtype, keys, kept), cell in rows.groupby(["shape", "dtype", "keys", "retention"], sort=False):
+    for (shape, dtype, keys, kept), cell in rows.groupby(["model", "dtype", "keys", "retention"], sort=False):
         case = f"{shape} {dtype} {keys} keys, {kept:g}"
-        for name, values in cell.groupby("candidate", sort=False):
+        for name, values in cell.groupby("method", sort=False):
             by_metric = values.set_index("metric")
             main = by_metric.iloc[0]
             ratios = [
@@ -238,7 +268,7 @@ def main() -> None:
 
 def _merge(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Rows of this run in place of earlier ones of the same cases; written atomically."""
-    case = ["part", "shape", "dtype", "keys", "rows", "retention"]
+    case = ["part", "model", "dtype", "keys", "rows", "retention"]
     if path.is_file():
         earlier = pd.read_csv(path)
         again = earlier.set_index(case).index.isin(rows.set_index(case).index)

@@ -49,17 +49,17 @@ def break_even(retentions: np.ndarray, ratios: np.ndarray) -> float | None:
 
 def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
     """How many times faster than torch's dense attention, a panel a shape and dtype; break-evens with our own dense marked."""
-    shapes, dtypes = rows["shape"].unique(), rows.dtype.unique()
+    shapes, dtypes = rows["model"].unique(), rows.dtype.unique()
     figure, axes = plt.subplots(
         len(dtypes), len(shapes), figsize=(4.2 * len(shapes), 3.4 * len(dtypes)), squeeze=False, sharex=True, layout="constrained"
     )
     for column, shape in enumerate(shapes):
         for line, dtype in enumerate(dtypes):
-            axis, cell = axes[line, column], rows[(rows["shape"] == shape) & (rows.dtype == dtype)]
+            axis, cell = axes[line, column], rows[(rows["model"] == shape) & (rows.dtype == dtype)]
             for name, (colour, style) in _SHOWN.items():
-                own = cell[(cell.candidate == name) & (cell.metric == "times faster than sdpa")].sort_values(x)
+                own = cell[(cell.method == name) & (cell.metric == "times faster than sdpa")].sort_values(x)
                 axis.plot(own[x], own.value, color=colour, linestyle=style, marker="o", markersize=3, label=name)
-                dense = cell[(cell.candidate == name) & (cell.metric == "times faster than own dense")].sort_values(x)
+                dense = cell[(cell.method == name) & (cell.metric == "times faster than own dense")].sort_values(x)
                 even = break_even(dense[x].to_numpy(), dense.value.to_numpy()) if x == "retention" and "total" in name else None
                 if even:
                     axis.axvline(even, color=colour, linewidth=0.8, linestyle="--")
@@ -86,9 +86,9 @@ def roofline(rows: pd.DataFrame, path: Path) -> Path:
     """Rates reached by each kernel against the products it needs for each byte of q, k, v and output, read or written once."""
     figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
     names = ["sdpa", *[name for name in _SHOWN if name.startswith(("own", "attend"))]]
-    for marker, ((_, dtype), cell) in zip("osD^vP", rows.groupby(["shape", "dtype"], sort=False), strict=False):
+    for marker, ((_, dtype), cell) in zip("osD^vP", rows.groupby(["model", "dtype"], sort=False), strict=False):
         for name in names:
-            one = cell[(cell.candidate == name) & (cell.metric == "time")]
+            one = cell[(cell.method == name) & (cell.metric == "time")]
             if one.empty:
                 continue
             r = one.iloc[0]
@@ -99,7 +99,7 @@ def roofline(rows: pd.DataFrame, path: Path) -> Path:
             colour = _SHOWN.get(name, ("black", ""))[0]
             filled = colour if dtype == "float32" else "none"
             axis.scatter(flops / traffic, flops / r.value / 1e6, marker=marker, color=colour, facecolor=filled)
-    peaks = rows[rows.candidate == "machine"].drop_duplicates("metric").set_index("metric").value
+    peaks = rows[rows.method == "machine"].drop_duplicates("metric").set_index("metric").value
     x = np.geomspace(10, 2000)
     for dtype, style in (("float32", "-"), ("bfloat16", "--")):
         if f"peak {dtype}" in peaks.index:
