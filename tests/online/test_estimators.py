@@ -54,3 +54,14 @@ def test_some_heads_score_as_they_do_among_all():
             heads = Heads.all(6, 3)[torch.tensor(which)]
             some = estimator.estimate(q[which], k, layer=0, positions=torch.arange(35, 40), heads=heads)
             torch.testing.assert_close(some, whole[which])
+
+
+def test_strides_change_no_score():
+    """Models hand over q and k as transposed views."""
+    q, k, _ = qkv(4, 2, 64, 300, 64)
+    strided_q, strided_k = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k))
+    for estimator in (Int8Tensor.of(q, k), Oracle()):
+        expected = estimator.estimate(q, k, layer=0, positions=torch.arange(236, 300))
+        for _ in range(5):  # memory that was given back too early holds its content for a while
+            scores = estimator.estimate(strided_q, strided_k, layer=0, positions=torch.arange(236, 300))
+            assert scores.equal(expected)

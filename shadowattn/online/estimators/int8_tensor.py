@@ -47,8 +47,9 @@ def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
     """Products of q8 [1, G, rows, D] and k8 [1, G, K, D] into scores [1, G, rows, K]."""
     _, groups, rows, dim = q8.shape
     request = _compiled(GraphShape(groups, rows, dim, k8.shape[2])).create_infer_request()
-    for index, x in enumerate((q8, k8)):
-        request.set_input_tensor(index, ov.Tensor(x.contiguous().numpy(), shared_memory=True))
+    inputs = [x.contiguous().numpy() for x in (q8, k8)]  # held until the request is done: OpenVINO keeps only their addresses
+    for index, x in enumerate(inputs):
+        request.set_input_tensor(index, ov.Tensor(x, shared_memory=True))
     request.set_output_tensor(0, ov.Tensor(scores, shared_memory=True))
     request.infer(share_outputs=True)
 
