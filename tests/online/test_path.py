@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shadowattn
 from shadowattn import reference
 from shadowattn.errors import InputError
+from shadowattn.kernels import native
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from tests.tensors import HEAD_DIMS, HEADS, integer_qkv, qkv
 
@@ -143,3 +146,48 @@ def test_refuses_shapes_that_do_not_fit():
     q, k, v = qkv(2, 1, 5, 10, 8)
     with pytest.raises(InputError, match="multiple of G"):
         shadowattn.sparse_attention(q, k[:, :, :4], v, 0.5, causal_offset=5)
+
+
+@given(
+    dim=st.sampled_from([8, 24, 64, 128, 136]),
+    shape=st.sampled_from([(1, 1), (2, 2), (4, 2), (7, 1), (10, 2)]),
+    rows=st.sampled_from([1, 2, 31, 33, 130, 300]),
+    offset=st.sampled_from([0, 1, 63, 200]),
+    rule=st.fixed_dictionaries(
+        {
+            "query_block": st.sampled_from([1, 1, 2, 7, 16, 32, 50, 64, 100, 400]),
+            "block_score": st.sampled_from(["first_row", "max", "sum"]),
+            "sinks": st.sampled_from([0, 0, 2, 50]),
+            "recent": st.sampled_from([0, 0, 3, 50]),
+        }
+    ),
+    strided=st.booleans(),
+    threads=st.sampled_from([1, 2, 5]),
+    level=st.sampled_from(native.LEVELS[: native.highest_level() + 1] if native.library() else ["torch"]),
+    seed=st.integers(0, 999),
+)
+def test_every_path_computes_what_the_reference_defines(dim, shape, rows, offset, rule, strided, threads, level, seed):
+    """Twins, instruction sets, strides, threads, head-specific budgets; then the fused estimate against the graphs."""
+    heads, groups = shape
+    q, k, v = integer_qkv(heads, groups, rows, rows + offset, dim, seed=seed)
+    if strided:
+        q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+    generator = torch.Generator().manual_seed(seed)
+    retention = torch.tensor([0.001, 0.05, 0.2, 0.5, 1.0], dtype=torch.float64)[torch.randint(5, (heads,), generator=generator)]
+    how = {"causal_offset": offset} | rule
+    expected = reference.topk_attention(q, k, v, retention, **how)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        out = shadowattn.sparse_attention(q, k, v, retention, estimator="oracle", kernel="torch", **how)
+        torch.testing.assert_close(out, expected, atol=3e-5, rtol=3e-5)
+        if native.library() is None:
+            return
+        with native.forced_level(level):
+            out = shadowattn.sparse_attention(q, k, v, retention, estimator="oracle", kernel="native", **how)
+            torch.testing.assert_close(out, expected, atol=3e-5, rtol=3e-5)
+            graphs = shadowattn.sparse_attention(q, k, v, retention, estimator="int8", kernel="native", **how)
+            fused = shadowattn.sparse_attention(q, k, v, retention, estimator="int8_fused", kernel="native", **how)
+            torch.testing.assert_close(fused, graphs, atol=3e-5, rtol=3e-5)
+    finally:
+        torch.set_num_threads(before)
