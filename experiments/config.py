@@ -305,7 +305,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
-    dense_above: float = 1.0  # heads that keep this share of the keys or more go dense; 1: only those that keep all
+    dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even
     decode: str = "dense"  # dense, shared
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)

@@ -17,7 +17,7 @@ from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
-from shadowattn.kernels import choose, native
+from shadowattn.kernels import break_even, choose, native
 from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.models.linear import LINEARS
 from shadowattn.models.load import DTYPES
@@ -25,7 +25,7 @@ from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
-from shadowattn.online.prefill import DECODES
+from shadowattn.online.prefill import DECODES, check_dense_above
 from shadowattn.online.selection import Rule
 
 # What is local to a machine, or stands in the hash by its content instead.
@@ -50,6 +50,13 @@ class Setup:
     methods: dict[str, MethodConfig]
     retentions: list[float]
     questions: tuple[Question, ...]
+
+    def dense_above(self, query_block: int) -> float:
+        """The retention from which heads go dense, a number also where the config says `auto`."""
+        if self.config.dense_above != "auto":
+            return float(self.config.dense_above)
+        dtype = self.loaded.model.dtype
+        return break_even(choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype), dtype, query_block)
 
     @property
     def longest_tokens(self) -> int:
@@ -219,8 +226,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
-    if not 0 < config.dense_above <= 1:
-        raise InputError(f"dense_above: expected a retention in (0, 1], 1 for never, got {config.dense_above}")
+    check_dense_above(config.dense_above)
     if config.decode not in DECODES:
         raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {config.decode!r}")
     for name, method in methods.items():

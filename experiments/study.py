@@ -107,7 +107,7 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
             estimator=attached.estimator,
             chunk_tokens=chunk_tokens,
             kernel=setup.kernel,
-            dense_above=setup.config.dense_above,
+            dense_above=setup.dense_above(attached.selection.query_block),
             decode=setup.config.decode,
             **attached.selection,
             observers=observers,
@@ -123,7 +123,8 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
     if setup.questions:
         with context(()) as sparse:
             accuracy = exact_match_rate(model, list(setup.questions), chunk_tokens=chunk_tokens)
-    expected = attached is not None and any(value < 1 for layer in attached.profile.retention for value in layer)
+    limit = setup.dense_above(attached.selection.query_block) if attached else 0.0
+    expected = attached is not None and any(value < limit for layer in attached.profile.retention for value in layer)
     if expected != bool(counters.sparse_rows):
         raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
     return Cell(
@@ -150,6 +151,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         allocator=part_name(method.allocator),
         estimate_device=setup.device.name if needs_bank(method.estimator) else "none",
         **method.selection,
+        dense_above=setup.dense_above(method.selection.query_block),
     )
     predicted = windows.numel() - len(windows)
     rows = [
@@ -232,7 +234,7 @@ def common_row(setup: Setup, windows: Tensor) -> Row:
         data=setup.corpus.name,
         corpus_sha256=setup.corpus.sha256,
         flag="",
-        dense_above=setup.config.dense_above,
+        dense_above=setup.dense_above(1),
     )
 
 

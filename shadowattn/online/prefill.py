@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
-from shadowattn.kernels import Kernels, choose
+from shadowattn.kernels import Kernels, break_even, choose
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.path import attend_chunk
@@ -64,12 +64,19 @@ class Counters:
         return self.sparse_kept / self.sparse_visible if self.sparse_visible else 1.0
 
 
+def check_dense_above(value: float | str) -> None:
+    """Raises `InputError` on anything but `auto` and a retention; 1 sends only heads dense that keep every key."""
+    if value != "auto" and (isinstance(value, str) or not 0 < value <= 1):
+        raise InputError(f"dense_above: expected auto or a retention in (0, 1], 1 for never, got {value!r}")
+
+
 class SparsePrefill:
     """Attention for all layers of a model, as `models.replace_attention` calls it.
 
     `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs; lists are
     made as `query_block`, `block_score`, `sinks` and `recent` say (`selection.Rule`). Heads of retention `dense_above` or
-    more go dense: above the break-even an estimate and a list cost more than they save. A call with one row on several
+    more go dense (`auto`: the measured break-even of the kernels in use, above which an estimate and a list cost more than
+    they save). A call with one row on several
     keys is taken for decode: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
     """
 
@@ -84,7 +91,7 @@ class SparsePrefill:
         sinks: int = 0,
         recent: int = 0,
         kernel: str = "auto",
-        dense_above: float = 1.0,
+        dense_above: float | str = 1.0,
         decode: str = "dense",
         observers: Sequence[Callable[[Attended], None]] = (),
     ):
@@ -94,8 +101,7 @@ class SparsePrefill:
                 f"chunk_tokens: expected a multiple of query_block={query_block}, so that no block straddles two chunks, "
                 f"got {chunk_tokens}"
             )
-        if not 0 < dense_above <= 1:
-            raise InputError(f"dense_above: expected a retention in (0, 1], 1 for never, got {dense_above}")
+        check_dense_above(dense_above)
         if decode not in DECODES:
             raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {decode!r}")
         self.retention = [head_retentions(torch.tensor(layer, dtype=torch.float64), len(layer)) for layer in retention]
@@ -117,7 +123,8 @@ class SparsePrefill:
             if self.decode == "dense":
                 return kernels.dense(q, k, v, heads, causal_offset=k.shape[1] - 1, scale=scale)
             return shared_decode(q, k, v, retention, layer=layer, estimator=self.estimator, kernels=kernels, scale=scale)
-        sparse = retention < self.dense_above
+        limit = break_even(kernels, q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
+        sparse = retention < limit
         if sparse.all():
             return self._sparse_heads(layer, q, k, v, heads, retention, kernels, scale)
         if not sparse.any():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import shadowattn
+from shadowattn import reference
 from shadowattn.errors import InputError
 from shadowattn.kernels import choose
 from shadowattn.online.decode import shared_decode
@@ -56,12 +57,25 @@ def test_heads_that_keep_much_go_dense(kernel):
     out = prefill(0, q[None], k[None], v[None], 0.125)[0]
     assert prefill.counters.sparse_rows == 32
     assert prefill.counters.dense_rows == 3 * 32
-    full = shadowattn.reference.dense_attention(q, k, v, causal_offset=0, scale=0.125)
+    full = reference.dense_attention(q, k, v, causal_offset=0, scale=0.125)
     torch.testing.assert_close(out[1:], full[1:], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(out[0], full[0], atol=1e-3)
 
 
-@pytest.mark.parametrize(("change", "message"), [({"dense_above": 0.0}, "dense_above"), ({"decode": "sparse"}, "dense, shared")])
+@pytest.mark.parametrize(("query_block", "dense"), [(1, 3), (16, 1)])
+def test_auto_goes_dense_above_the_measured_break_even(query_block, dense):
+    q, k, v = qkv(4, 2, 32, 32, 64)
+    how = {"chunk_tokens": 16, "query_block": query_block, "dense_above": "auto"}
+    prefill = SparsePrefill([[0.1, 0.5, 0.6, 0.9]], Oracle(), **how)
+    prefill(0, q[None], k[None], v[None], 0.125)
+    kernel = choose("auto", head_dim=64, dtype=torch.float32).name
+    assert prefill.counters.dense_rows == (dense * 32 if kernel == "native" else 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"dense_above": 0.0}, "dense_above"), ({"dense_above": "often"}, "auto or"), ({"decode": "sparse"}, "dense, shared")],
+)
 def test_refuses_options_that_mean_nothing(change, message):
     with pytest.raises(InputError, match=message):
         SparsePrefill([[0.2]], Oracle(), **change)
