@@ -244,6 +244,9 @@ def estimate(
 
 def fingerprint(k: Tensor, first_key: int) -> Tensor:
     """int64 [G] of the bits of k [G, rows, D] at the positions from `first_key` on; pieces of one K add up to its own."""
+    if k.dtype not in (torch.float32, torch.bfloat16):
+        raise InputError(f"native fingerprint: expected float32 or bfloat16, got {k.dtype}")
+    k = k if k.stride(-1) == 1 else k.contiguous()
     heads, rows, dim = k.shape
     sums = torch.zeros(heads, dtype=torch.int64)
     half = k.dtype == torch.bfloat16

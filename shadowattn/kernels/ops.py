@@ -24,6 +24,13 @@ def attend(
 ) -> Tensor:
     """Attention of q [H, Q, D] on listed keys (or, without lists, on all up to each row's own); returns [H, Q, D]."""
     _check(q, k, v, kv_head)
+    lists = -(-q.shape[1] // query_block)
+    known = len(positions) == q.shape[1] and (starts is None or len(starts) == q.shape[0] * lists + 1)
+    if not known or int(positions[-1]) >= k.shape[1]:
+        raise InputError(
+            f"expected a position below K = {k.shape[1]} for each of {q.shape[1]} rows, and starts [H·B + 1], got "
+            f"{len(positions)} positions up to {int(positions[-1])} and {None if starts is None else len(starts)} starts"
+        )
     out = torch.empty(q.shape, dtype=q.dtype)
     native.attend(
         _rows(q), _rows(k), _rows(v), out, kv_head=kv_head, positions=positions, indices=indices, starts=starts,
@@ -74,6 +81,8 @@ def estimate(
 ) -> Tensor:
     """Exact INT8 products of quantised q [H, Q, D] with packed keys, float32 [H, B, K]; B = Q where rows are not pooled."""
     _check_quantizable(q, packed)
+    if -(-keys // 32) * 32 > packed.shape[1] * 16:
+        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
     scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys)
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
@@ -107,6 +116,8 @@ def estimate_select(
 ) -> Tensor:
     """`estimate` and `select` in one pass, tile by tile: no score ever reaches memory. Returns indices int32 [size]."""
     _check_quantizable(q, packed)
+    if -(-keys // 32) * 32 > packed.shape[1] * 16:
+        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
     indices = torch.empty(size, dtype=torch.int32)
     lists = {"offered": offered, "own": own, "appended": appended, "starts": starts, "indices": indices}
     native.estimate(
@@ -136,6 +147,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
         raise InputError(
             "expected q [H, Q, D], k and v [G, K, D], all float32 or all bfloat16, and kv_head [H]; got "
             f"{list(q.shape)} {q.dtype}, {list(k.shape)} {k.dtype}, {list(v.shape)} {v.dtype}, {list(kv_head.shape)}"
+        )
+    if q.shape[2] % 8 or not 0 < q.shape[2] <= 256 or q.device.type != "cpu":
+        raise InputError(
+            f"native attention: expected a head dimension that is a multiple of 8 up to 256, on the CPU, got {q.shape[2]} on "
+            f"{q.device}; choose kernel=torch"
         )
 
 

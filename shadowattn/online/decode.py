@@ -25,8 +25,10 @@ def shared_decode(
     groups, keys, _ = k.shape
     last = torch.tensor([keys - 1])
     scores = estimator.estimate(q, k, layer=layer, positions=last, heads=Heads.all(count, groups))[:, 0]
-    spread = scores.std(1, keepdim=True, correction=0).clamp(min=torch.finfo(torch.float32).tiny)
-    shared = (scores / spread).view(groups, -1, keys).sum(1)
+    spread = scores.std(1, keepdim=True, correction=0)
+    # A head whose scores are all alike (but for rounding) has no say.
+    alike = spread <= 1e-6 * scores.abs().amax(1, keepdim=True)
+    shared = torch.where(alike, 0.0, scores / spread).view(groups, -1, keys).sum(1)
     lists = Rule().lists(retention.view(groups, -1).amax(1), last)
     selection = kernels.select(shared[:, None], lists)
     # The group's heads are the rows of one block, all at the last position.

@@ -79,3 +79,13 @@ def test_auto_goes_dense_above_the_measured_break_even(query_block, dense):
 def test_refuses_options_that_mean_nothing(change, message):
     with pytest.raises(InputError, match=message):
         SparsePrefill([[0.2]], Oracle(), **change)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_heads_that_prefer_no_key_have_no_say(kernel):
+    q, k, v = qkv(4, 2, 1, 50, 64)
+    q[0] = 0
+    how = {"layer": 0, "estimator": Oracle(), "kernels": choose(kernel, head_dim=64, dtype=torch.float32), "scale": 0.125}
+    out = shared_decode(q, k, v, torch.full((4,), 0.2, dtype=torch.float64), **how)
+    best = (q[1, 0] @ k[0].T).topk(10).indices
+    torch.testing.assert_close(out[0, 0], v[0, best].mean(0), atol=1e-5, rtol=1e-5)

@@ -82,7 +82,7 @@ def test_another_prompt_that_ends_in_the_same_key_is_not_taken_for_a_continuatio
     """In the first layer a key depends on its token and its position alone."""
     _, k, _ = qkv(4, 2, 64, 64, 64)
     other = k.clone()
-    other[:, 10] += 1
+    other[:, 10] = -other[:, 10].flip(-1)  # the same sums and scales
     fused = Int8Fused(q_scales=torch.full((4,), 0.03), k_scales=torch.full((2,), 0.03))
     fused.prepare(k, layer=0)
     mixed = fused.prepare(other, layer=0).packed.clone()
@@ -116,3 +116,9 @@ def test_what_the_native_estimate_cannot_hold_is_refused(dim, dtype):
     q, k, v = (x.to(dtype) for x in qkv(2, 1, 4, 8, dim))
     with pytest.raises(shadowattn.errors.InputError, match="multiple of 8 up to 256"):
         shadowattn.sparse_attention(q, k, v, 0.5, causal_offset=4, estimator="int8_fused", kernel="torch")
+
+
+def test_sums_that_do_not_fit_are_refused():
+    q, k, v = qkv(1, 1, 600, 600, 256)
+    with pytest.raises(shadowattn.errors.InputError, match="32 bits"):
+        shadowattn.sparse_attention(q, k, v, 0.5, causal_offset=0, estimator="int8_fused", query_block=600, block_score="sum")

@@ -57,7 +57,7 @@ typedef struct {
   int64_t packed_head_stride, first_key;
 } SaPack;
 
-// One number for the bits of the rows of each head, additive over pieces: Σ over rows of (sum of the row's words) · (2 · position + 1),
+// One number for the bits of the rows of each head, additive over pieces: Σ over rows of (weighted sum of the row's words) · (2 · position + 1),
 // where words are as wide as elements. Depends on neither the order of summation nor strides.
 typedef struct {
   int64_t threads, bfloat16;

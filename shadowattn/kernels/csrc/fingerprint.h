@@ -8,8 +8,9 @@ namespace {
 
 template <class Word>
 inline uint64_t row_sum(const Word* row, int64_t dim) {
-  uint32_t sum = 0;  // wraps, as a fingerprint may
-  for (int64_t d = 0; d < dim; ++d) sum += row[d];
+  // An odd weight for each dimension: of plain sums, pairs of changed signs and exchanged elements would cancel out.
+  uint64_t sum = 0;  // wraps, as a fingerprint may
+  for (int64_t d = 0; d < dim; ++d) sum += row[d] * (static_cast<uint64_t>(2 * d + 1) * 0x9e3779b97f4a7c15u);
   return sum;
 }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shadowattn.errors import InputError
 from shadowattn.kernels import native, ops
 from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.online.selection import Rule
@@ -93,7 +94,12 @@ class Int8Fused:
         return keys
 
     def choose(self, q: Tensor, prepared: PackedKeys, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
-        """Products, pooling and selection, tile by tile."""
+        """Products, pooling and selection, tile by tile. Raises `InputError` where a sum over a block could exceed int32."""
+        if rule.pooling == "sum" and min(rule.query_block, q.shape[1]) * q.shape[2] * 127**2 >= 2**31:
+            raise InputError(
+                f"block_score: sums over {rule.query_block} rows of {q.shape[2]} dimensions do not fit int8_fused's 32 bits; "
+                "use smaller blocks or estimator=int8"
+            )
         scored, at = rule.scored(q, positions)
         indices = ops.estimate_select(
             scored, self._q_scales(scored, heads), prepared.packed, prepared.length, heads.kv, at + 1, rule.pooling,
