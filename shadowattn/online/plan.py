@@ -1,0 +1,31 @@
+"""What a scheduler is given and what it answers: the costs of one layer's heads, and the order to run them in (section 3.4)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Heads that go through one launch of the estimate; `heads` are indices into the work's heads."""
+
+    heads: tuple[int, ...]
+    estimate_us: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """One layer's heads for one chunk of rows: what each launch of the estimate costs, and each head's selection and attention.
+
+    Every head is in exactly one launch.
+    """
+
+    launches: tuple[Launch, ...]
+    select_us: tuple[float, ...]  # [H]
+    attend_us: tuple[float, ...]  # [H]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An order: of the launches on the device, and of the heads in selection and attention."""
+
+    launches: tuple[int, ...]
+    heads: tuple[int, ...]
