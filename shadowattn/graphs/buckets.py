@@ -1,8 +1,11 @@
 """What a bank holds graphs for: shapes, and static scale pairs (section 3.3)."""
 
+import math
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
+
+DISTANCES = ("raw", "log")
 
 
 @dataclass(frozen=True, order=True)
@@ -36,12 +39,17 @@ def plan_shapes(
     )
 
 
-def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale: float) -> int:
-    """The bucket with the least squared error to the measured scales, raw, not logarithmic; ties to the first.
+def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale: float, *, distance: str = "raw") -> int:
+    """The bucket with the least squared error to the measured scales; ties to the first.
 
-    Raw distance is the authors' choice; a head whose scale exceeds its bucket's is clipped.
+    `raw` compares the scales themselves, as the authors do, `log` their logarithms, so that twice and half are equally far.
+    A head whose scale exceeds its bucket's is clipped.
     """
-    return min(range(len(pairs)), key=lambda i: (pairs[i][0] - q_scale) ** 2 + (pairs[i][1] - k_scale) ** 2)
+    if distance not in DISTANCES:
+        raise InputError(f"lookup: expected one of {', '.join(DISTANCES)}, got {distance!r}")
+    scale = math.log if distance == "log" else float
+    q, k = scale(q_scale), scale(k_scale)
+    return min(range(len(pairs)), key=lambda i: (scale(pairs[i][0]) - q) ** 2 + (scale(pairs[i][1]) - k) ** 2)
 
 
 def launches(heads: int, counts: list[int]) -> list[tuple[int, int]]:
