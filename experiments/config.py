@@ -258,10 +258,19 @@ class MethodConfig:
 
 @dataclass
 class GraphsConfig:
-    """`chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch."""
+    """`chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch, `fold` those of one key head, which is then
+    passed once. `inputs` static, unit or runtime; `output` float, target_requant or fixed_output; `lookup` raw or log; `shapes`
+    planned, powers, multiples or single, with at most `limit` graphs; `compile_threads` null for all cores."""
 
     chunk_tokens: int = 128
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
+    fold: bool = True
+    inputs: str = "static"
+    output: str = "float"
+    lookup: str = "raw"
+    shapes: str = "planned"
+    limit: int = 108
+    compile_threads: int | None = None
     calibration_windows: int = 4
 
 

@@ -17,6 +17,9 @@ from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
+from shadowattn.graphs.buckets import DISTANCES
+from shadowattn.graphs.estimation import INPUTS
+from shadowattn.graphs.planner import POLICIES, launch_sizes
 from shadowattn.kernels import break_even, choose, native
 from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.models.linear import LINEARS
@@ -35,6 +38,8 @@ _FILES = ("path", "activation_scales")
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
 _DEFAULT_CONTEXT = 1024
+# What the graphs give out: float32 scores, or INT8 ones by one of the two rules of `types.Requant`.
+OUTPUTS = ("float", "target_requant", "fixed_output")
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,10 @@ class Setup:
         return break_even(choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype), dtype, query_block)
 
     @property
-    def longest_tokens(self) -> int:
-        """The longest prompt of the run: what the bank must hold."""
-        return max(self.context_tokens, *(question.tokens for question in self.questions), 0)
+    def prompt_tokens(self) -> list[int]:
+        """The lengths of all prompts of the run: what the bank must serve."""
+        windows = [self.context_tokens] * self.config.evaluation.windows
+        return windows + [question.tokens for question in self.questions]
 
     def calibration(self, *, tokens: int, windows: int, lines: str = "document") -> Tensor:
         """Windows of the corpus's calibration text, 0 for all; its lines taken as they are or as the artifact takes them."""
@@ -186,6 +192,13 @@ def _check_fixed_budgets(methods: dict, retentions: list[float], shape: ModelSha
                 instantiate(allocator).allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
 
 
+def _check_choices(group: str, settings: Any, choices: dict[str, tuple]) -> None:
+    for name, known in choices.items():
+        if settings[name] not in known:
+            listed = ", ".join(str(value or "null") for value in known)
+            raise InputError(f"{group}.{name}: expected one of {listed}, got {settings[name]!r}")
+
+
 def _check_importance(importance: ImportanceConfig) -> None:
     choices = {
         "ablation": tuple(ABLATIONS),
@@ -195,10 +208,7 @@ def _check_importance(importance: ImportanceConfig) -> None:
         "dtype": (None, *DTYPES),
         "linear": LINEARS,
     }
-    for name, known in choices.items():
-        if importance[name] not in known:
-            listed = ", ".join(str(value or "null") for value in known)
-            raise InputError(f"importance.{name}: expected one of {listed}, got {importance[name]!r}")
+    _check_choices("importance", importance, choices)
     Race(**importance.race)
     if importance.method == "racing" and importance.weighting == "batches":
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
@@ -212,6 +222,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "evaluation.windows": config.evaluation.windows,
         "graphs.chunk_tokens": config.graphs.chunk_tokens,
         "graphs.calibration_windows": config.graphs.calibration_windows,
+        "graphs.limit": config.graphs.limit,
+        "graphs.compile_threads": 1 if config.graphs.compile_threads is None else config.graphs.compile_threads,
         "importance.windows": config.importance.windows or 1,
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
@@ -226,6 +238,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
+    _check_choices("graphs", config.graphs, {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES})
+    launch_sizes(config.graphs.launch_heads, heads=1, kv_heads=1)
     check_dense_above(config.dense_above)
     if config.decode not in DECODES:
         raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {config.decode!r}")

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from experiments.progress import bar, say, work_bar
 from experiments.setup import OBSERVE, Setup, by_content, needs_importance, needs_sensitivity, part_name
 from shadowattn.artifacts import Stage, content_hash
-from shadowattn.graphs.bank import MANIFEST, GraphBank
-from shadowattn.graphs.buckets import plan_shapes
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.planner import ShapePlan, chunk_lengths, launch_sizes, plan_capacities, plan_shapes
+from shadowattn.graphs.storage import MANIFEST
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import (
     Race,
@@ -93,24 +94,43 @@ def allot(setup: Setup, allocator, retention: float, importance: Importance | No
 
 
 def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
-    """The compiled bank for this model, context and grid, and the name of its folder."""
+    """The compiled bank for this model, lengths and grid, and the name of its folder."""
     graphs = setup.config.graphs
-    shapes = plan_shapes(
-        heads=setup.shape.heads,
-        head_dim=setup.shape.head_dim,
-        chunk_tokens=graphs.chunk_tokens,
-        context_tokens=setup.longest_tokens,
-        launch_heads=tuple(graphs.launch_heads),
-    )
+    form = graph_form(setup, offline)
+    shapes, plan = graph_shapes(setup, form, pairs=len(offline.grid.pairs))
     inputs = {"shapes": [asdict(shape) for shape in shapes], "grid": asdict(offline.grid)}
+    inputs |= {"form": asdict(form), "lookup": graphs.lookup}
     folder = _root(setup) / f"bank-{content_hash(inputs)}"
     if not (folder / MANIFEST).exists():
         profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), 1.0)
-        GraphBank.build(profile, shapes, device=setup.device.name).save(folder)
+        GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=graphs.lookup).save(folder)
     bank = GraphBank.load(folder, device=setup.device.name)
-    say(f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason})")
-    bank.compile(progress=lambda graphs: bar(graphs, "compile"))
+    say(
+        f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason}), "
+        f"{plan.waste:.0%} of their scores padding"
+    )
+    bank.compile(
+        blobs=folder.with_name(f"{folder.name}-compiled"), threads=graphs.compile_threads,
+        progress=lambda models: bar(models, "compile", total=len(bank)),
+    )  # fmt: skip
     return bank, folder.name
+
+
+def graph_form(setup: Setup, offline: Offline) -> GraphForm:
+    """The form that the configuration asks for."""
+    return GraphForm(setup.config.graphs.inputs)
+
+
+def graph_shapes(setup: Setup, form: GraphForm, *, pairs: int) -> tuple[tuple[GraphShape, ...], ShapePlan]:
+    """Shapes for the prompts of this run, and the plan they come from."""
+    graphs, model = setup.config.graphs, setup.shape
+    heads = {"heads": model.heads, "kv_heads": model.kv_heads, "launch_heads": tuple(graphs.launch_heads), "fold": graphs.fold}
+    each = len(launch_sizes(**heads)) * (pairs if form.bakes_scales else 1)
+    lengths = chunk_lengths(setup.prompt_tokens, graphs.chunk_tokens)
+    plan = plan_capacities(
+        lengths, context_tokens=max(setup.prompt_tokens), limit=max(1, graphs.limit // each), policy=graphs.shapes
+    )
+    return plan_shapes(plan, head_dim=model.head_dim, **heads), plan
 
 
 UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"

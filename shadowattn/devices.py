@@ -12,8 +12,8 @@ from shadowattn.errors import InputError
 _PROBE = """
 import numpy as np, openvino as ov
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import scaled_graph
-request = ov.Core().compile_model(scaled_graph(GraphShape(1, 16, 64, 16), 0.1, 0.1), "NPU").create_infer_request()
+from shadowattn.graphs.estimation import FLOAT, estimation_graph
+request = ov.Core().compile_model(estimation_graph(GraphShape(1, 16, 64, 16), FLOAT, 0.1, 0.1), "NPU").create_infer_request()
 request.infer([np.ones((1, 1, 16, 64), np.float32), np.ones((1, 1, 16, 64), np.float32)])
 """
 

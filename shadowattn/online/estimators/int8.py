@@ -6,30 +6,55 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
-from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.quantize import absmax_scales
 from shadowattn.types import Heads
 
 
-def absmax_scales(x: Tensor) -> Tensor:
-    """The real value of one integer step, absmax / 127 over each head's rows; float32 [heads] for x [heads, rows, D].
+@dataclass(frozen=True)
+class Buckets:
+    """The scale pair that serves each of some heads, by index and by value."""
 
-    Raises `InputError` on NaN or infinity: a ranking of such keys would mean nothing.
-    """
-    largest = torch.maximum(-x.amin((1, 2)), x.amax((1, 2))).float()
-    if not torch.isfinite(largest).all():
-        raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
-    return largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
+    pairs: list[int]
+    q_scales: Tensor  # float32 [H], of the pairs
+    k_scales: Tensor
+    clipped: int  # heads whose measured Q or K scale exceeds their pair's
+
+    @classmethod
+    def of(cls, bank: GraphBank, q: Tensor, k: Tensor, kv_head: Tensor) -> "Buckets":
+        """Q's scale is measured over the chunk's rows, K's over all keys given, as the authors do.
+
+        Which bucket serves a chunk is therefore the one thing that depends on the chunk as a whole.
+        """
+        measured = torch.stack([absmax_scales(q), absmax_scales(k)[kv_head]], 1)
+        pairs = [bank.nearest(*scales) for scales in measured.tolist()]
+        scales = torch.tensor([bank.pairs[pair] for pair in pairs])
+        clipped = int((measured.double() > torch.tensor([bank.pairs[pair] for pair in pairs], dtype=torch.float64)).any(1).sum())
+        return cls(pairs, scales[:, 0], scales[:, 1], clipped)
+
+    def launches(self, bank: GraphBank, kv_head: Tensor, kind: list | None = None) -> list[tuple[list[int], int]]:
+        """(heads, size) of every launch: heads of one slot, and of one key head where the bank folds groups.
+
+        `kind` [H] keeps further heads apart.
+        """
+        together = defaultdict(list)
+        for head, (pair, kv) in enumerate(zip(self.pairs, kv_head.tolist(), strict=True)):
+            keys = (kv, bank.pairs[pair][1]) if bank.group > 1 else None
+            together[bank.slot(pair), keys, kind[head] if kind else None].append(head)
+        plan = []
+        for members in together.values():
+            for taken, size in launches(len(members), bank.launch_heads):
+                plan.append((members[:taken], size))
+                members = members[taken:]
+        return plan
 
 
 @dataclass
 class Int8:
     """Scores from the bank. Heads whose scales fall into one bucket share launches.
 
-    Q's scale is measured over the chunk's rows, K's over all keys given, as the authors do: which bucket serves a
-    chunk is therefore the one thing that depends on the chunk as a whole.
+    What `estimate` returns is valid until the next call: where one launch serves all heads, it is the bank's own output.
     """
 
     bank: GraphBank
@@ -37,20 +62,35 @@ class Int8:
     launched: int = field(default=0, init=False)
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        count, rows, dim = q.shape
-        keys, kv_head = k.shape[1], (heads or Heads.all(count, k.shape[0])).kv
-        q_scales, k_scales = absmax_scales(q).tolist(), absmax_scales(k)[kv_head].tolist()
-        buckets = defaultdict(list)
-        for head in range(count):
-            bucket = self.bank.nearest(q_scales[head], k_scales[head])
-            buckets[bucket].append(head)
-            q_static, k_static = self.bank.pairs[bucket]
-            self.clipped += q_scales[head] > q_static or k_scales[head] > k_static
-        scores = torch.empty(count, rows, keys)
-        for bucket, members in buckets.items():
-            for taken, size in launches(len(members), self.bank.launch_heads):
-                batch, members = members[:taken], members[taken:]
-                graph = self.bank.lookup(*self.bank.pairs[bucket], heads=size, rows=rows, keys=keys, head_dim=dim)
-                scores[batch] = torch.from_numpy(graph.run(q[batch], k[kv_head[batch]]))
-                self.launched += 1
+        kv_head = (heads or Heads.all(q.shape[0], k.shape[0])).kv
+        buckets = Buckets.of(self.bank, q, k, kv_head)
+        self.clipped += buckets.clipped
+        plan = buckets.launches(self.bank, kv_head)
+        self.launched += len(plan)
+        if len(plan) == 1:
+            return launch(self.bank, *plan[0], q, k, kv_head, buckets, first_row=int(positions[0]))
+        scores = None
+        for members, size in plan:
+            part = launch(self.bank, members, size, q, k, kv_head, buckets, first_row=int(positions[0]))
+            scores = part.new_empty(q.shape[0], *part.shape[1:]) if scores is None else scores
+            scores[members] = part
         return scores
+
+
+def launch(
+    bank: GraphBank, members: list[int], size: int, q: Tensor, k: Tensor, kv_head: Tensor, buckets: Buckets, *,
+    first_row: int, top_k: int = 0,
+) -> Tensor:  # fmt: skip
+    """One launch: what the graph for these heads returns, see `Graph.run`."""
+    _, rows, dim = q.shape
+    pair = buckets.pairs[members[0]]
+    graph = bank.lookup(*bank.pairs[pair], heads=size, rows=rows, keys=k.shape[1], head_dim=dim, top_k=top_k)
+    read = members[:1] if graph.shape.group > 1 else members
+    all_heads = len(members) == q.shape[0]
+    return graph.run(
+        q if all_heads else q[members],
+        k[kv_head[read]],
+        q_scales=buckets.q_scales[members],
+        k_scales=buckets.k_scales[read],
+        first_row=first_row,
+    )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import INT8_MAX, unit_graph
-from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.graphs.estimation import GraphForm, estimation_graph
+from shadowattn.graphs.quantize import absmax_scales, quantize
 from shadowattn.types import Heads
 
 
@@ -54,11 +54,6 @@ def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
     request.infer(share_outputs=True)
 
 
-def quantize(x: Tensor, scales: Tensor) -> Tensor:
-    """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
-    return torch.round(x.float() / scales[:, None, None]).clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
-
-
 @lru_cache(maxsize=16)
 def _compiled(shape: GraphShape) -> ov.CompiledModel:
-    return ov.Core().compile_model(unit_graph(shape), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return ov.Core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
