@@ -1,7 +1,7 @@
 """What a configuration stands for: the loaded model, the token windows, the device. Everything is checked before any work."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from experiments.config import ImportanceConfig, MethodConfig
+from experiments.config import ImportanceConfig, MethodConfig, SelectionConfig
 from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.budget import head_retentions
 from shadowattn.data.text import Corpus, line_windows, token_windows
@@ -28,6 +28,7 @@ from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
+from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.prefill import DECODES, check_dense_above
 from shadowattn.online.selection import Rule
 
@@ -162,6 +163,16 @@ def needs_grid(estimator: DictConfig) -> bool:
     return "grid" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
 
 
+def on_device(method: MethodConfig) -> bool:
+    """Whether a method's keys are selected by the graphs themselves."""
+    return method.selection.place == "device"
+
+
+def rule_options(selection: SelectionConfig) -> dict[str, Any]:
+    """What of a selection is `online.selection.Rule`; the rest says where it is made."""
+    return {key.name: selection[key.name] for key in fields(Rule)}
+
+
 def part_name(part: Any) -> str:
     """What a swappable part is called in rows: the file that it is in."""
     return part._target_.rsplit(".", 2)[-2]
@@ -190,6 +201,22 @@ def _check_fixed_budgets(methods: dict, retentions: list[float], shape: ModelSha
             for retention in retentions:
                 table = [[1.0] * shape.heads] * shape.layers
                 instantiate(allocator).allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
+
+
+def _check_place(name: str, method: MethodConfig) -> None:
+    selection = method.selection
+    _check_choices(f"{name}: selection", selection, {"place": ("host", "device")})
+    if not on_device(method):
+        if selection.key_block != 1:
+            raise InputError(f"{name}: selection.key_block={selection.key_block} needs selection.place=device")
+        return
+    if not needs_bank(method.estimator):
+        raise InputError(
+            f"{name}: selection.place=device: expected estimator=int8, whose graphs select, got {part_name(method.estimator)}"
+        )
+    Int8Device.check(Rule(**rule_options(selection)))
+    if selection.key_block < 1:
+        raise InputError(f"{name}: selection.key_block: expected at least 1, got {selection.key_block}")
 
 
 def _check_choices(group: str, settings: Any, choices: dict[str, tuple]) -> None:
@@ -223,6 +250,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "graphs.chunk_tokens": config.graphs.chunk_tokens,
         "graphs.calibration_windows": config.graphs.calibration_windows,
         "graphs.limit": config.graphs.limit,
+        "graphs.top_k_buckets": config.graphs.top_k_buckets,
         "graphs.compile_threads": 1 if config.graphs.compile_threads is None else config.graphs.compile_threads,
         "importance.windows": config.importance.windows or 1,
         "importance.window_tokens": config.importance.window_tokens - 1,
@@ -247,7 +275,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         if needs_grid(method.estimator):  # the native estimate, whatever the attention kernel
             native.require()
         block = method.selection.query_block
-        Rule(**method.selection)
+        Rule(**rule_options(method.selection))
+        _check_place(name, method)
         if config.graphs.chunk_tokens % block:
             raise InputError(
                 f"{name}: expected graphs.chunk_tokens to be a multiple of query_block={block}, so that no block straddles "

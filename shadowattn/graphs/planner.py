@@ -109,11 +109,11 @@ def _least_waste(lengths: Counter[tuple[int, int]], height: int, longest: int, l
         by_rows = Counter()
         for (rows, keys), count in lengths.items():
             by_rows[rows] += count * keys
-        heights = _best_capacities(by_rows, height, row_count, step)
+        heights = best_capacities(by_rows, height, row_count, step)
         by_keys = Counter()
         for (rows, keys), count in lengths.items():
             by_keys[keys] += count * _fitting(heights, rows)
-        capacities = _best_capacities(by_keys, longest, max(1, limit // len(heights)), step)
+        capacities = best_capacities(by_keys, longest, max(1, limit // len(heights)), step)
         plan = _plan(lengths, heights, capacities, "planned")
         if best is None or plan.waste < best.waste - 1e-12:
             best = plan
@@ -122,7 +122,7 @@ def _least_waste(lengths: Counter[tuple[int, int]], height: int, longest: int, l
     return best
 
 
-def _best_capacities(weights: Counter[int], largest: int, count: int, step: int) -> tuple[int, ...]:
+def best_capacities(weights: Counter[int], largest: int, count: int, step: int = 1) -> tuple[int, ...]:
     """At most `count` capacities, `largest` among them, that pad lengths of these weights least: exact, by dynamic programming.
 
     An optimal capacity is one of the lengths (rounded up to `step`); cost[j] is the least padded total of the lengths up to
