@@ -129,7 +129,7 @@ def graph_form(setup: Setup, offline: Offline) -> GraphForm:
 
 
 def graph_shapes(setup: Setup, form: GraphForm, *, pairs: int, step: int = 1) -> tuple[tuple[GraphShape, ...], ShapePlan]:
-    """Shapes for the prompts of this run, and the plan they come from; `pairs` graphs of each are built if scales are built in."""
+    """Shapes for the prompts of this run, and their plan. Where scales are built in, each takes `pairs` graphs."""
     graphs, model = setup.config.graphs, setup.shape
     heads = {"heads": model.heads, "kv_heads": model.kv_heads, "launch_heads": tuple(graphs.launch_heads), "fold": graphs.fold}
     each = len(launch_sizes(**heads)) * (pairs if form.bakes_scales else 1)
