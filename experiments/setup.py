@@ -93,6 +93,11 @@ def prepare(config: DictConfig) -> Setup:
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     device = find_estimate_device(config.device)
+    if device.name != "CPU" and config.graphs.inputs != "static":
+        raise InputError(
+            f"graphs.inputs: {config.graphs.inputs} gives scores in integer steps, beyond the 16-bit floats that "
+            f"{device.name} computes in; use graphs.inputs=static, or device=cpu"
+        )
     loaded = instantiate(config.model)
     shape = model_shape(loaded.model)
     corpus = instantiate(config.data)
