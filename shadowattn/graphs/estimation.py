@@ -75,8 +75,8 @@ def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float 
     for runtime scales `q_steps` [1, G, M, 1] and `k_steps` [1, G, 1, 1], float32, the inverse scales; `multiplier`
     [1, G, M, 1], M pooled, where the form needs it; for a mask `positions` int32 [2], of the first row and of the last:
     rows past the last count as the last. Output `scores` [1, G, M, keys], float32 (the integer product, for static scales
-    times q_scale · k_scale) or int8; or int32 `indices` [1, G, M, top_k]; M and keys divided by the pool. Inputs beyond
-    ±127 steps are clipped.
+    times q_scale · k_scale) or int8; or int32 `indices` [1, G, M, top_k]; M and keys divided by the pool, and heads by themselves
+    again where the graph pools or selects. Inputs beyond ±127 steps are clipped.
     """
     _check(shape, form)
     batch, rows = shape.kv_heads, shape.group * shape.rows
@@ -96,10 +96,15 @@ def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float 
     if form.mask:
         inputs.append(_input("positions", [2], ov.Type.i32))
         out = _mask(out, inputs[-1], shape)
+    lead = [batch, rows]
+    if shape.group > 1 and (form.pool != (1, 1) or form.indices):
+        # By head again: the CPU plugin spreads pooling and TopK over that axis alone.
+        lead = [shape.heads, shape.rows]
+        out = op.reshape(out, op.constant(np.int64([1, *lead, shape.keys])), False)
     if form.pool != (1, 1):
         out = op.max_pool(out, list(form.pool), [1, 1], [0, 0], [0, 0], list(form.pool), "floor", "explicit").output(0)
     if form.needs_multiplier:
-        inputs.append(_input("multiplier", [1, batch, rows // form.pool[0], 1], ov.Type.f32))
+        inputs.append(_input("multiplier", [1, lead[0], lead[1] // form.pool[0], 1], ov.Type.f32))
         out = _requantize(op.multiply(out, inputs[-1]), 1.0)
     elif form.requant is not None:
         out = _requantize(out, form.requant.multiplier(q_scale, k_scale) / step)

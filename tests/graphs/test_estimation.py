@@ -108,12 +108,15 @@ def test_pooling_and_selection_in_the_graph_are_those_outside(inputs, requant, h
     given_inputs, _ = _inputs(shape, form, SCALES, 0.1, first_row, seed)
     scores = compile_graph(estimation_graph(shape, form, *SCALES))(given_inputs)[0]
     blocks = scores.reshape(scores.shape[1], -1, pool[0], shape.keys // pool[1], pool[1]).max((2, 4))
-    pooled = replace(form, pool=pool)
-    if form.needs_multiplier:
-        given_inputs[-1] = given_inputs[-1][:, :, :: pool[0]]
-    assert np.array_equal(compile_graph(estimation_graph(shape, pooled, *SCALES))(given_inputs)[0][0], blocks)
-    chosen = compile_graph(estimation_graph(replace(shape, top_k=top_k), replace(pooled, indices=True), *SCALES))(given_inputs)[0]
-    assert np.array_equal(chosen[0], np.argsort(-blocks.astype(np.float64), -1, kind="stable")[..., :top_k])
+    pooled, selecting = replace(form, pool=pool), replace(form, pool=pool, indices=True)
+    for made, expected in (
+        (pooled, blocks),
+        (selecting, np.argsort(-blocks.astype(np.float64), -1, kind="stable")[..., :top_k]),
+    ):
+        graph = compile_graph(estimation_graph(replace(shape, top_k=top_k if made.indices else 0), made, *SCALES))
+        if form.needs_multiplier:
+            given_inputs[-1] = np.full(list(graph.input("multiplier").shape), form.requant.multiplier(*SCALES), np.float32)
+        assert np.array_equal(graph(given_inputs)[0].reshape(expected.shape), expected)
 
 
 def test_rows_past_the_last_count_as_the_last():
