@@ -181,6 +181,7 @@ class MeanGrid:
     _target_: str = "shadowattn.offline.grids.mean.Mean"
     sigma: float = 0.5
     steps: int = 1
+    pattern: str = "product"
 
 
 @dataclass
