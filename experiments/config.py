@@ -294,6 +294,35 @@ class EvaluationConfig:
 
 
 @dataclass
+class EstimateConfig:
+    """One way to estimate.
+
+    `dynamic`: scales of the tensors themselves, else a grid of mean × σ^±steps, see `types.ScaleGrid`. `output` float,
+    target_requant or fixed_output. `nncf`: the graph that NNCF makes, whatever else is set. `quality`: measure the loss of the
+    whole model with it, too.
+    """
+
+    dynamic: bool = False
+    sigma: float = 0.5
+    steps: int = 1
+    pattern: str = "product"
+    lookup: str = "raw"
+    bits: int = 8
+    smooth: bool = False
+    output: str = "float"
+    nncf: bool = False
+    quality: bool = False
+
+
+@dataclass
+class RecallConfig:
+    """What the study of recall compares, and at which retentions."""
+
+    retentions: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.8])
+    estimates: dict[str, EstimateConfig] = field(default_factory=dict)
+
+
+@dataclass
 class Paths:
     """Where things go on this machine; never part of a config hash."""
 
@@ -322,6 +351,7 @@ class Config:
     task: Any = MISSING
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    recall: RecallConfig = field(default_factory=RecallConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from experiments import allocator_study, gates, graphs_study, offline_study, query_block, selfcheck, study
+from experiments import allocator_study, gates, graphs_study, offline_study, query_block, recall_study, selfcheck, study
 from experiments import config as schema
 from experiments.machine import machine
 from experiments.progress import say
@@ -47,6 +47,7 @@ STUDIES = {
     "query_block": query_block,
     "selfcheck": selfcheck,
     "graphs": graphs_study,
+    "recall": recall_study,
 }
 
 
