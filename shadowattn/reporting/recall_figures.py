@@ -20,7 +20,7 @@ _MARKERS = "osDv^<>P*X"
 
 def recall(rows: pd.DataFrame, path: Path) -> Path:
     """Keys missed against retention, per row and pooled, the paper's values in grey; every head of the first estimate."""
-    with figure(path, columns=3, rows=1) as axes:
+    with figure(path, columns=2, rows=2) as axes:
         axes = axes.flat
         for axis, granularity in zip(axes, ("row", "pooled"), strict=False):
             of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
@@ -33,7 +33,8 @@ def recall(rows: pd.DataFrame, path: Path) -> Path:
             axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
             axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
             axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
-        axes[0].legend(fontsize=6)
+        axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+        axes[3].axis("off")
         _heads(axes[2], rows)
         first = rows.iloc[0]
         axes[0].figure.suptitle(
