@@ -72,20 +72,23 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
             if metric == "recall":
                 of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
             for index, lookup in enumerate(("raw", "log")):
-                mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup"}
+                mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
                 counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
-                axes[line, 0].plot(counted.buckets, counted.value, linestyle="none", **mark)
-                for _, point in counted[counted.buckets == 5].iterrows():
-                    name = point.method.split(",")[0]
-                    axes[line, 0].annotate(name, (5, point.value), fontsize=6, xytext=(4, 2), textcoords="offset points")
                 stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
-                axes[line, 1].plot(stepped.sigma, stepped.value, **mark)
+                axes[line, 0].errorbar(
+                    counted.buckets, counted.value, yerr=_error(rows, metric, counted), linestyle="none", **mark
+                )
+                axes[line, 1].errorbar(stepped.sigma, stepped.value, yerr=_error(rows, metric, stepped), **mark)
+                if metric == "recall":
+                    for _, point in counted[counted.buckets == 5].iterrows():
+                        name = point.method.split(",")[0]
+                        axes[line, 0].annotate(name, (5, point.value), fontsize=7, xytext=(6, -3), textcoords="offset points")
             if metric == "recall" and len(dynamic):
                 for axis in axes[line]:
                     axis.axhline(1 - dynamic.value.iloc[0], color="0.5", linestyle="--", label="dynamic scales")
             for axis in axes[line]:
                 axis.set_ylabel(label, fontsize=8)
-                axis.set_ylim(bottom=0)
+                axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
         axes[2, 0].set_xlabel("buckets, σ = 0.5")
         axes[2, 1].set_xlabel("σ, 9 buckets")
         for axis in axes[:, 1]:
@@ -96,3 +99,9 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
             f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}", fontsize=9
         )
     return path
+
+
+def _error(rows: pd.DataFrame, metric: str, of: pd.DataFrame) -> list[float] | None:
+    """Standard errors where rows of them exist."""
+    errors = rows[rows.metric == f"{metric}_error"].set_index("method").value
+    return [errors[name] for name in of.method] if len(errors) else None
