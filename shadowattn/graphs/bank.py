@@ -14,6 +14,7 @@ from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape, nearest_pair
 from shadowattn.graphs.estimation import scaled_graph
+from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import RetentionProfile
 
 SCHEMA_VERSION = 1
@@ -61,7 +62,7 @@ class GraphBank:
         self.pairs, self.shapes, self.device = pairs, tuple(sorted(shapes)), device
         self._models: dict[tuple[GraphShape, int], ov.Model] = models
         self._buffers: dict[GraphShape, _Buffers] = {}
-        self._graphs: dict[tuple[GraphShape, int], Graph] = {}
+        self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
         self._core = ov.Core()
 
     @classmethod
@@ -167,12 +168,13 @@ class GraphBank:
         return cls(pairs, tuple({shape for shape, _, _ in graphs}), device, models)
 
     def _graph(self, shape: GraphShape, pair: int) -> Graph:
-        if (shape, pair) not in self._graphs:
+        key = shape, pair, current_budget()
+        if key not in self._graphs:
             # The CPU plugin's default on BF16 machines would round the scores to bfloat16.
-            hints = {"INFERENCE_PRECISION_HINT": "f32"} if self.device == "CPU" else {}
+            hints = {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints() if self.device == "CPU" else {}
             compiled = self._core.compile_model(self._models[shape, pair], self.device, hints)
-            self._graphs[shape, pair] = Graph(compiled, shape, *self.pairs[pair], self._buffers_for(shape))
-        return self._graphs[shape, pair]
+            self._graphs[key] = Graph(compiled, shape, *self.pairs[pair], self._buffers_for(shape))
+        return self._graphs[key]
 
     def _buffers_for(self, shape: GraphShape) -> _Buffers:
         if shape not in self._buffers:

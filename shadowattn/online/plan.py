@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Group:
+    """Heads that may share a launch, before anyone asks its cost. `bucket` is a scale pair of the bank; −1: there are none."""
+
+    heads: tuple[int, ...]
+    bucket: int = -1
+
+
+@dataclass(frozen=True)
 class Launch:
     """Heads that go through one launch of the estimate; `heads` are indices into the work's heads."""
 
@@ -25,7 +33,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """An order: of the launches on the device, and of the heads in selection and attention."""
+    """An order: of the launches on the device, and of the heads in selection and attention.
+
+    Selection and attention take the heads in that order, whatever the device has done already: a head whose launch comes late
+    holds up the heads behind it.
+    """
 
     launches: tuple[int, ...]
     heads: tuple[int, ...]

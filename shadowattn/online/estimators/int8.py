@@ -10,6 +10,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
 from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.online.plan import Group
 from shadowattn.types import Heads
 
 
@@ -36,21 +37,38 @@ class Int8:
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
 
+    @property
+    def device(self) -> str:
+        """Where the graphs run, as OpenVINO names it."""
+        return self.bank.device
+
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        count, rows, dim = q.shape
-        keys, kv_head = k.shape[1], (heads or Heads.all(count, k.shape[0])).kv
-        q_scales, k_scales = absmax_scales(q).tolist(), absmax_scales(k)[kv_head].tolist()
-        buckets = defaultdict(list)
-        for head in range(count):
-            bucket = self.bank.nearest(q_scales[head], k_scales[head])
-            buckets[bucket].append(head)
-            q_static, k_static = self.bank.pairs[bucket]
-            self.clipped += q_scales[head] > q_static or k_scales[head] > k_static
-        scores = torch.empty(count, rows, keys)
-        for bucket, members in buckets.items():
-            for taken, size in launches(len(members), self.bank.launch_heads):
-                batch, members = members[:taken], members[taken:]
-                graph = self.bank.lookup(*self.bank.pairs[bucket], heads=size, rows=rows, keys=keys, head_dim=dim)
-                scores[batch] = torch.from_numpy(graph.run(q[batch], k[kv_head[batch]]))
-                self.launched += 1
+        heads = heads or Heads.all(q.shape[0], k.shape[0])
+        scores = torch.empty(*q.shape[:2], k.shape[1])
+        for group in self.groups(q, k, heads=heads):
+            scores[list(group.heads)] = self.launch(q, k, group, heads=heads)
         return scores
+
+    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> list[Group]:
+        """Launches of heads that share a bucket, as many to a launch as the bank has graphs for."""
+        q_scales, k_scales = absmax_scales(q).tolist(), absmax_scales(k)[heads.kv].tolist()
+        buckets = defaultdict(list)
+        for head, scales in enumerate(zip(q_scales, k_scales, strict=True)):
+            bucket = self.bank.nearest(*scales)
+            buckets[bucket].append(head)
+            self.clipped += scales[0] > self.bank.pairs[bucket][0] or scales[1] > self.bank.pairs[bucket][1]
+        made = []
+        for bucket, members in buckets.items():
+            for taken, _ in launches(len(members), self.bank.launch_heads):
+                made.append(Group(tuple(members[:taken]), bucket))
+                members = members[taken:]
+        return made
+
+    def launch(self, q: Tensor, k: Tensor, group: Group, *, heads: Heads) -> Tensor:
+        """One run of one graph. The result is a view of a buffer that the next run overwrites."""
+        batch = list(group.heads)
+        ((_, size),) = launches(len(batch), self.bank.launch_heads)
+        shape = {"heads": size, "rows": q.shape[1], "keys": k.shape[1], "head_dim": q.shape[2]}
+        graph = self.bank.lookup(*self.bank.pairs[group.bucket], **shape)
+        self.launched += 1
+        return torch.from_numpy(graph.run(q[batch], k[heads.kv[batch]]))
