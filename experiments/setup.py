@@ -25,13 +25,16 @@ from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
+from shadowattn.online.executor import Threads
+from shadowattn.online.latency import LatencyProfile
+from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.prefill import DECODES, check_dense_above
 from shadowattn.online.selection import Rule
 
 # What is local to a machine, or stands in the hash by its content instead.
 _OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard")
 # Settings that name a file: its content is hashed, not where it lies.
-_FILES = ("path", "activation_scales")
+_FILES = ("path", "activation_scales", "profile")
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
 _DEFAULT_CONTEXT = 1024
@@ -119,6 +122,15 @@ def prepare(config: DictConfig) -> Setup:
     return setup
 
 
+def make_pipeline(config: DictConfig) -> Pipeline:
+    """The pipeline that a configuration asks for. Raises `InputError` on options or a profile that do not fit."""
+    given = config.pipeline
+    profile = LatencyProfile.load(Path(given.profile).expanduser()) if given.profile else None
+    threads = Threads(given.estimate_threads, given.select_threads, given.attend_threads)
+    scheduler = instantiate(config.scheduler) if given.mode == "planned" else None
+    return Pipeline(given.mode, queue_heads=given.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
+
+
 def by_content(settings: Any) -> Any:
     """Settings with the SHA-256 of a file in place of its path."""
     if isinstance(settings, dict):
@@ -204,6 +216,18 @@ def _check_importance(importance: ImportanceConfig) -> None:
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
 
 
+def _check_pipeline(pipeline: Pipeline, methods: dict) -> None:
+    for name, method in methods.items():
+        estimator = get_class(method.estimator._target_)
+        if pipeline.mode in ("fused", "planned") and hasattr(estimator, "choose"):
+            raise InputError(
+                f"pipeline={pipeline.mode}: {name}'s estimator selects while it estimates and launches no graph, so there is "
+                "nothing to fuse; use pipeline=batched, off or overlap"
+            )
+        if pipeline.mode == "planned":
+            pipeline.profile.check({"estimator": estimator.__name__})
+
+
 def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     head_retentions(torch.tensor(retentions, dtype=torch.float64), len(retentions))
     if "dense" in methods:
@@ -227,6 +251,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
     check_dense_above(config.dense_above)
+    _check_pipeline(make_pipeline(config), methods)
     if config.decode not in DECODES:
         raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {config.decode!r}")
     for name, method in methods.items():

@@ -9,10 +9,20 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.progress import bar, say, work_bar
-from experiments.setup import OBSERVE, Setup, by_content, needs_importance, needs_sensitivity, part_name
-from shadowattn.artifacts import Stage, content_hash
+from experiments.setup import (
+    OBSERVE,
+    Setup,
+    by_content,
+    make_pipeline,
+    needs_bank,
+    needs_importance,
+    needs_sensitivity,
+    part_name,
+)
+from shadowattn.artifacts import Stage, content_hash, sha256
 from shadowattn.graphs.bank import MANIFEST, GraphBank
 from shadowattn.graphs.buckets import plan_shapes
+from shadowattn.kernels import choose
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import (
     Race,
@@ -31,6 +41,11 @@ from shadowattn.offline.fake_quant import (
     observe_activations,
     save_activation_scales,
 )
+from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.probe import Probe
+from shadowattn.online.selection import Rule
+from shadowattn.threads import thread_budget
 from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 
@@ -109,8 +124,46 @@ def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
         GraphBank.build(profile, shapes, device=setup.device.name).save(folder)
     bank = GraphBank.load(folder, device=setup.device.name)
     say(f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason})")
-    bank.compile(progress=lambda graphs: bar(graphs, "compile"))
+    with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):
+        bank.compile(progress=lambda graphs: bar(graphs, "compile"))
     return bank, folder.name
+
+
+def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) -> tuple[LatencyProfile, Path]:
+    """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
+    settings, method = setup.config.latency, setup.methods[setup.config.method]
+    dtype = setup.loaded.model.dtype
+    estimator = instantiate(method.estimator, **({"bank": bank} if needs_bank(method.estimator) else {}))
+    probe = Probe(
+        heads=setup.shape.heads,
+        kv_heads=setup.shape.kv_heads,
+        head_dim=setup.shape.head_dim,
+        rows=min(setup.config.graphs.chunk_tokens, setup.longest_tokens),
+        dtype=dtype,
+        estimator=estimator,
+        rule=Rule(**method.selection),
+        kernels=choose(setup.kernel, head_dim=setup.shape.head_dim, dtype=dtype),
+        threads=pipeline.budgets(setup.device.name),
+        seed=setup.config.seed,
+    )
+    lengths, retentions = probe.key_lengths(setup.longest_tokens), sorted(settings.retentions)
+    bound = probe.binding()
+    stage = Stage(
+        _root(setup), "latency", {"binding": bound, "keys": lengths, "retentions": retentions, "repeats": settings.repeats}
+    )
+    path = stage.folder / "latency_profile.json"
+    if not stage.done:
+        say(f"latency: {len(probe.launches())} kinds of launch, {len(retentions)} retentions, up to {lengths[-1]} keys")
+        points = []
+        for keys in bar(lengths, "measure"):
+            measured = stage.units.get(
+                str(keys), lambda keys=keys: [asdict(p) for p in probe.measure(keys, retentions, repeats=settings.repeats)]
+            )
+            points += [Latency(**point) for point in measured]
+        LatencyProfile(bound, tuple(points)).save(path)
+        stage.finish({"sha256": sha256(path)})
+    stage.read()
+    return LatencyProfile.load(path), path
 
 
 UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.config import SelectionConfig
 from experiments.progress import bar, say
-from experiments.setup import Setup, needs_bank, needs_grid, part_name
+from experiments.setup import Setup, make_pipeline, needs_bank, needs_grid, part_name
 from experiments.stages import Offline, make_profile
 from shadowattn.artifacts import Units
 from shadowattn.evaluation.fidelity import Fidelity
@@ -109,6 +109,7 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
             kernel=setup.kernel,
             dense_above=setup.dense_above(attached.selection.query_block),
             decode=setup.config.decode,
+            pipeline=make_pipeline(setup.config),
             **attached.selection,
             observers=observers,
         )

@@ -54,7 +54,7 @@ class Pipeline:
                 f"pipeline={self.mode}: {type(chunk.estimator).__name__} selects while it estimates and launches no graph, so "
                 "there is nothing to fuse; use pipeline=batched, off or overlap, or estimator=int8"
             )
-        threads = self.budgets(chunk)
+        threads = self.budgets(chunk.device, stages=3 - chunk.selects_in_estimate)
         launches, order = self._arrange(chunk, threads)
         if self.mode == "off":
             return run_sequential(chunk, launches, threads=threads, keep_lists=keep_lists)
@@ -62,11 +62,12 @@ class Pipeline:
             chunk, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool
         )
 
-    def budgets(self, chunk: Chunk) -> Threads:
-        """The threads of each stage, with what was left open filled in."""
-        cores = torch.get_num_threads()
-        on_cores = 1 if self.mode in ("batched", "off") else 3 - chunk.selects_in_estimate - (chunk.device != "CPU")
-        return Threads(*(given or max(1, cores // on_cores) for given in vars(self.threads).values()))
+    def budgets(self, device: str, *, stages: int = 3) -> Threads:
+        """The threads of each stage; what was left open is an equal share where `stages` overlap, the estimate on `device`."""
+        if self.mode in ("batched", "off"):
+            return self.threads
+        share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
+        return Threads(*(given or share for given in vars(self.threads).values()))
 
     def _arrange(self, chunk: Chunk, threads: Threads) -> tuple[list[Group], list[int]]:
         """The launches in their order, and the order of the heads behind them."""
@@ -78,7 +79,8 @@ class Pipeline:
             return groups, [head for group in groups for head in group.heads]
         if self._checked is not chunk.estimator:
             rows = max(chunk.q.shape[1], int(self.profile.binding["rows"]))  # a last chunk may be shorter
-            self.profile.check(binding(chunk, rows, threads))
+            parts = chunk.estimator, chunk.kernels, chunk.rule, threads
+            self.profile.check(binding(*parts, head_dim=chunk.q.shape[2], rows=rows, dtype=chunk.q.dtype))
             self._checked = chunk.estimator
         plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.k.shape[1]))
         return [groups[launch] for launch in plan.launches], list(plan.heads)

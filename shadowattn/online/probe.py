@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from shadowattn.artifacts import content_hash, sha256, versions
+from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators import Chooser, Estimator
 from shadowattn.online.executor import ScorePool, Threads, run_sequential
 from shadowattn.online.latency import Latency
 from shadowattn.online.plan import Group
@@ -38,9 +39,21 @@ class Probe:
     threads: Threads
     seed: int = 0
 
+    def __post_init__(self):
+        if isinstance(self.estimator, Chooser):
+            raise InputError(
+                f"latency profile: {type(self.estimator).__name__} selects while it estimates, so there is nothing to plan; "
+                "use estimator=int8"
+            )
+
     @property
     def bank(self) -> GraphBank | None:
         return getattr(self.estimator, "bank", None)
+
+    def binding(self) -> dict[str, str | int]:
+        """What a profile of these measurements holds for."""
+        parts = self.estimator, self.kernels, self.rule, self.threads
+        return binding(*parts, head_dim=self.head_dim, rows=self.rows, dtype=self.dtype)
 
     def launches(self) -> list[Group]:
         """Every kind of launch: each size in each bucket; without a bank one head, and all that read the same keys."""
@@ -106,24 +119,25 @@ class Probe:
         return self.bank.shape_for(**shape).keys
 
 
-def binding(chunk: Chunk, rows: int, threads: Threads) -> dict[str, str | int]:
+def binding(
+    estimator: Estimator, kernels: Kernels, rule: Rule, threads: Threads, *, head_dim: int, rows: int, dtype: torch.dtype
+) -> dict[str, str | int]:
     """What a latency depends on beside its own point: machine, kernels, bank, shape, how lists are made, threads."""
-    bank = getattr(chunk.estimator, "bank", None)
+    bank = getattr(estimator, "bank", None)
     installed = versions()
     return {
         "processor": processor(),
         "cores": cores(),
         "torch": installed["torch"],
         "openvino": installed["openvino"],
-        "kernels": _kernels(chunk.kernels.name),
-        "estimator": type(chunk.estimator).__name__,
-        "device": chunk.device,
+        "kernels": _kernels(kernels.name),
+        "estimator": type(estimator).__name__,
         "bank": "none" if bank is None else _bank(bank),
-        "head_dim": chunk.q.shape[2],
+        "head_dim": head_dim,
         "rows": rows,
-        "dtype": str(chunk.q.dtype).removeprefix("torch."),
-        "query_block": chunk.rule.query_block,
-        "block_score": chunk.rule.block_score,
+        "dtype": str(dtype).removeprefix("torch."),
+        "query_block": rule.query_block,
+        "block_score": rule.block_score,
     } | {f"{stage}_threads": budget or torch.get_num_threads() for stage, budget in vars(threads).items()}
 
 
