@@ -22,10 +22,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     """Rows of every point, median and p95, and of the error of interpolation; the profile itself goes into the run's folder."""
     if len(setup.methods) != 1:
         raise InputError(f"compare: a latency profile is of one method, got {', '.join(setup.methods)}")
-    pipeline = make_pipeline(setup.config)
-    if pipeline.mode in ("batched", "off"):
-        raise InputError(f"pipeline: a latency profile is for stages that overlap, got {pipeline.mode}; use pipeline=fused")
-    profile, _ = measure_latency(setup, bank, pipeline)
+    profile, _ = measure_latency(setup, bank, make_pipeline(setup.config))
     path = profile.save(folder / "latency_profile.json")
     say(f"for a planned run: pipeline=planned pipeline.profile={path}")
     return _rows(setup, profile)

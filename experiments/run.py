@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from experiments import allocator_study, gates, latency_profile, offline_study, query_block, study
+from experiments import allocator_study, fig9, gates, latency_profile, offline_study, query_block, study
 from experiments import config as schema
 from experiments.machine import machine
 from experiments.progress import say
@@ -46,6 +46,7 @@ STUDIES = {
     "allocators": allocator_study,
     "query_block": query_block,
     "latency_profile": latency_profile,
+    "fig9": fig9,
 }
 
 

@@ -216,7 +216,9 @@ def _check_importance(importance: ImportanceConfig) -> None:
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
 
 
-def _check_pipeline(pipeline: Pipeline, methods: dict) -> None:
+def _check_pipeline(pipeline: Pipeline, methods: dict, study: str) -> None:
+    if study in ("latency_profile", "fig9") and pipeline.mode not in ("overlap", "fused"):
+        raise InputError(f"pipeline: {study} measures stages that overlap, got {pipeline.mode}; use pipeline=fused")
     for name, method in methods.items():
         estimator = get_class(method.estimator._target_)
         if pipeline.mode in ("fused", "planned") and hasattr(estimator, "choose"):
@@ -229,7 +231,8 @@ def _check_pipeline(pipeline: Pipeline, methods: dict) -> None:
 
 
 def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
-    head_retentions(torch.tensor(retentions, dtype=torch.float64), len(retentions))
+    for given in (retentions, list(config.latency.retentions)):
+        head_retentions(torch.tensor(given, dtype=torch.float64), len(given))
     if "dense" in methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
     counts = {
@@ -239,6 +242,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "importance.windows": config.importance.windows or 1,
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
+        "latency.repeats": config.latency.repeats,
         "evaluation.context_tokens": 1 if config.evaluation.context_tokens is None else config.evaluation.context_tokens - 1,
     }
     for name, count in counts.items():
@@ -251,7 +255,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
     check_dense_above(config.dense_above)
-    _check_pipeline(make_pipeline(config), methods)
+    _check_pipeline(make_pipeline(config), methods, config.study)
     if config.decode not in DECODES:
         raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {config.decode!r}")
     for name, method in methods.items():

@@ -1,6 +1,6 @@
 """One layer's chunk of rows, and the three stages of each of its heads: what a pipeline overlaps (section 3.4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -33,31 +33,35 @@ class Chunk:
     kernels: Kernels
     scale: float
 
+    def arguments(self) -> dict[str, Any]:
+        """What it was made of, as `path.attend_chunk` takes it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     @property
     def device(self) -> str:
         """Where the estimate runs, as OpenVINO names it."""
         return getattr(self.estimator, "device", "CPU")
 
-    @property
+    @cached_property
     def selects_in_estimate(self) -> bool:
         """Whether scores never exist, so that there are two stages, not three."""
         return isinstance(self.estimator, Chooser)
 
-    @property
+    @cached_property
     def reuses_scores(self) -> bool:
         """Whether a launch overwrites the scores of the one before."""
         return isinstance(self.estimator, Launcher)
 
     def groups(self) -> list[Group]:
         """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
-        if isinstance(self.estimator, Launcher):
+        if self.reuses_scores:
             return self.estimator.groups(self._scored[0], self.k, heads=self.heads)
         return [Group(tuple(range(part.start, part.stop))) for _, part in self.heads.grouped()]
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of a group's heads. The next launch may overwrite them."""
         scored, at = self._scored
-        if isinstance(self.estimator, Launcher):
+        if self.reuses_scores:
             return self.estimator.launch(scored, self.k, group, heads=self.heads)
         first, last = group.heads[0], group.heads[-1]
         run = list(group.heads) == list(range(first, last + 1))

@@ -158,7 +158,7 @@ class _Run:
 
     def estimate(self) -> Iterator[tuple[int, Any]]:
         """Each head, in order, and its scores [1, rows, K] (where the estimator selects: its lists)."""
-        chunk, ready = self._chunk, {}
+        chunk, ready, kv_head = self._chunk, {}, self._chunk.heads.kv.tolist()
         order = iter(self._order)
         following = next(order, None)
         for group in self._launches:
@@ -173,7 +173,7 @@ class _Run:
                         made = [self._pool.copy(one) for one in made]
                     span.bytes = scores.nbytes
                 span.bytes += len(group.heads) * chunk.q[0].nbytes
-                span.bytes += len({int(chunk.heads.kv[head]) for head in group.heads}) * chunk.k[0].nbytes
+                span.bytes += len({kv_head[head] for head in group.heads}) * chunk.k[0].nbytes
             ready.update(zip(group.heads, made, strict=True))
             while following in ready:
                 yield following, ready.pop(following)

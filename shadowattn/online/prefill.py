@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,23 +161,21 @@ class SparsePrefill:
         for start in range(0, rows, self.chunk_tokens):
             at = slice(start, min(start + self.chunk_tokens, rows))
             end = int(positions[at][-1]) + 1
-            chunk = {
-                "q": q[:, at], "k": k[:, :end], "v": v[:, :end], "retention": retention, "layer": layer, "heads": heads,
-                "positions": positions[at], "estimator": self.estimator, "rule": self.rule, "kernels": kernels, "scale": scale,
-            }  # fmt: skip
+            parts = heads, self.estimator, self.rule, kernels, scale
+            chunk = Chunk(q[:, at], k[:, :end], v[:, :end], retention, layer, positions[at], *parts)
             done, selected, timeline = self._attend(chunk)
             out[:, at] = done
             self.counters.sparse_rows += count * done.shape[1]
             self.counters.sparse_kept += selected if isinstance(selected, int) else selected.kept()
             self.counters.sparse_visible += count * int((positions[at] + 1).sum())
             for observe in self.observers:
-                tensors = chunk["q"], chunk["k"], chunk["v"]
+                tensors = chunk.q, chunk.k, chunk.v
                 observe(Attended(layer, *tensors, scale, retention, heads, selected, self.rule, done, timeline))
         return out
 
-    def _attend(self, chunk: dict[str, Any]) -> tuple[Tensor, Selection | int, Timeline | None]:
+    def _attend(self, chunk: Chunk) -> tuple[Tensor, Selection | int, Timeline | None]:
         keep_lists = bool(self.observers)
         if self.pipeline.mode == "batched":
-            return *attend_chunk(**chunk, keep_lists=keep_lists), None
-        ran = self.pipeline.run(Chunk(**chunk), keep_lists=keep_lists)
+            return *attend_chunk(**chunk.arguments(), keep_lists=keep_lists), None
+        ran = self.pipeline.run(chunk, keep_lists=keep_lists)
         return ran.out, ran.selected, ran.timeline

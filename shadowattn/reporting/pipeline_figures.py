@@ -53,7 +53,7 @@ def _heads(text: str) -> list[int]:
 
 
 def latency(rows: pd.DataFrame, path: Path) -> Path:
-    """Median latency of every stage against keys, up to p95 shaded: launches by their heads, the others by retention."""
+    """Median latency of every stage against keys, p95 dotted: launches by their heads, the others by retention."""
     points = rows[rows.metric.isin(["median", "p95"])]
     with figure(path, columns=3) as axes:
         for axis, stage in zip(axes, STAGES, strict=True):
@@ -62,10 +62,10 @@ def latency(rows: pd.DataFrame, path: Path) -> Path:
                 # Buckets of one shape are the same work on a CPU: their median, and the highest p95.
                 median = group[group.metric == "median"].groupby("context_tokens").value.median()
                 p95 = group[group.metric == "p95"].groupby("context_tokens").value.max()
-                label = f"{name} heads" if stage == "estimate" else f"retention {name:g}"
+                label = f"{name} head{'s' * (name > 1)} a launch" if stage == "estimate" else f"retention {name:g}"
                 axis.plot(median.index, median / 1e3, marker="o", markersize=3, color=f"C{color}", label=label)
-                axis.fill_between(median.index, median / 1e3, p95 / 1e3, color=f"C{color}", alpha=0.15, linewidth=0)
-            axis.set(xlabel="keys", ylabel="ms (shaded: up to p95)", title=stage, ylim=(0, None))
+                axis.plot(p95.index, p95 / 1e3, linestyle=":", linewidth=1, color=f"C{color}")
+            axis.set(xlabel="keys", ylabel="ms (dotted: p95)", title=stage, ylim=(0, None))
             axis.legend(fontsize=7)
         first = points.iloc[0]
         axes[0].figure.suptitle(

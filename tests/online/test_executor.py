@@ -1,7 +1,7 @@
 """Pipelines: the same keys and outputs as without one, errors that name stage and heads, and no thread left."""
 
 import threading
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def estimators(bank) -> dict:
 
 
 def assert_same(ran, chunk: Chunk) -> None:
-    out, lists = attend_chunk(**{field.name: getattr(chunk, field.name) for field in fields(chunk)}, keep_lists=True)
+    out, lists = attend_chunk(**chunk.arguments(), keep_lists=True)
     assert ran.selected.indices.equal(lists.indices)
     assert ran.selected.starts.equal(lists.starts)
     torch.testing.assert_close(ran.out, out, atol=1e-6, rtol=1e-6)
