@@ -332,6 +332,7 @@ class Config:
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even
     decode: str = "dense"  # dense, shared
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    scheduler: Any = None  # who plans where pipeline=planned
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)

@@ -39,11 +39,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, setup.retentions[0])
     chunk = _last_chunk(setup, bank, profile)
     say(f"layer {chunk.layer}: retentions {', '.join(f'{r:.3g}' for r in chunk.retention.tolist())} on {chunk.k.shape[1]} keys")
-    pipelines = {
-        mode: Pipeline(mode, base.queue_heads, base.threads, instantiate(setup.config.scheduler), latency)
-        for mode in MODES
-        if mode != "batched"
-    }
+    threads = base.budgets(setup.device.name)  # the same for all, so that the pictures differ in one thing at a time
+    pipelines = {mode: Pipeline(mode, base.queue_heads, threads, base.scheduler, latency) for mode in MODES if mode != "batched"}
     ran = {mode: [] for mode in pipelines}
     calls = {mode: lambda mode=mode: ran[mode].append(pipelines[mode].run(chunk, keep_lists=False)) for mode in pipelines}
     calls["batched"] = lambda: attend_chunk(**chunk.arguments(), keep_lists=False)

@@ -127,7 +127,7 @@ def make_pipeline(config: DictConfig) -> Pipeline:
     given = config.pipeline
     profile = LatencyProfile.load(Path(given.profile).expanduser()) if given.profile else None
     threads = Threads(given.estimate_threads, given.select_threads, given.attend_threads)
-    scheduler = instantiate(config.scheduler) if given.mode == "planned" else None
+    scheduler = instantiate(config.scheduler)
     return Pipeline(given.mode, queue_heads=given.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
 
 
