@@ -218,10 +218,14 @@ class Int8FusedEstimator:
 
 @dataclass
 class SelectionConfig:
+    """`place` host or device, where whole blocks of `key_block` keys can be chosen. The rest is `online.selection.Rule`."""
+
     query_block: int = 1
     block_score: str = "first_row"
     sinks: int = 0
     recent: int = 0
+    place: str = "host"
+    key_block: int = 1
 
 
 @dataclass
@@ -281,10 +285,24 @@ class MethodConfig:
 
 @dataclass
 class GraphsConfig:
-    """`chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch."""
+    """What the bank is built of.
+
+    `chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch, `fold` those of one key head, which is then
+    passed once. `inputs` static, unit or runtime; `output` float, target_requant or fixed_output; `lookup` raw or log.
+    `shapes` planned, powers, multiples or single, with at most `limit` graphs: a launch size, a length and a bucket each.
+    `top_k_buckets`: how many k there are, for graphs that select. `compile_threads` null for all cores.
+    """
 
     chunk_tokens: int = 128
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
+    fold: bool = True
+    inputs: str = "static"
+    output: str = "float"
+    lookup: str = "raw"
+    shapes: str = "planned"
+    limit: int = 108
+    top_k_buckets: int = 4
+    compile_threads: int | None = None
     calibration_windows: int = 4
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.interleave import interleave
 from experiments import study
 from experiments.progress import say
-from experiments.setup import Setup, make_pipeline, needs_bank, part_name
+from experiments.setup import Setup, make_pipeline, needs_bank, part_name, rule_options
 from experiments.stages import Offline, make_profile, measure_latency
 from shadowattn.artifacts import write_json
 from shadowattn.evaluation.perplexity import window_losses
@@ -75,7 +75,7 @@ def _last_chunk(setup: Setup, bank: GraphBank | None, profile: RetentionProfile)
             seen[:] = [attended]
 
     options = {"estimator": estimator, "chunk_tokens": setup.config.graphs.chunk_tokens, "kernel": setup.kernel}
-    options |= {"dense_above": setup.dense_above(1), **method.selection}
+    options |= {"dense_above": setup.dense_above(1), **rule_options(method.selection)}
     with attach(setup.loaded.model, profile, None, observers=(observe,), **options):
         window_losses(setup.loaded.model, setup.heldout()[:1], chunk_tokens=setup.config.graphs.chunk_tokens)
     (last,) = seen

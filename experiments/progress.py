@@ -8,9 +8,9 @@ from tqdm import tqdm
 from shadowattn.offline.work import Work
 
 
-def bar(items: Iterable, title: str) -> tqdm:
-    """A progress bar with the time left on a terminal; silent elsewhere."""
-    return tqdm(items, desc=title, disable=None, leave=False)
+def bar(items: Iterable, title: str, *, total: int | None = None) -> tqdm:
+    """A progress bar with the time left on a terminal; silent elsewhere. `total` where `items` does not know its length."""
+    return tqdm(items, desc=title, total=total, disable=None, leave=False)
 
 
 def say(text: str) -> None:

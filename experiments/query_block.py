@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.interleave import interleave, ratio
 from experiments import study
 from experiments.progress import say
-from experiments.setup import Setup
+from experiments.setup import Setup, rule_options
 from experiments.stages import Offline
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank
@@ -46,7 +46,7 @@ def _times(setup: Setup) -> list[Row]:
     positions = keys - rows + torch.arange(rows)
     estimator = Int8Fused.of(q, k)
     calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=keys - rows, scale=scale)}
-    rules = {name: Rule(**method.selection) for name, method in setup.methods.items()}
+    rules = {name: Rule(**rule_options(method.selection)) for name, method in setup.methods.items()}
     for name in rules:
         calls[name] = lambda name=name: attend_chunk(
             q, k, v, retention, layer=0, positions=positions, heads=heads, estimator=estimator, rule=rules[name],

@@ -25,11 +25,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from experiments import allocator_study, fig9, gates, latency_profile, offline_study, query_block, study
+from experiments import allocator_study, fig9, gates, latency_profile, offline_study, query_block, selfcheck, study
 from experiments import config as schema
 from experiments.machine import machine
 from experiments.progress import say
-from experiments.setup import Setup, needs_bank, prepare
+from experiments.setup import Setup, needs_bank, on_device, prepare
 from experiments.stages import ShardDoneError, build_bank, run_offline
 from shadowattn.artifacts import read_json, sha256, versions, write_json
 from shadowattn.errors import InputError
@@ -47,6 +47,7 @@ STUDIES = {
     "query_block": query_block,
     "latency_profile": latency_profile,
     "fig9": fig9,
+    "selfcheck": selfcheck,
 }
 
 
@@ -99,7 +100,7 @@ def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime) -
     """All stages; `meta.json` comes last and makes the run count."""
     offline = run_offline(setup)
     bank, bank_name = None, None
-    if any(needs_bank(method.estimator) for method in setup.methods.values()):
+    if any(needs_bank(method.estimator) and not on_device(method) for method in setup.methods.values()):
         bank, bank_name = build_bank(setup, offline)
     rows = write_rows(study.measure(setup, offline, bank, folder), folder / "rows.parquet")
     study.draw(setup, offline, rows, folder)

@@ -1,7 +1,7 @@
 """What a configuration stands for: the loaded model, the token windows, the device. Everything is checked before any work."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from experiments.config import ImportanceConfig, MethodConfig
+from experiments.config import ImportanceConfig, MethodConfig, SelectionConfig
 from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.budget import head_retentions
 from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
+from shadowattn.graphs.buckets import DISTANCES
+from shadowattn.graphs.estimation import INPUTS
+from shadowattn.graphs.planner import POLICIES, launch_sizes
 from shadowattn.kernels import break_even, choose, native
 from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.models.linear import LINEARS
@@ -25,6 +28,7 @@ from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
+from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.pipeline import Pipeline
@@ -38,6 +42,8 @@ _FILES = ("path", "activation_scales", "profile")
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
 _DEFAULT_CONTEXT = 1024
+# What the graphs give out: float32 scores, or INT8 ones by one of the two rules of `types.Requant`.
+OUTPUTS = ("float", "target_requant", "fixed_output")
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,10 @@ class Setup:
         return break_even(choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype), dtype, query_block)
 
     @property
-    def longest_tokens(self) -> int:
-        """The longest prompt of the run: what the bank must hold."""
-        return max(self.context_tokens, *(question.tokens for question in self.questions), 0)
+    def prompt_tokens(self) -> list[int]:
+        """The lengths of all prompts of the run: what the bank must serve."""
+        windows = [self.context_tokens] * self.config.evaluation.windows
+        return windows + [question.tokens for question in self.questions]
 
     def calibration(self, *, tokens: int, windows: int, lines: str = "document") -> Tensor:
         """Windows of the corpus's calibration text, 0 for all; its lines taken as they are or as the artifact takes them."""
@@ -89,6 +96,11 @@ def prepare(config: DictConfig) -> Setup:
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     device = find_estimate_device(config.device)
+    if device.name != "CPU" and config.graphs.inputs != "static":
+        raise InputError(
+            f"graphs.inputs: {config.graphs.inputs} gives scores in integer steps, beyond the 16-bit floats that "
+            f"{device.name} computes in; use graphs.inputs=static, or device=cpu"
+        )
     loaded = instantiate(config.model)
     shape = model_shape(loaded.model)
     corpus = instantiate(config.data)
@@ -168,6 +180,16 @@ def needs_grid(estimator: DictConfig) -> bool:
     return "grid" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
 
 
+def on_device(method: MethodConfig) -> bool:
+    """Whether a method's keys are selected by the graphs themselves."""
+    return method.selection.place == "device"
+
+
+def rule_options(selection: SelectionConfig) -> dict[str, Any]:
+    """What of a selection is `online.selection.Rule`; the rest says where it is made."""
+    return {key.name: selection[key.name] for key in fields(Rule)}
+
+
 def part_name(part: Any) -> str:
     """What a swappable part is called in rows: the file that it is in."""
     return part._target_.rsplit(".", 2)[-2]
@@ -198,6 +220,29 @@ def _check_fixed_budgets(methods: dict, retentions: list[float], shape: ModelSha
                 instantiate(allocator).allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
 
 
+def _check_place(name: str, method: MethodConfig) -> None:
+    selection = method.selection
+    _check_choices(f"{name}: selection", selection, {"place": ("host", "device")})
+    if not on_device(method):
+        if selection.key_block != 1:
+            raise InputError(f"{name}: selection.key_block={selection.key_block} needs selection.place=device")
+        return
+    if not needs_bank(method.estimator):
+        raise InputError(
+            f"{name}: selection.place=device: expected estimator=int8, whose graphs select, got {part_name(method.estimator)}"
+        )
+    Int8Device.check(Rule(**rule_options(selection)))
+    if selection.key_block < 1:
+        raise InputError(f"{name}: selection.key_block: expected at least 1, got {selection.key_block}")
+
+
+def _check_choices(group: str, settings: Any, choices: dict[str, tuple]) -> None:
+    for name, known in choices.items():
+        if settings[name] not in known:
+            listed = ", ".join(str(value or "null") for value in known)
+            raise InputError(f"{group}.{name}: expected one of {listed}, got {settings[name]!r}")
+
+
 def _check_importance(importance: ImportanceConfig) -> None:
     choices = {
         "ablation": tuple(ABLATIONS),
@@ -207,10 +252,7 @@ def _check_importance(importance: ImportanceConfig) -> None:
         "dtype": (None, *DTYPES),
         "linear": LINEARS,
     }
-    for name, known in choices.items():
-        if importance[name] not in known:
-            listed = ", ".join(str(value or "null") for value in known)
-            raise InputError(f"importance.{name}: expected one of {listed}, got {importance[name]!r}")
+    _check_choices("importance", importance, choices)
     Race(**importance.race)
     if importance.method == "racing" and importance.weighting == "batches":
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
@@ -221,10 +263,11 @@ def _check_pipeline(pipeline: Pipeline, methods: dict, study: str) -> None:
         raise InputError(f"pipeline: {study} measures stages that overlap, got {pipeline.mode}; use pipeline=fused")
     for name, method in methods.items():
         estimator = get_class(method.estimator._target_)
-        if pipeline.mode in ("fused", "planned") and hasattr(estimator, "choose"):
+        selects = on_device(method) or hasattr(estimator, "choose")
+        if pipeline.mode in ("fused", "planned") and selects:
             raise InputError(
-                f"pipeline={pipeline.mode}: {name}'s estimator selects while it estimates and launches no graph, so there is "
-                "nothing to fuse; use pipeline=batched, off or overlap"
+                f"pipeline={pipeline.mode}: {name} selects while it estimates, so that there are no scores to launch "
+                "for; use pipeline=batched, off or overlap"
             )
         if pipeline.mode == "planned":
             pipeline.profile.check({"estimator": estimator.__name__})
@@ -239,6 +282,9 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "evaluation.windows": config.evaluation.windows,
         "graphs.chunk_tokens": config.graphs.chunk_tokens,
         "graphs.calibration_windows": config.graphs.calibration_windows,
+        "graphs.limit": config.graphs.limit,
+        "graphs.top_k_buckets": config.graphs.top_k_buckets,
+        "graphs.compile_threads": 1 if config.graphs.compile_threads is None else config.graphs.compile_threads,
         "importance.windows": config.importance.windows or 1,
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
@@ -254,6 +300,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
+    _check_choices("graphs", config.graphs, {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES})
+    launch_sizes(config.graphs.launch_heads, heads=1, kv_heads=1)
     check_dense_above(config.dense_above)
     _check_pipeline(make_pipeline(config), methods, config.study)
     if config.decode not in DECODES:
@@ -262,7 +310,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         if needs_grid(method.estimator):  # the native estimate, whatever the attention kernel
             native.require()
         block = method.selection.query_block
-        Rule(**method.selection)
+        Rule(**rule_options(method.selection))
+        _check_place(name, method)
         if config.graphs.chunk_tokens % block:
             raise InputError(
                 f"{name}: expected graphs.chunk_tokens to be a multiple of query_block={block}, so that no block straddles "

@@ -1,6 +1,8 @@
 """The offline and the graph stage of a run: each is done once for its inputs, kept, and found again."""
 
 import copy
+import math
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from experiments.config import SelectionConfig
 from experiments.progress import bar, say, work_bar
 from experiments.setup import (
     OBSERVE,
@@ -18,10 +21,20 @@ from experiments.setup import (
     needs_importance,
     needs_sensitivity,
     part_name,
+    rule_options,
 )
 from shadowattn.artifacts import Stage, content_hash, sha256
-from shadowattn.graphs.bank import MANIFEST, GraphBank
-from shadowattn.graphs.buckets import plan_shapes
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.planner import (
+    ShapePlan,
+    best_capacities,
+    chunk_lengths,
+    launch_sizes,
+    plan_capacities,
+    plan_shapes,
+    with_top_k,
+)
+from shadowattn.graphs.storage import MANIFEST
 from shadowattn.kernels import choose
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import (
@@ -108,24 +121,62 @@ def allot(setup: Setup, allocator, retention: float, importance: Importance | No
 
 
 def build_bank(setup: Setup, offline: Offline) -> tuple[GraphBank, str]:
-    """The compiled bank for this model, context and grid, and the name of its folder."""
-    graphs = setup.config.graphs
-    shapes = plan_shapes(
-        heads=setup.shape.heads,
-        head_dim=setup.shape.head_dim,
-        chunk_tokens=graphs.chunk_tokens,
-        context_tokens=setup.longest_tokens,
-        launch_heads=tuple(graphs.launch_heads),
+    """The compiled bank for this model, lengths and grid, and the name of its folder."""
+    form = graph_form(setup, offline)
+    shapes, plan = graph_shapes(setup, form, pairs=len(offline.grid.pairs))
+    return _bank(setup, offline, form, shapes, plan)
+
+
+def device_bank(setup: Setup, offline: Offline, profile: RetentionProfile, selection: SelectionConfig) -> GraphBank:
+    """The bank whose graphs select for one profile: static k in a few sizes, for heads of different retention."""
+    pool = (selection.query_block, selection.key_block)
+    form = replace(graph_form(setup, offline), mask=True, pool=pool, indices=True)
+    counts = Counter(round(value * _SHARES) for layer in profile.retention for value in layer if value < 1)
+    buckets = best_capacities(counts, max(counts), setup.config.graphs.top_k_buckets)
+    pairs = len(offline.grid.pairs) * len(buckets)
+    shapes, plan = graph_shapes(setup, form, pairs=pairs, step=math.lcm(*pool))
+    shapes = with_top_k(shapes, [(bucket + 0.5) / _SHARES for bucket in buckets], key_block=selection.key_block)
+    return _bank(setup, offline, form, shapes, plan)[0]
+
+
+def graph_form(setup: Setup, offline: Offline) -> GraphForm:
+    """The form that the configuration asks for."""
+    return GraphForm(setup.config.graphs.inputs)
+
+
+def graph_shapes(setup: Setup, form: GraphForm, *, pairs: int, step: int = 1) -> tuple[tuple[GraphShape, ...], ShapePlan]:
+    """Shapes for the prompts of this run, and their plan. Where scales are built in, each takes `pairs` graphs."""
+    graphs, model = setup.config.graphs, setup.shape
+    heads = {"heads": model.heads, "kv_heads": model.kv_heads, "launch_heads": tuple(graphs.launch_heads), "fold": graphs.fold}
+    each = len(launch_sizes(**heads)) * (pairs if form.bakes_scales else 1)
+    lengths = chunk_lengths(setup.prompt_tokens, graphs.chunk_tokens)
+    plan = plan_capacities(
+        lengths, context_tokens=max(setup.prompt_tokens), limit=max(1, graphs.limit // each), policy=graphs.shapes, step=step
     )
+    return plan_shapes(plan, head_dim=model.head_dim, **heads), plan
+
+
+def _bank(
+    setup: Setup, offline: Offline, form: GraphForm, shapes: tuple[GraphShape, ...], plan: ShapePlan
+) -> tuple[GraphBank, str]:
+    graphs = setup.config.graphs
     inputs = {"shapes": [asdict(shape) for shape in shapes], "grid": asdict(offline.grid)}
+    inputs |= {"form": asdict(form), "lookup": graphs.lookup}
     folder = _root(setup) / f"bank-{content_hash(inputs)}"
     if not (folder / MANIFEST).exists():
         profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), 1.0)
-        GraphBank.build(profile, shapes, device=setup.device.name).save(folder)
+        GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=graphs.lookup).save(folder)
     bank = GraphBank.load(folder, device=setup.device.name)
-    say(f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason})")
+    say(
+        f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason}), "
+        f"{plan.waste:.0%} of their scores padding"
+    )
     with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):
-        bank.compile(progress=lambda graphs: bar(graphs, "compile"))
+        bank.compile(
+            blobs=folder.with_name(f"{folder.name}-compiled"),
+            threads=graphs.compile_threads,
+            progress=lambda models: bar(models, "compile", total=len(bank)),
+        )
     return bank, folder.name
 
 
@@ -138,15 +189,15 @@ def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) ->
         heads=setup.shape.heads,
         kv_heads=setup.shape.kv_heads,
         head_dim=setup.shape.head_dim,
-        rows=min(setup.config.graphs.chunk_tokens, setup.longest_tokens),
+        rows=min(setup.config.graphs.chunk_tokens, max(setup.prompt_tokens)),
         dtype=dtype,
         estimator=estimator,
-        rule=Rule(**method.selection),
+        rule=Rule(**rule_options(method.selection)),
         kernels=choose(setup.kernel, head_dim=setup.shape.head_dim, dtype=dtype),
         threads=pipeline.budgets(setup.device.name),
         seed=setup.config.seed,
     )
-    lengths, retentions = probe.key_lengths(setup.longest_tokens), sorted(settings.retentions)
+    lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(settings.retentions)
     bound = probe.binding()
     stage = Stage(
         _root(setup), "latency", {"binding": bound, "keys": lengths, "retentions": retentions, "repeats": settings.repeats}
@@ -166,6 +217,8 @@ def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) ->
     return LatencyProfile.load(path), path
 
 
+# Retentions are counted in steps of this share when k buckets are chosen.
+_SHARES = 1000
 UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"
 
 

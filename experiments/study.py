@@ -12,8 +12,8 @@ from torch import Tensor
 
 from experiments.config import SelectionConfig
 from experiments.progress import bar, say
-from experiments.setup import Setup, make_pipeline, needs_bank, needs_grid, part_name
-from experiments.stages import Offline, make_profile
+from experiments.setup import Setup, make_pipeline, needs_bank, needs_grid, on_device, part_name, rule_options
+from experiments.stages import Offline, device_bank, make_profile
 from shadowattn.artifacts import Units
 from shadowattn.evaluation.fidelity import Fidelity
 from shadowattn.evaluation.perplexity import unigram_loss, window_losses
@@ -22,6 +22,7 @@ from shadowattn.graphs.bank import GraphBank
 from shadowattn.models import attach
 from shadowattn.offline import save_profile
 from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.prefill import Counters
 from shadowattn.reporting import figures
 from shadowattn.reporting.flags import quality_flag
@@ -73,9 +74,12 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         save_profile(profile, folder / "profiles" / f"{cell_key(name, retention)}.json")
 
         def measure_method(method=method, profile=profile) -> dict:
-            built = {"bank": bank} if needs_bank(method.estimator) else {}
-            built |= {"grid": profile.scales} if needs_grid(method.estimator) else {}
-            estimator = instantiate(method.estimator, **built)
+            if on_device(method):
+                estimator = Int8Device(device_bank(setup, offline, profile, method.selection))
+            else:
+                built = {"bank": bank} if needs_bank(method.estimator) else {}
+                built |= {"grid": profile.scales} if needs_grid(method.estimator) else {}
+                estimator = instantiate(method.estimator, **built)
             return asdict(measure_cell(setup, windows, Attachment(profile, estimator, method.selection)))
 
         cell = Cell(**units.get(cell_key(name, retention), measure_method))
@@ -110,7 +114,7 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
             dense_above=setup.dense_above(attached.selection.query_block),
             decode=setup.config.decode,
             pipeline=make_pipeline(setup.config),
-            **attached.selection,
+            **rule_options(attached.selection),
             observers=observers,
         )
 

@@ -86,6 +86,31 @@ def select(
     return selected
 
 
+def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, key_block: int) -> Tensor:
+    """The keys each row keeps where keys come in blocks of `key_block`, bool [H, Q, K]; other arguments as in `select`.
+
+    A block of keys scores the largest score in it, over the rows of the list that see the key. Of a list's budget (that of its
+    last row) come ceil(budget / key_block) blocks, ties to the first; where rows share a list, the block that holds the first
+    row's own key is always in. A row keeps what it sees of them.
+    """
+    heads, rows, keys = scores.shape
+    selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
+    key = torch.arange(keys)
+    for head in range(heads):
+        for start in range(0, rows, query_block):
+            block = slice(start, min(start + query_block, rows))
+            seen = key[None, :] < visible[block][:, None]
+            first, last = int(visible[block][0]), int(visible[block][-1])
+            best = scores[head, block].masked_fill(~seen, -math.inf).amax(0)
+            ranked = torch.nn.functional.pad(best, (0, -keys % key_block), value=-math.inf).view(-1, key_block).amax(1)
+            if query_block > 1:
+                ranked[(first - 1) // key_block] = math.inf
+            keep = int(keep_counts(retention[head : head + 1], torch.tensor([last])))
+            chosen = _top(ranked, len(ranked), -(-keep // key_block))
+            selected[head, block] = chosen.repeat_interleave(key_block)[:keys] & seen
+    return selected
+
+
 def _list_scores(scores: Tensor, seen: Tensor, block_score: str) -> Tensor:
     """What a list ranks its keys by, [K], for the scores [rows, K] of its rows and which keys each of them sees."""
     if block_score == "first_row":

@@ -196,6 +196,33 @@ class ScaleGrid:
 
 
 @dataclass(frozen=True)
+class Requant:
+    """How integer products become INT8 scores: score = clamp(round(product × multiplier), −128, 127).
+
+    `target_requant`: `value` is the multiplier, the same for every bucket, so a bucket's output scale is q · k / value.
+    `fixed_output`: `value` is one output scale, and a bucket's multiplier is q · k / value. The first is the default of the
+    authors' code; the paper does not say.
+    """
+
+    mode: str
+    value: float
+
+    def __post_init__(self):
+        if self.mode not in ("target_requant", "fixed_output"):
+            raise InputError(f"requant: expected target_requant or fixed_output, got {self.mode!r}")
+        if not 0 < self.value < float("inf"):
+            raise InputError(f"requant: expected a positive finite value, got {self.value}; calibrate again")
+
+    def multiplier(self, q_scale: float, k_scale: float) -> float:
+        """INT8 steps of the score for one step of the integer product."""
+        return self.value if self.mode == "target_requant" else q_scale * k_scale / self.value
+
+    def output_scale(self, q_scale: float, k_scale: float) -> float:
+        """The real value of one INT8 step of the score."""
+        return q_scale * k_scale / self.value if self.mode == "target_requant" else self.value
+
+
+@dataclass(frozen=True)
 class RetentionProfile:
     """The offline stage's result: how much each head keeps, and the scales to build graphs for.
 

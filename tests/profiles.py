@@ -1,7 +1,7 @@
 """Profiles and banks for tiny models."""
 
 from shadowattn.graphs import GraphBank
-from shadowattn.graphs.buckets import plan_shapes
+from shadowattn.graphs.planner import ShapePlan, plan_shapes
 from shadowattn.models import fingerprint, model_shape
 from shadowattn.types import RetentionProfile, ScaleGrid
 
@@ -21,13 +21,18 @@ def profile_for(model, retention: float, *, grid: ScaleGrid = GRID) -> Retention
     )
 
 
-def bank_for(model, *, grid: ScaleGrid = GRID, chunk_tokens: int = 32, context_tokens: int = 128) -> GraphBank:
+def bank_for(
+    model, *, grid: ScaleGrid = GRID, chunk_tokens: int = 32, context_tokens: int = 128, fold: bool = True, **options
+) -> GraphBank:
+    """Key capacities double from a chunk to the context; one or two heads a launch."""
     shape = model_shape(model)
+    keys = tuple(chunk_tokens << i for i in range(8) if chunk_tokens << i <= context_tokens)
     shapes = plan_shapes(
+        ShapePlan((chunk_tokens,), keys, 0.0, "powers"),
         heads=shape.heads,
+        kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        chunk_tokens=chunk_tokens,
-        context_tokens=context_tokens,
         launch_heads=(1, 2),
+        fold=fold,
     )
-    return GraphBank.build(profile_for(model, 1.0, grid=grid), shapes)
+    return GraphBank.build(profile_for(model, 1.0, grid=grid), shapes, **options)

@@ -1,8 +1,11 @@
 import openvino as ov
 import pytest
 
-from shadowattn import devices
+from shadowattn import devices, selfcheck
 from shadowattn.errors import InputError
+from shadowattn.graphs import GraphShape
+from shadowattn.graphs.estimation import FLOAT, estimation_graph
+from tests.test_selfcheck import dying
 
 HAS_NPU = "NPU" in ov.Core().available_devices
 
@@ -24,23 +27,50 @@ def test_without_an_npu_asking_for_it_is_an_error():
         devices.find_estimate_device("npu")
 
 
-def test_a_listed_npu_that_aborts_is_not_used(monkeypatch):
+def test_a_listed_npu_that_aborts_is_not_used(monkeypatch, tmp_path):
     """The probe runs in a process of its own: a compiler that aborts takes only that one down."""
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
-    monkeypatch.setattr(devices, "_PROBE", "import os; os.abort()")
+    monkeypatch.setattr(selfcheck.sys, "executable", dying(tmp_path))
     found = devices.find_estimate_device("auto")
     assert found.name == "CPU"
-    assert "a small INT8 graph fails on it (exit status -6" in found.reason
+    assert "a small INT8 graph fails on it (the process ended with status -6" in found.reason
     with pytest.raises(InputError, match="fails on it"):
         devices.find_estimate_device("npu")
 
 
 def test_a_listed_npu_that_works_is_used(monkeypatch):
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
-    monkeypatch.setattr(devices, "_PROBE", devices._PROBE.replace('"NPU"', '"CPU"'))
+    monkeypatch.setattr(devices, "check_device", lambda name, cases: selfcheck.check_device("CPU", cases))
     assert devices.find_estimate_device("auto").name == "NPU"
 
 
+def test_a_listed_device_that_ranks_wrongly_is_not_used(monkeypatch):
+    monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
+    monkeypatch.setattr(devices, "check_device", lambda name, cases: [selfcheck.Outcome("probe", recall=0.5)])
+    assert "finds 50% of the top 20 %" in devices.find_estimate_device("auto").reason
+
+
+@pytest.mark.skipif(HAS_NPU, reason="this machine has an NPU, so it is no wonder that one answers")
+def test_npuw_is_never_taken_for_an_npu():
+    """OpenVINO's NPUW compiles for the NPU without one, runs on the CPU and says NPU: only the list of devices counts."""
+    graph = estimation_graph(GraphShape(1, 16, 64, 16), FLOAT, 0.1, 0.1)
+    compiled = ov.Core().compile_model(graph, "NPU", {"NPU_USE_NPUW": "YES"})
+    assert "NPU" in str(compiled.get_property("EXECUTION_DEVICES"))
+    assert devices.find_estimate_device("auto").name == "CPU"
+    assert devices.find_problem("NPU").startswith("no NPU among")
+
+
+def test_the_survey_names_what_is_here_and_what_is_not():
+    found = {capability.name: capability for capability in devices.survey()}
+    assert {"CPU", "GPU", "NPU"} <= set(found)
+    assert found["CPU"].problem == ""
+    assert found["CPU"].full_name
+    for name, capability in found.items():
+        if name not in ov.Core().available_devices:
+            assert (capability.full_name, capability.driver) == ("not found", "none")
+            assert f"no {name} among" in capability.problem
+
+
 def test_refuses_an_unknown_device():
-    with pytest.raises(InputError, match="auto, npu or cpu"):
+    with pytest.raises(InputError, match="one of auto, npu, gpu, cpu"):
         devices.find_estimate_device("tpu")

@@ -2,5 +2,6 @@
 
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.estimation import GraphForm
 
-__all__ = ["GraphBank", "GraphShape"]
+__all__ = ["GraphBank", "GraphForm", "GraphShape"]

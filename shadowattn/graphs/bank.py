@@ -1,96 +1,129 @@
-"""The bank: every static graph of a profile, saved with a manifest, compiled ahead, looked up by measured scales."""
+"""The bank: every static graph of a profile, compiled ahead, looked up by measured scales and by length."""
 
-import json
-import shutil
-import tempfile
-from dataclasses import dataclass
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import openvino as ov
-from torch import Tensor
 
-from shadowattn.artifacts import sha256
+from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
-from shadowattn.graphs.buckets import GraphShape, nearest_pair
-from shadowattn.graphs.estimation import scaled_graph
+from shadowattn.graphs import storage
+from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
+from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, runs_in_int8
+from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import RetentionProfile
 
-SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
-_REBUILD = "delete the folder and run the same command again to rebuild it"
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    """Input and output of all graphs of one shape. Shared, because the outputs are what takes memory, not the graphs."""
-
-    q: np.ndarray
-    k: np.ndarray
-    scores: np.ndarray
-
-
-class Graph:
-    """One compiled graph of the bank."""
-
-    def __init__(self, model: ov.CompiledModel, shape: GraphShape, q_scale: float, k_scale: float, buffers: _Buffers):
-        self.model, self.shape, self.q_scale, self.k_scale = model, shape, q_scale, k_scale
-        self._buffers = buffers
-        self._request = model.create_infer_request()
-        for index, array in enumerate((buffers.q, buffers.k)):
-            self._request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
-        self._request.set_output_tensor(0, ov.Tensor(buffers.scores, shared_memory=True))
-
-    def run(self, q: Tensor, k: Tensor) -> np.ndarray:
-        """Scores float32 [heads, Q, K] for q [heads, Q, D] and k [heads, K, D] of at most the graph's heads, rows and keys.
-
-        The result is a view of a buffer that the next run of any graph of this shape overwrites.
-        """
-        heads, rows, keys = *q.shape[:2], k.shape[1]
-        # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
-        self._buffers.q[0, :heads, :rows] = q.float()
-        self._buffers.k[0, :heads, :keys] = k.float()
-        self._request.infer(share_outputs=True)
-        return self._buffers.scores[0, :heads, :rows, :keys]
-
 
 class GraphBank:
-    """Static INT8 Q·K graphs for every scale pair of a profile and every shape asked for."""
+    """Static INT8 Q·K graphs for every scale pair of a profile and every shape asked for.
 
-    def __init__(self, pairs: tuple[tuple[float, float], ...], shapes: tuple[GraphShape, ...], device: str, models: dict):
-        self.pairs, self.shapes, self.device = pairs, tuple(sorted(shapes)), device
-        self._models: dict[tuple[GraphShape, int], ov.Model] = models
-        self._buffers: dict[GraphShape, _Buffers] = {}
-        self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
+    Where the form takes scales as inputs, one graph of a shape serves all pairs.
+    """
+
+    def __init__(
+        self,
+        pairs: tuple[tuple[float, float], ...],
+        shapes: tuple[GraphShape, ...],
+        device: str,
+        form: GraphForm,
+        distance: str,
+        read: Callable[[GraphShape, int], ov.Model],
+    ):
+        if not shapes:
+            raise InputError("shapes: expected at least one GraphShape, got none; see shadowattn.graphs.planner.plan_shapes")
+        if distance not in DISTANCES:
+            raise InputError(f"lookup: expected one of {', '.join(DISTANCES)}, got {distance!r}")
+        self.pairs, self.shapes, self.device = pairs, tuple(sorted(set(shapes))), device
+        self.form, self.distance = form, distance
+        self._read = read
         self._core = ov.Core()
+        self._arena: Arena | None = None
+        self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
 
     @classmethod
-    def build(cls, profile: RetentionProfile, shapes: tuple[GraphShape, ...], *, device: str = "CPU") -> "GraphBank":
-        """One graph for each of the profile's scale pairs and each shape. `device` as OpenVINO names it."""
-        if not shapes:
-            raise InputError("shapes: expected at least one GraphShape, got none; see shadowattn.graphs.buckets.plan_shapes")
+    def build(
+        cls,
+        profile: RetentionProfile,
+        shapes: tuple[GraphShape, ...],
+        *,
+        device: str = "CPU",
+        form: GraphForm = FLOAT,
+        distance: str = "raw",
+    ) -> "GraphBank":
+        """Graphs of one form for the profile's scale pairs and each shape. `device` as OpenVINO names it."""
         pairs = profile.scales.pairs
-        models = {(shape, i): scaled_graph(shape, *pair) for shape in shapes for i, pair in enumerate(pairs)}
-        return cls(pairs, tuple(shapes), device, models)
+        slots = range(len(pairs) if form.bakes_scales else 1)
+        models = {(shape, slot): estimation_graph(shape, form, *pairs[slot]) for shape in shapes for slot in slots}
+        return cls(pairs, tuple(shapes), device, form, distance, lambda shape, slot: models[shape, slot])
 
-    def compile(self, progress=lambda graphs: graphs) -> None:
-        """Compiles every graph now, so that no prompt waits for one. `progress` may wrap the iterable in a bar."""
-        for shape, pair in progress(list(self._models)):
-            self._graph(shape, pair)
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "CPU") -> "GraphBank":
+        """Reads a saved bank. A missing, altered or foreign file is refused with the reason."""
+        saved = storage.load(Path(folder))
+        core = ov.Core()
+        return cls(
+            saved.pairs, saved.shapes, device, saved.form, saved.distance,
+            lambda shape, slot: core.read_model(saved.files[shape, slot]),
+        )  # fmt: skip
 
-    def lookup(self, q_scale: float, k_scale: float, *, heads: int, rows: int, keys: int, head_dim: int) -> Graph:
-        """The graph of the nearest scale pair and of the smallest shape with exactly `heads` heads that holds rows and keys.
+    def save(self, folder: str | Path) -> Path:
+        """Writes every graph (`.xml`, `.bin`) and `manifest.json`, all or nothing; an existing folder is replaced."""
+        return storage.save(Path(folder), self.pairs, self.form, self.distance, {key: self._read(*key) for key in self.keys})
 
-        Raises `InputError` where the bank was not built for such a head dimension, head count or length.
+    def compile(
+        self,
+        *,
+        blobs: str | Path | None = None,
+        threads: int | None = None,
+        progress: Callable[[Iterable], Iterable] = iter,
+    ) -> int:
+        """Compiles every graph now and runs it once, so that no prompt waits; returns how many were read from blobs instead.
+
+        `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
+        is exported to it. `progress` may wrap the iterable in a bar.
         """
-        return self._graph(self.shape_for(heads=heads, rows=rows, keys=keys, head_dim=head_dim), self.nearest(q_scale, k_scale))
+        store = storage.Blobs(Path(blobs), self._core, self.device, self._identity) if blobs is not None else None
+        todo = [key for key in self.keys if (*key, current_budget()) not in self._graphs]
+        hints = self._hints  # of the calling thread's budget
+        known = store.read(todo) if store else {}
+
+        def compiled(key: tuple[GraphShape, int]) -> ov.CompiledModel:
+            if key in known:
+                return self._core.import_model(known[key], self.device, hints)
+            return self._core.compile_model(self._read(*key), self.device, hints)
+
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+            models = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
+        if store and len(known) < len(todo):
+            store.write(models)
+        for key, model in models.items():
+            self._add(key, model).infer()  # the first inference allocates, and frees most of what compiling took
+        _return_freed_memory()
+        return len(known)
+
+    def lookup(self, q_scale: float, k_scale: float, *, heads: int, rows: int, keys: int, head_dim: int, top_k: int = 0) -> Graph:
+        """The graph of the nearest scale pair and of the smallest shape with exactly `heads` heads that holds the rest.
+
+        Raises `InputError` where the bank was not built for such a head dimension, head count, length or number of indices.
+        """
+        shape = self.shape_for(heads=heads, rows=rows, keys=keys, head_dim=head_dim, top_k=top_k)
+        return self._graph((shape, self.slot(self.nearest(q_scale, k_scale))))
 
     def nearest(self, q_scale: float, k_scale: float) -> int:
         """Index of the scale pair nearest to measured scales."""
-        return nearest_pair(self.pairs, q_scale, k_scale)
+        return nearest_pair(self.pairs, q_scale, k_scale, distance=self.distance)
 
-    def shape_for(self, *, heads: int, rows: int, keys: int, head_dim: int) -> GraphShape:
+    def slot(self, pair: int) -> int:
+        """Heads of one slot can share a launch: those of one scale pair, or all, where scales are inputs."""
+        return pair if self.form.bakes_scales else 0
+
+    def shape_for(self, *, heads: int, rows: int, keys: int, head_dim: int, top_k: int = 0) -> GraphShape:
         """The smallest shape of the bank that serves such a launch."""
         dims = sorted({shape.head_dim for shape in self.shapes})
         if head_dim not in dims:
@@ -105,86 +138,68 @@ class GraphBank:
                 f"length: the bank was built for up to {most[0]} rows on {most[1]} keys, got {rows} on {keys}; "
                 "build a bank for a longer context or use a shorter prompt"
             )
-        return min(fitting, key=lambda s: (s.keys, s.rows))
+        shortest = min(s.keys for s in fitting)
+        fitting = [s for s in fitting if s.top_k >= top_k]
+        if not fitting:
+            most_k = max(s.top_k for s in self.shapes if s.keys == shortest)
+            raise InputError(
+                f"top_k: the bank's graphs return up to {most_k} indices a row, {top_k} are needed; "
+                "build a bank for this retention"
+            )
+        return min(fitting, key=lambda s: (s.keys, s.top_k, s.rows))
 
     @property
     def launch_heads(self) -> list[int]:
         """The numbers of heads that can share a launch."""
         return sorted({shape.heads for shape in self.shapes})
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes every graph (`.xml`, `.bin`) and `manifest.json`, all or nothing; an existing folder is replaced."""
-        folder = Path(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-            staged = Path(scratch) / "bank"
-            staged.mkdir()
-            graphs = []
-            for (shape, pair), model in self._models.items():
-                q_scale, k_scale = self.pairs[pair]
-                name = f"h{shape.heads}_m{shape.rows}_d{shape.head_dim}_n{shape.keys}_s{pair}"
-                ov.save_model(model, staged / f"{name}.xml", compress_to_fp16=False)
-                graphs.append(
-                    {
-                        "heads": shape.heads,
-                        "M": shape.rows,
-                        "K": shape.head_dim,
-                        "N": shape.keys,
-                        "q_scale": q_scale,
-                        "k_scale": k_scale,
-                        "output_scale": q_scale * k_scale,
-                        "pair": pair,
-                        "files": {f"{name}{end}": sha256(staged / f"{name}{end}") for end in (".xml", ".bin")},
-                    }
-                )
-            manifest = {"schema_version": SCHEMA_VERSION, "openvino": ov.get_version(), "graphs": graphs}
-            manifest |= {"pairs": self.pairs}
-            (staged / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            if folder.exists():
-                shutil.rmtree(folder)
-            staged.replace(folder)
-        return folder
+    @property
+    def group(self) -> int:
+        """Query heads of one key head that its largest launch folds; 1: every head of a launch brings its own keys."""
+        return max(shape.group for shape in self.shapes)
 
-    @classmethod
-    def load(cls, folder: str | Path, *, device: str = "CPU") -> "GraphBank":
-        """Reads a saved bank. A missing, altered or foreign file is refused with the reason."""
-        folder = Path(folder)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-            version = manifest["schema_version"]
-            pairs = tuple((float(q), float(k)) for q, k in manifest["pairs"])
-            graphs = [(GraphShape(g["heads"], g["M"], g["K"], g["N"]), g["pair"], dict(g["files"])) for g in manifest["graphs"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"bank {folder}: no readable {MANIFEST} ({error}); {_REBUILD}") from error
-        if version != SCHEMA_VERSION:
-            raise InputError(f"bank {folder}: expected schema version {SCHEMA_VERSION}, got {version}; {_REBUILD}")
-        core, models = ov.Core(), {}
-        for shape, pair, files in graphs:
-            for name, digest in files.items():
-                if not (folder / name).is_file() or sha256(folder / name) != digest:
-                    raise InputError(f"bank {folder}: {name} is missing or altered; {_REBUILD}")
-            xml = next(name for name in files if name.endswith(".xml"))
-            models[shape, pair] = core.read_model(folder / xml)
-        return cls(pairs, tuple({shape for shape, _, _ in graphs}), device, models)
+    @property
+    def keys(self) -> list[tuple[GraphShape, int]]:
+        """(shape, slot) of every graph."""
+        return [(shape, slot) for shape in self.shapes for slot in range(len(self.pairs) if self.form.bakes_scales else 1)]
 
-    def _graph(self, shape: GraphShape, pair: int) -> Graph:
-        key = shape, pair, current_budget()
-        if key not in self._graphs:
-            # The CPU plugin's default on BF16 machines would round the scores to bfloat16.
-            hints = {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints() if self.device == "CPU" else {}
-            compiled = self._core.compile_model(self._models[shape, pair], self.device, hints)
-            self._graphs[key] = Graph(compiled, shape, *self.pairs[pair], self._buffers_for(shape))
-        return self._graphs[key]
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of the inputs and outputs that all graphs share."""
+        return self._arena.bytes if self._arena else 0
 
-    def _buffers_for(self, shape: GraphShape) -> _Buffers:
-        if shape not in self._buffers:
-            lead = (1, shape.heads)
-            self._buffers[shape] = _Buffers(
-                np.zeros((*lead, shape.rows, shape.head_dim), np.float32),
-                np.zeros((*lead, shape.keys, shape.head_dim), np.float32),
-                np.empty((*lead, shape.rows, shape.keys), np.float32),
-            )
-        return self._buffers[shape]
+    @property
+    def _identity(self) -> str:
+        shapes = [asdict(shape) for shape in self.shapes]
+        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form), "hints": self._hints})
+
+    @property
+    def _hints(self) -> dict[str, str | int | bool]:
+        # The CPU plugin's default on BF16 machines would round the scores to bfloat16.
+        return {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints() if self.device == "CPU" else {}
+
+    def _graph(self, key: tuple[GraphShape, int]) -> Graph:
+        compiled = *key, current_budget()
+        if compiled not in self._graphs:
+            self._add(key, self._core.compile_model(self._read(*key), self.device, self._hints))
+        return self._graphs[compiled]
+
+    def _add(self, key: tuple[GraphShape, int], model: ov.CompiledModel) -> Graph:
+        if self.device == "CPU" and not runs_in_int8(model):
+            raise RuntimeError(f"the CPU plugin compiled {key[0]} in floating point; an INT8 estimate was expected")
+        if self._arena is None:
+            self._arena = Arena(estimation_graph(shape, self.form) for shape in self.shapes)
+        shape, slot = key
+        scales = self.pairs[slot] if self.form.bakes_scales else (None, None)
+        graph = self._graphs[*key, current_budget()] = Graph(model, shape, self.form, scales, self._arena)
+        return graph
 
     def __len__(self) -> int:
-        return len(self._models)
+        return len(self.keys)
+
+
+def _return_freed_memory() -> None:
+    """Hands back to the system what compiling has freed: half of a bank's memory, which glibc would keep for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # another C library
+        trim(0)

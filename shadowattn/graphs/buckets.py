@@ -1,47 +1,49 @@
 """What a bank holds graphs for: shapes, and static scale pairs (section 3.3)."""
 
+import math
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
 
+DISTANCES = ("raw", "log")
+
 
 @dataclass(frozen=True, order=True)
 class GraphShape:
-    """One static shape: `heads` in one launch, `rows` of a query chunk, `head_dim`, `keys` of capacity."""
+    """One static shape: `heads` query heads in one launch, `rows` of a query chunk, `head_dim`, `keys` of capacity.
+
+    `group` neighbouring query heads read the same keys (GQA), so that K is passed once for them: the graph sees
+    heads / group key heads and folds the group into rows. `top_k` indices a row come back where the graph also selects.
+    """
 
     heads: int
     rows: int
     head_dim: int
     keys: int
+    group: int = 1
+    top_k: int = 0
+
+    def __post_init__(self):
+        if min(self.heads, self.rows, self.head_dim, self.keys, self.group) < 1 or self.heads % self.group:
+            raise InputError(f"expected positive sizes, heads a multiple of group, got {self}")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads that the graph takes."""
+        return self.heads // self.group
 
 
-def plan_shapes(
-    *, heads: int, head_dim: int, chunk_tokens: int, context_tokens: int, launch_heads: tuple[int, ...]
-) -> tuple[GraphShape, ...]:
-    """The shapes that serve every chunk of a prompt of up to `context_tokens` tokens.
+def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale: float, *, distance: str = "raw") -> int:
+    """The bucket with the least squared error to the measured scales; ties to the first.
 
-    Key capacities double from one chunk to the context, so that no launch computes more than twice the keys it needs.
-    `launch_heads` are the numbers of heads that may share a launch.
+    `raw` compares the scales themselves, as the authors do, `log` their logarithms, so that twice and half are equally far.
+    A head whose scale exceeds its bucket's is clipped.
     """
-    if min(chunk_tokens, context_tokens) < 1:
-        raise InputError(f"expected at least one token, got chunk_tokens={chunk_tokens} context_tokens={context_tokens}")
-    if not launch_heads or min(launch_heads) < 1:
-        raise InputError(f"launch_heads: expected at least one number of heads, each at least 1, got {launch_heads}")
-    rows = min(chunk_tokens, context_tokens)
-    capacities = [rows]
-    while capacities[-1] < context_tokens:
-        capacities.append(min(2 * capacities[-1], context_tokens))
-    return tuple(
-        GraphShape(count, rows, head_dim, keys) for count in sorted(launch_heads) if count <= heads for keys in capacities
-    )
-
-
-def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale: float) -> int:
-    """The bucket with the least squared error to the measured scales, raw, not logarithmic; ties to the first.
-
-    Raw distance is the authors' choice; a head whose scale exceeds its bucket's is clipped.
-    """
-    return min(range(len(pairs)), key=lambda i: (pairs[i][0] - q_scale) ** 2 + (pairs[i][1] - k_scale) ** 2)
+    if distance not in DISTANCES:
+        raise InputError(f"lookup: expected one of {', '.join(DISTANCES)}, got {distance!r}")
+    scale = math.log if distance == "log" else float
+    q, k = scale(q_scale), scale(k_scale)
+    return min(range(len(pairs)), key=lambda i: (scale(pairs[i][0]) - q) ** 2 + (scale(pairs[i][1]) - k) ** 2)
 
 
 def launches(heads: int, counts: list[int]) -> list[tuple[int, int]]:

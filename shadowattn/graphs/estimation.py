@@ -1,39 +1,116 @@
-"""One bucket, one static OpenVINO model: Q·Kᵀ in INT8.
+"""One bucket, one static OpenVINO model: Q·Kᵀ in INT8, and what may follow it on the device.
 
-No mask, no 1/√D, no softmax: neither changes the order of one row's scores (section 2.2).
+No 1/√D and no softmax: neither changes the order of one row's scores (section 2.2).
 
-Two forms, both run as one INT8 matrix product by the CPU plugin. What makes that happen is the FakeQuantize on *both*
-inputs; without one the plugin computes in float32 and says nothing (`runs_in_int8` looks).
+What makes the CPU plugin run the product in INT8 is the FakeQuantize on *both* inputs; without one it computes in float32 and
+says nothing (`runs_in_int8` looks).
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
+from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.types import Requant
 
 # Symmetric: −127 … 127, as the authors clip. 255 levels make FakeQuantize's zero exact.
 INT8_MAX = 127
 _LEVELS = 2 * INT8_MAX + 1
+INPUTS = ("static", "unit", "runtime")
+# Below every score; what an NPU makes of it in 16 bits, −infinity or −65504, still is no larger than any score there.
+MASKED = float(np.finfo(np.float32).min)
 
 
-def scaled_graph(shape: GraphShape, q_scale: float, k_scale: float) -> ov.Model:
-    """Float inputs with static scales: the form an NPU takes.
+@dataclass(frozen=True)
+class GraphForm:
+    """What a graph takes in, and what it gives out.
 
-    Inputs q float32 [1, heads, rows, D] and k float32 [1, heads, keys, D]; output float32 [1, heads, rows, keys], the integer
-    product times q_scale · k_scale. Values beyond ±127 steps are clipped.
+    `inputs`: `static`, float32 with the bucket's scales built in, the form an NPU takes; `unit`, int8 on the grid of the
+    integers, one graph for all buckets and the fastest on a CPU; `runtime`, float32 with scales as inputs, one graph too.
+    `requant`: scores as INT8 instead of float32. `mask`: keys after a row score lowest; where the rows stand is an input.
+    `pool`: the maximum over blocks of (rows, keys), after the mask. `indices`: the graph also selects, and returns the
+    shape's `top_k` best (blocks of) keys of a (block of) row in falling order, ties to the lower index.
     """
-    q, k = _parameters(shape, ov.Type.f32)
-    return _model(_quantize(q, q_scale), _quantize(k, k_scale), [q, k])
+
+    inputs: str = "static"
+    requant: Requant | None = None
+    mask: bool = False
+    pool: tuple[int, int] = (1, 1)
+    indices: bool = False
+
+    def __post_init__(self):
+        if self.inputs not in INPUTS:
+            raise InputError(f"graphs.inputs: expected one of {', '.join(INPUTS)}, got {self.inputs!r}")
+        if min(self.pool) < 1:
+            raise InputError(f"graphs.pool: expected blocks of at least one row and one key, got {self.pool}")
+        if (self.indices or self.pool != (1, 1)) and not self.mask:
+            raise InputError("graphs: pooling and selection on the device need mask=True, or later keys would take part")
+
+    @property
+    def bakes_scales(self) -> bool:
+        """Whether each scale pair needs a graph of its own."""
+        return self.inputs == "static"
+
+    @property
+    def needs_multiplier(self) -> bool:
+        """Whether the requantisation is an input: its multiplier depends on the bucket, and the bucket is not built in."""
+        return self.requant is not None and self.requant.mode == "fixed_output" and not self.bakes_scales
+
+    @property
+    def score_dtype(self) -> type:
+        """numpy's type of the output."""
+        return np.int32 if self.indices else np.float32 if self.requant is None else np.int8
 
 
-def unit_graph(shape: GraphShape) -> ov.Model:
-    """Inputs that are already int8, on the grid of the integers: one graph for any scale.
+FLOAT = GraphForm()
 
-    Inputs int8 [1, heads, rows, D] and [1, heads, keys, D]; output float32 [1, heads, rows, keys], the integer product.
+
+def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float = 1.0, k_scale: float = 1.0) -> ov.Model:
+    """The static graph of one shape and form; `q_scale` and `k_scale` matter where the form builds them in.
+
+    Inputs, by name, G = shape.kv_heads and M = group · rows: `q` [1, G, M, D] and `k` [1, G, keys, D], float32 or (unit) int8;
+    for runtime scales `q_steps` [1, G, M, 1] and `k_steps` [1, G, 1, 1], float32, the inverse scales; `multiplier`
+    [1, G, M, 1], M pooled, where the form needs it; for a mask `positions` int32 [2], of the first row and of the last:
+    rows past the last count as the last. Output `scores` [1, G, M, keys], float32 (the integer product, for static scales
+    times q_scale · k_scale) or int8; or int32 `indices` [1, G, M, top_k]; M and keys divided by the pool, and heads by themselves
+    again where the graph pools or selects. Inputs beyond ±127 steps are clipped.
     """
-    q, k = _parameters(shape, ov.Type.i8)
-    return _model(_quantize(op.convert(q, ov.Type.f32), 1.0), _quantize(op.convert(k, ov.Type.f32), 1.0), [q, k])
+    _check(shape, form)
+    batch, rows = shape.kv_heads, shape.group * shape.rows
+    dtype = ov.Type.i8 if form.inputs == "unit" else ov.Type.f32
+    inputs = [_input("q", [1, batch, rows, shape.head_dim], dtype), _input("k", [1, batch, shape.keys, shape.head_dim], dtype)]
+    q, k = inputs
+    step = 1.0
+    if form.inputs == "static":
+        q, k, step = _quantize(q, q_scale), _quantize(k, k_scale), q_scale * k_scale
+    elif form.inputs == "unit":
+        q, k = (_quantize(op.convert(x, ov.Type.f32), 1.0) for x in (q, k))
+    else:
+        steps = [_input("q_steps", [1, batch, rows, 1], ov.Type.f32), _input("k_steps", [1, batch, 1, 1], ov.Type.f32)]
+        inputs += steps
+        q, k = (_quantize(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
+    out = op.matmul(q, k, transpose_a=False, transpose_b=True)
+    if form.mask:
+        inputs.append(_input("positions", [2], ov.Type.i32))
+        out = _mask(out, inputs[-1], shape)
+    lead = [batch, rows]
+    if shape.group > 1 and (form.pool != (1, 1) or form.indices):
+        # By head again: the CPU plugin spreads pooling and TopK over that axis alone.
+        lead = [shape.heads, shape.rows]
+        out = op.reshape(out, op.constant(np.int64([1, *lead, shape.keys])), False)
+    if form.pool != (1, 1):
+        out = op.max_pool(out, list(form.pool), [1, 1], [0, 0], [0, 0], list(form.pool), "floor", "explicit").output(0)
+    if form.needs_multiplier:
+        inputs.append(_input("multiplier", [1, lead[0], lead[1] // form.pool[0], 1], ov.Type.f32))
+        out = _requantize(op.multiply(out, inputs[-1]), 1.0)
+    elif form.requant is not None:
+        out = _requantize(out, form.requant.multiplier(q_scale, k_scale) / step)
+    if form.indices:
+        out = op.topk(out, op.constant(np.int64(shape.top_k)), -1, "max", "value", ov.Type.i32, stable=True).output(1)
+    return _model(out, inputs, "indices" if form.indices else "scores")
 
 
 def runs_in_int8(compiled: ov.CompiledModel) -> bool:
@@ -49,8 +126,21 @@ def runs_in_int8(compiled: ov.CompiledModel) -> bool:
     return False
 
 
-def _parameters(shape: GraphShape, dtype: ov.Type) -> list:
-    return [op.parameter([1, shape.heads, length, shape.head_dim], dtype) for length in (shape.rows, shape.keys)]
+def _check(shape: GraphShape, form: GraphForm) -> None:
+    rows, keys = form.pool
+    if shape.rows % rows or shape.keys % keys:
+        raise InputError(f"graphs.pool: expected blocks that divide {shape.rows} rows and {shape.keys} keys, got {form.pool}")
+    most = shape.keys // keys
+    if form.indices and not 0 < shape.top_k <= most:
+        raise InputError(f"top_k: expected 1 … {most}, as many as the graph has (blocks of) keys, got {shape.top_k}")
+    if not form.indices and shape.top_k:
+        raise InputError(f"top_k: {shape.top_k} indices are asked of a form that returns scores; set indices=True")
+
+
+def _input(name: str, shape: list[int], dtype: ov.Type):
+    parameter = op.parameter(shape, dtype)
+    parameter.output(0).set_names({name})
+    return parameter
 
 
 def _quantize(x, scale: float):
@@ -58,9 +148,26 @@ def _quantize(x, scale: float):
     return op.fake_quantize(x, low, high, low, high, _LEVELS)
 
 
-def _model(q, k, parameters: list) -> ov.Model:
-    scores = op.matmul(q, k, transpose_a=False, transpose_b=True)
-    model = ov.Model([op.result(scores)], parameters, "estimate")
+def _requantize(x, multiplier: float):
+    """INT8 of x · multiplier, half to even, clipped to −128 … 127. The CPU plugin fuses it into the product."""
+    low, high = (op.constant(np.float32([bound / multiplier])) for bound in (-128, 127))
+    steps = op.fake_quantize(x, low, high, op.constant(np.float32([-128])), op.constant(np.float32([127])), 256)
+    return op.convert(steps, ov.Type.i8)
+
+
+def _mask(scores, positions, shape: GraphShape):
+    """Keys after a row score lowest. In integers: in 16-bit floats, positions beyond 2048 would be rounded."""
+    first, last = op.split(positions, op.constant(np.int64(0)), 2).outputs()
+    rows = op.constant(np.tile(np.arange(shape.rows, dtype=np.int32), shape.group)[:, None])
+    keys = op.constant(np.arange(shape.keys, dtype=np.int32)[None])
+    visible = op.less_equal(keys, op.minimum(op.add(rows, first), last))
+    return op.select(visible, scores, op.constant(np.float32(MASKED)))
+
+
+def _model(out, inputs: list, name: str) -> ov.Model:
+    result = op.result(out)
+    model = ov.Model([result], inputs, "estimate")
+    model.output(0).set_names({name})
     # OpenVINO numbers nodes per process; fixed names keep a saved graph byte-identical and its compile cache warm.
     for index, node in enumerate(model.get_ordered_ops()):
         node.set_friendly_name(f"n{index}")

@@ -55,14 +55,14 @@ class Chunk:
     def groups(self) -> list[Group]:
         """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
         if self.reuses_scores:
-            return self.estimator.groups(self._scored[0], self.k, heads=self.heads)
+            return self._grouped[0]
         return [Group(tuple(range(part.start, part.stop))) for _, part in self.heads.grouped()]
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of a group's heads. The next launch may overwrite them."""
         scored, at = self._scored
         if self.reuses_scores:
-            return self.estimator.launch(scored, self.k, group, heads=self.heads)
+            return self.estimator.launch(scored, self.k, group, self._grouped[1], positions=at, heads=self.heads)
         first, last = group.heads[0], group.heads[-1]
         run = list(group.heads) == list(range(first, last + 1))
         part = slice(first, last + 1) if run else torch.tensor(group.heads)  # a slice copies nothing
@@ -86,6 +86,10 @@ class Chunk:
     @cached_property
     def _scored(self) -> tuple[Tensor, Tensor]:
         return self.rule.scored(self.q, self.positions)
+
+    @cached_property
+    def _grouped(self) -> tuple[list[Group], Any]:
+        return self.estimator.groups(self._scored[0], self.k, heads=self.heads)
 
     @cached_property
     def _lists(self) -> Lists:

@@ -58,7 +58,7 @@ class ScorePool:
             kept = self._free.pop()
         except IndexError:
             kept = scores.new_empty(0)
-        if kept.numel() < scores.numel():
+        if kept.numel() < scores.numel() or kept.dtype != scores.dtype:
             kept = scores.new_empty(scores.numel())
         return kept[: scores.numel()].view(scores.shape).copy_(scores)
 

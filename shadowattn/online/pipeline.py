@@ -51,8 +51,8 @@ class Pipeline:
         """Output and lists as `path.attend_chunk` makes them, and a timeline. Not for `batched`, which has no pipeline."""
         if self.mode in ("fused", "planned") and chunk.selects_in_estimate:
             raise InputError(
-                f"pipeline={self.mode}: {type(chunk.estimator).__name__} selects while it estimates and launches no graph, so "
-                "there is nothing to fuse; use pipeline=batched, off or overlap, or estimator=int8"
+                f"pipeline={self.mode}: {type(chunk.estimator).__name__} selects while it estimates, so that there are no "
+                "scores to launch for; use pipeline=batched, off or overlap, or estimator=int8"
             )
         threads = self.budgets(chunk.device, stages=3 - chunk.selects_in_estimate)
         launches, order = self._arrange(chunk, threads)

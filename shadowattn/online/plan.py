@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Group:
-    """Heads that may share a launch, before anyone asks its cost. `bucket` is a scale pair of the bank; −1: there are none."""
+    """Heads that may share a launch, before anyone asks its cost. `bucket` is a slot of the bank; −1: there are none."""
 
     heads: tuple[int, ...]
     bucket: int = -1

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
-from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.quantize import INT8_MAX
 from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
@@ -60,7 +60,8 @@ class Probe:
         if self.bank is None:
             sizes, buckets = {1, self.heads // self.kv_heads}, [-1]
         else:
-            sizes, buckets = {min(size, self.heads) for size in self.bank.launch_heads}, range(len(self.bank.pairs))
+            sizes = {min(size, self.heads) for size in self.bank.launch_heads}
+            buckets = {self.bank.slot(pair) for pair in range(len(self.bank.pairs))}
         return [Group(tuple(range(size)), bucket) for bucket in buckets for size in sorted(sizes)]
 
     def key_lengths(self, longest: int) -> list[int]:
@@ -151,4 +152,5 @@ def _kernels(name: str) -> str:
 
 def _bank(bank: GraphBank) -> str:
     """What the bank's manifest lists."""
-    return content_hash({"pairs": bank.pairs, "shapes": [vars(shape) for shape in bank.shapes], "device": bank.device})
+    listed = {"pairs": bank.pairs, "shapes": [asdict(shape) for shape in bank.shapes], "form": asdict(bank.form)}
+    return content_hash(listed | {"device": bank.device, "lookup": bank.distance})

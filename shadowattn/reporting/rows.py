@@ -40,6 +40,8 @@ class Row:
     sinks: int = 0
     recent: int = 0
     dense_above: float = 1.0  # heads of this retention or more went dense
+    place: str = "host"  # where the selection was made: host or device
+    key_block: int = 1  # keys that are chosen together
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["pipeline=sideways"], "sideways"),
         (["pipeline=planned"], "experiments.run +exp=latency_profile"),
         (["pipeline=planned", "pipeline.profile=no/such.json"], "no/such.json: cannot be read"),
-        (["pipeline=fused", "estimator=int8_fused"], "nothing to fuse"),
+        (["pipeline=fused", "estimator=int8_fused"], "no scores to launch for"),
         (["pipeline.queue_heads=0"], "queue_heads: expected at least 1, got 0"),
         (["pipeline.select_threads=0"], "select_threads: expected at least 1 or null, got 0"),
         (["+exp=latency_profile", "latency.repeats=0"], "latency.repeats: expected at least 1, got 0"),

@@ -1,15 +1,20 @@
 import json
 
-import numpy as np
+import openvino as ov
 import pytest
 import torch
 
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
-from shadowattn.graphs import GraphBank, GraphShape
-from shadowattn.graphs.estimation import runs_in_int8
-from shadowattn.online.estimators.int8 import Int8, absmax_scales
-from shadowattn.online.estimators.int8_tensor import quantize
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.estimation import INPUTS, runs_in_int8
+from shadowattn.graphs.quantize import absmax_scales, quantize
+from shadowattn.kernels import choose
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.path import select_keys
+from shadowattn.online.selection import Rule
+from shadowattn.reference import select
+from shadowattn.types import Heads, Requant, ScaleGrid
 from tests.profiles import bank_for, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
@@ -36,7 +41,7 @@ def test_every_compiled_graph_runs_in_int8(bank):
 def test_lookup_takes_the_nearest_scales_and_the_smallest_shape(bank):
     graph = bank.lookup(0.021, 0.035, heads=2, rows=5, keys=33, head_dim=64)
     assert (graph.q_scale, graph.k_scale) == (0.02, 0.04)
-    assert graph.shape == GraphShape(2, 32, 64, 64)
+    assert graph.shape == GraphShape(2, 32, 64, 64, group=2)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +77,9 @@ def test_manifest_names_every_graph(bank, tmp_path):
 def test_a_loaded_bank_gives_the_same_scores(bank, tmp_path):
     loaded = GraphBank.load(bank.save(tmp_path / "bank"))
     assert (loaded.pairs, loaded.shapes) == (bank.pairs, bank.shapes)
-    q, k, _ = qkv(2, 2, 20, 50, 64)
-    scores = [b.lookup(0.02, 0.02, heads=2, rows=20, keys=50, head_dim=64).run(q, k).copy() for b in (bank, loaded)]
-    assert np.array_equal(*scores)
+    q, k, _ = qkv(2, 1, 20, 50, 64)
+    scores = [b.lookup(0.02, 0.02, heads=2, rows=20, keys=50, head_dim=64).run(q, k).clone() for b in (bank, loaded)]
+    assert scores[0].equal(scores[1])
 
 
 def test_saving_again_replaces(bank, tmp_path):
@@ -131,3 +136,146 @@ def test_estimator_counts_heads_that_a_bucket_clips(bank):
     assert estimator.clipped == 0
     estimator.estimate(100 * q, k, layer=0, positions=torch.arange(30, 50))
     assert estimator.clipped == 2
+
+
+def test_a_bank_whose_scales_are_inputs_has_one_graph_a_shape():
+    bank = bank_for(tiny_model(), form=GraphForm("unit"))
+    assert len(bank) == 2 * 3
+    assert bank.lookup(0.01, 0.04, heads=1, rows=1, keys=1, head_dim=64).q_scale is None
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("requant", [None, Requant("target_requant", 3e-3), Requant("fixed_output", 0.02)])
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_every_form_of_bank_gives_the_integers_of_each_heads_bucket(inputs, requant, fold):
+    """Four heads of different scales on two key heads, through the estimator; launches are partly empty."""
+    bank = bank_for(tiny_model(), fold=fold, form=GraphForm(inputs, requant))
+    q, k, _ = qkv(4, 2, 20, 50, 64)
+    q, k = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None], k * torch.tensor([0.3, 1.0])[:, None, None]
+    estimator = Int8(bank)
+    scores = estimator.estimate(q, k, layer=0, positions=torch.arange(30, 50))
+    assert scores.dtype == (torch.float32 if requant is None else torch.int8)
+    q_scales, k_scales = absmax_scales(q), absmax_scales(k)
+    for head in range(4):
+        pair = bank.pairs[bank.nearest(float(q_scales[head]), float(k_scales[head // 2]))]
+        product = _product(q[head], k[head // 2], pair)
+        if requant is None:
+            step = pair[0] * pair[1] if inputs == "static" else 1.0
+            torch.testing.assert_close(scores[head].double() / step, product, atol=0.5, rtol=0)
+        else:
+            expected = (product * requant.multiplier(*pair)).clamp(-128, 127)
+            torch.testing.assert_close(scores[head].double(), expected, atol=0.501, rtol=0)
+
+
+def test_one_launch_returns_the_banks_own_memory(bank):
+    """Zero-copy: what OpenVINO wrote is what selection reads."""
+    q, k, _ = qkv(2, 1, 20, 50, 64)
+    q[1] = q[0].flip(0)  # one scale, one bucket
+    estimator = Int8(bank)
+    positions = torch.arange(30, 50)
+    first, second = (estimator.estimate(q, k, layer=0, positions=positions) for _ in range(2))
+    assert estimator.launched == 2
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_int8_scores_go_into_selection_as_they_are():
+    bank = bank_for(tiny_model(), form=GraphForm("static", Requant("target_requant", 3e-3)))
+    q, k, _ = qkv(4, 2, 20, 50, 64)
+    positions, retention = torch.arange(30, 50), torch.full((4,), 0.2, dtype=torch.float64)
+    rule = Rule()
+    lists = rule.lists(retention, positions)
+    made = {
+        name: select_keys(
+            q, k, layer=0, positions=positions, heads=Heads.all(4, 2), estimator=Int8(bank), rule=rule, lists=lists,
+            kernels=choose(name, head_dim=64, dtype=torch.float32),
+        )
+        for name in ("torch", "auto")
+    }  # fmt: skip
+    assert made["torch"].indices.equal(made["auto"].indices)
+    scores = Int8(bank).estimate(q, k, layer=0, positions=positions)
+    expected = select(scores.float(), retention, positions + 1, 1, "first_row")
+    for head in range(4):
+        for row in range(20):
+            assert made["torch"].list_of(head, row).tolist() == expected[head, row].nonzero()[:, 0].tolist()
+
+
+def test_memory_is_that_of_the_largest_graph(bank):
+    """54 graphs, one set of inputs and outputs."""
+    bank.compile()
+    largest = GraphShape(2, 32, 64, 128, 2)
+    assert bank.buffer_bytes == 4 * (2 * 32 * 64 + 128 * 64 + 2 * 32 * 128)
+    assert largest in bank.shapes
+
+
+def test_compiled_blobs_are_found_again(bank, tmp_path):
+    folder = bank.save(tmp_path / "bank")
+    counts, scores = [], []
+    q, k, _ = qkv(2, 1, 20, 50, 64)
+    for _ in range(2):
+        loaded = GraphBank.load(folder)
+        counts.append(loaded.compile(blobs=tmp_path / "blobs"))
+        graph = loaded.lookup(0.02, 0.02, heads=2, rows=20, keys=50, head_dim=64)
+        assert runs_in_int8(graph.model)
+        scores.append(graph.run(q, k).clone())
+    assert counts == [0, len(bank)]
+    assert scores[0].equal(scores[1])
+
+
+def test_blobs_are_of_one_device_driver_and_version(bank, tmp_path, monkeypatch):
+    bank.compile()
+    for version in ("2026.4.1", "2099.0.0"):
+        monkeypatch.setattr(ov, "get_version", lambda version=version: version)
+        GraphBank.load(bank.save(tmp_path / "bank")).compile(blobs=tmp_path / "blobs")
+    assert len(list((tmp_path / "blobs").iterdir())) == 2
+
+
+def test_blobs_of_another_bank_count_for_nothing(bank, tmp_path):
+    bank_for(tiny_model(), grid=ScaleGrid((0.5,), (0.5,))).compile(blobs=tmp_path)
+    other = bank_for(tiny_model(), grid=ScaleGrid((0.7,), (0.5,)))
+    assert other.compile(blobs=tmp_path) == 0
+    assert other.lookup(0.7, 0.5, heads=1, rows=1, keys=1, head_dim=64).q_scale == 0.7
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing", "broken manifest"])
+def test_damaged_blobs_are_refused(tmp_path, damage):
+    small = bank_for(tiny_model(), grid=ScaleGrid((0.5,), (0.5,)))
+    small.compile(blobs=tmp_path)
+    blob, manifest = next(tmp_path.rglob("*.blob")), next(tmp_path.rglob("manifest.json"))
+    if damage == "altered":
+        blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    elif damage == "missing":
+        blob.unlink()
+    else:
+        manifest.write_text("{")
+    with pytest.raises(InputError, match="rebuild with: rm -r"):
+        bank_for(tiny_model(), grid=ScaleGrid((0.5,), (0.5,))).compile(blobs=tmp_path)
+
+
+def test_an_interrupted_export_leaves_nothing_that_counts(tmp_path, monkeypatch):
+    """The manifest comes last: without it the blobs are written again."""
+    monkeypatch.setattr("shadowattn.graphs.storage.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        bank_for(tiny_model()).compile(blobs=tmp_path)
+    monkeypatch.undo()
+    again = bank_for(tiny_model())
+    assert again.compile(blobs=tmp_path) == 0
+    assert bank_for(tiny_model()).compile(blobs=tmp_path) == len(again)
+
+
+def test_lookup_in_log_space_differs_where_raw_distance_misleads():
+    grid = ScaleGrid((0.01, 0.04), (0.02,))
+    raw, log = (bank_for(tiny_model(), grid=grid, distance=distance) for distance in ("raw", "log"))
+    assert (raw.nearest(0.022, 0.02), log.nearest(0.022, 0.02)) == (0, 1)
+
+
+def test_a_form_and_its_lookup_survive_saving(tmp_path):
+    form = GraphForm("runtime", Requant("fixed_output", 0.02), mask=True, pool=(8, 16))
+    saved = bank_for(tiny_model(), form=form, distance="log").save(tmp_path / "bank")
+    loaded = GraphBank.load(saved)
+    assert (loaded.form, loaded.distance) == (form, "log")
+    assert json.loads((saved / "manifest.json").read_text())["graphs"][0]["q_scale"] is None
+
+
+def _product(q, k, pair):
+    q8, k8 = (quantize(x[None], torch.tensor([scale]))[0].double() for x, scale in zip((q, k), pair, strict=True))
+    return q8 @ k8.T

@@ -44,12 +44,12 @@ class Chooser(Protocol):
 class Launcher(Protocol):
     """An estimator of which only some heads can share a launch, and which therefore says which."""
 
-    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> list[Group]:
-        """Every head of q [H, Q, D] in exactly one group, by its place in q; arguments as in `Estimator.estimate`."""
+    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Any]:
+        """Every head of q [H, Q, D] in exactly one group, by its place in q, and whatever `launch` wants to know of q and k."""
         ...
 
-    def launch(self, q: Tensor, k: Tensor, group: Group, *, heads: Heads) -> Tensor:
-        """Scores float32 [h, Q, K] of one group, or of a part of one; q, k and heads as they were given to `groups`.
+    def launch(self, q: Tensor, k: Tensor, group: Group, known: Any, *, positions: Tensor, heads: Heads) -> Tensor:
+        """Scores [h, Q, K] of one group, or of a part of one; q, k and heads as `groups` got them, `known` as it gave it.
 
         The next launch may overwrite them.
         """

@@ -6,31 +6,56 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
-from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.quantize import absmax_scales
 from shadowattn.online.plan import Group
 from shadowattn.types import Heads
 
 
-def absmax_scales(x: Tensor) -> Tensor:
-    """The real value of one integer step, absmax / 127 over each head's rows; float32 [heads] for x [heads, rows, D].
+@dataclass(frozen=True)
+class Buckets:
+    """The scale pair that serves each of some heads, by index and by value."""
 
-    Raises `InputError` on NaN or infinity: a ranking of such keys would mean nothing.
-    """
-    largest = torch.maximum(-x.amin((1, 2)), x.amax((1, 2))).float()
-    if not torch.isfinite(largest).all():
-        raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
-    return largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
+    pairs: list[int]
+    q_scales: Tensor  # float32 [H], of the pairs
+    k_scales: Tensor
+    clipped: int  # heads whose measured Q or K scale exceeds their pair's
+
+    @classmethod
+    def of(cls, bank: GraphBank, q: Tensor, k: Tensor, kv_head: Tensor) -> "Buckets":
+        """Q's scale is measured over the chunk's rows, K's over all keys given, as the authors do.
+
+        Which bucket serves a chunk is therefore the one thing that depends on the chunk as a whole.
+        """
+        measured = torch.stack([absmax_scales(q), absmax_scales(k)[kv_head]], 1)
+        pairs = [bank.nearest(*scales) for scales in measured.tolist()]
+        scales = torch.tensor([bank.pairs[pair] for pair in pairs])
+        clipped = int((measured.double() > torch.tensor([bank.pairs[pair] for pair in pairs], dtype=torch.float64)).any(1).sum())
+        return cls(pairs, scales[:, 0], scales[:, 1], clipped)
+
+    def launches(self, bank: GraphBank, kv_head: Tensor, kind: list | None = None) -> list[tuple[list[int], int]]:
+        """(heads, size) of every launch: heads of one slot, and of one key head where the bank folds groups.
+
+        `kind` [H] keeps further heads apart.
+        """
+        together = defaultdict(list)
+        for head, (pair, kv) in enumerate(zip(self.pairs, kv_head.tolist(), strict=True)):
+            keys = (kv, bank.pairs[pair][1]) if bank.group > 1 else None
+            together[bank.slot(pair), keys, kind[head] if kind else None].append(head)
+        plan = []
+        for members in together.values():
+            for taken, size in launches(len(members), bank.launch_heads):
+                plan.append((members[:taken], size))
+                members = members[taken:]
+        return plan
 
 
 @dataclass
 class Int8:
     """Scores from the bank. Heads whose scales fall into one bucket share launches.
 
-    Q's scale is measured over the chunk's rows, K's over all keys given, as the authors do: which bucket serves a
-    chunk is therefore the one thing that depends on the chunk as a whole.
+    What `estimate` returns is valid until the next call: where one launch serves all heads, it is the bank's own output.
     """
 
     bank: GraphBank
@@ -43,32 +68,48 @@ class Int8:
         return self.bank.device
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        heads = heads or Heads.all(q.shape[0], k.shape[0])
-        scores = torch.empty(*q.shape[:2], k.shape[1])
-        for group in self.groups(q, k, heads=heads):
-            scores[list(group.heads)] = self.launch(q, k, group, heads=heads)
+        kv_head = (heads or Heads.all(q.shape[0], k.shape[0])).kv
+        buckets = Buckets.of(self.bank, q, k, kv_head)
+        self.clipped += buckets.clipped
+        plan = buckets.launches(self.bank, kv_head)
+        self.launched += len(plan)
+        if len(plan) == 1:
+            return launch(self.bank, *plan[0], q, k, kv_head, buckets, first_row=int(positions[0]))
+        scores = None
+        for members, size in plan:
+            part = launch(self.bank, members, size, q, k, kv_head, buckets, first_row=int(positions[0]))
+            scores = part.new_empty(q.shape[0], *part.shape[1:]) if scores is None else scores
+            scores[members] = part
         return scores
 
-    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> list[Group]:
-        """Launches of heads that share a bucket, as many to a launch as the bank has graphs for."""
-        q_scales, k_scales = absmax_scales(q).tolist(), absmax_scales(k)[heads.kv].tolist()
-        buckets = defaultdict(list)
-        for head, scales in enumerate(zip(q_scales, k_scales, strict=True)):
-            bucket = self.bank.nearest(*scales)
-            buckets[bucket].append(head)
-            self.clipped += scales[0] > self.bank.pairs[bucket][0] or scales[1] > self.bank.pairs[bucket][1]
-        made = []
-        for bucket, members in buckets.items():
-            for taken, _ in launches(len(members), self.bank.launch_heads):
-                made.append(Group(tuple(members[:taken]), bucket))
-                members = members[taken:]
-        return made
+    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Buckets]:
+        """As `Launcher.groups`: heads whose scales fall into one bucket, as many as the bank launches at once."""
+        buckets = Buckets.of(self.bank, q, k, heads.kv)
+        self.clipped += buckets.clipped
+        plan = buckets.launches(self.bank, heads.kv)
+        return [Group(tuple(members), self.bank.slot(buckets.pairs[members[0]])) for members, _ in plan], buckets
 
-    def launch(self, q: Tensor, k: Tensor, group: Group, *, heads: Heads) -> Tensor:
-        """One run of one graph. The result is a view of a buffer that the next run overwrites."""
-        batch = list(group.heads)
-        ((_, size),) = launches(len(batch), self.bank.launch_heads)
-        shape = {"heads": size, "rows": q.shape[1], "keys": k.shape[1], "head_dim": q.shape[2]}
-        graph = self.bank.lookup(*self.bank.pairs[group.bucket], **shape)
+    def launch(self, q: Tensor, k: Tensor, group: Group, known: Buckets, *, positions: Tensor, heads: Heads) -> Tensor:
+        """As `Launcher.launch`."""
         self.launched += 1
-        return torch.from_numpy(graph.run(q[batch], k[heads.kv[batch]]))
+        ((_, size),) = launches(len(group.heads), self.bank.launch_heads)
+        return launch(self.bank, list(group.heads), size, q, k, heads.kv, known, first_row=int(positions[0]))
+
+
+def launch(
+    bank: GraphBank, members: list[int], size: int, q: Tensor, k: Tensor, kv_head: Tensor, buckets: Buckets, *,
+    first_row: int, top_k: int = 0,
+) -> Tensor:  # fmt: skip
+    """One launch: what the graph for these heads returns, see `Graph.run`."""
+    _, rows, dim = q.shape
+    pair = buckets.pairs[members[0]]
+    graph = bank.lookup(*bank.pairs[pair], heads=size, rows=rows, keys=k.shape[1], head_dim=dim, top_k=top_k)
+    read = members[:1] if graph.shape.group > 1 else members
+    all_heads = len(members) == q.shape[0]
+    return graph.run(
+        q if all_heads else q[members],
+        k[kv_head[read]],
+        q_scales=buckets.q_scales[members],
+        k_scales=buckets.k_scales[read],
+        first_row=first_row,
+    )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
+from shadowattn.graphs.quantize import absmax_scales
 from shadowattn.kernels import native, ops
-from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, ScaleGrid, Selection
 

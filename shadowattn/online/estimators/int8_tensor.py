@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import INT8_MAX, unit_graph
-from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.graphs.estimation import GraphForm, estimation_graph
+from shadowattn.graphs.quantize import absmax_scales, quantize
 from shadowattn.threads import compile_hints, current_budget, thread_budget
 from shadowattn.types import Heads
 
@@ -55,12 +55,8 @@ def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
     request.infer(share_outputs=True)
 
 
-def quantize(x: Tensor, scales: Tensor) -> Tensor:
-    """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
-    return torch.round(x.float() / scales[:, None, None]).clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
-
-
 @lru_cache(maxsize=16)
 def _compiled(shape: GraphShape, threads: int | None) -> ov.CompiledModel:
     with thread_budget(threads):
-        return ov.Core().compile_model(unit_graph(shape), "CPU", {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints())
+        hints = {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints()
+        return ov.Core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", hints)

@@ -1,0 +1,99 @@
+"""One compiled graph with its tensors bound: a call copies the inputs in and infers, nothing else."""
+
+from collections.abc import Iterable
+
+import openvino as ov
+import torch
+from torch import Tensor
+
+from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.estimation import GraphForm
+from shadowattn.graphs.quantize import quantize
+
+_TORCH = {"f32": torch.float32, "i8": torch.int8, "i32": torch.int32}
+
+
+class Arena:
+    """The inputs and outputs of all graphs of a bank, one block a name, as large as the largest graph needs.
+
+    Shared, because the outputs are what takes memory, not the graphs. torch owns it, so that nothing is copied on the way out.
+    """
+
+    def __init__(self, models: Iterable[ov.Model | ov.CompiledModel]):
+        sizes: dict[str, int] = {}
+        for model in models:
+            for port in (*model.inputs, *model.outputs):
+                sizes[port.any_name] = max(sizes.get(port.any_name, 0), _bytes(port))
+        self._blocks = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+
+    def view(self, port) -> Tensor:
+        """The tensor of a graph's input or output."""
+        return self._blocks[port.any_name][: _bytes(port)].view(_TORCH[port.element_type.get_type_name()]).view(*port.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return sum(block.numel() for block in self._blocks.values())
+
+
+class Graph:
+    """One compiled graph of the bank; `q_scale` and `k_scale` are None where the graph serves every bucket."""
+
+    def __init__(
+        self,
+        model: ov.CompiledModel,
+        shape: GraphShape,
+        form: GraphForm,
+        scales: tuple[float, float] | tuple[None, None],
+        arena: Arena,
+    ):
+        self.model, self.shape, self.form = model, shape, form
+        self.q_scale, self.k_scale = scales
+        self._request = model.create_infer_request()
+        self._inputs = {port.any_name: arena.view(port) for port in model.inputs}
+        self._output = arena.view(model.output(0))
+        for index, port in enumerate(model.inputs):
+            self._request.set_input_tensor(index, ov.Tensor(self._inputs[port.any_name].numpy(), shared_memory=True))
+        self._request.set_output_tensor(0, ov.Tensor(self._output.numpy(), shared_memory=True))
+
+    def run(
+        self, q: Tensor, k: Tensor, *, q_scales: Tensor | None = None, k_scales: Tensor | None = None, first_row: int = 0
+    ) -> Tensor:
+        """Scores [heads, Q, K], or indices [heads, Q, top_k], for q [heads, Q, D] and k [kv_heads, K, D]; fewer where pooled.
+
+        At most the graph's heads, rows and keys. Where the graph has no scales of its own, `q_scales` [heads] and `k_scales`
+        [kv_heads] are what quantises; where it masks, `first_row` is the first row's position. The result is a view of
+        memory that the next run of any graph of the bank overwrites.
+        """
+        heads, rows, dim = q.shape
+        kv_heads, keys, _ = k.shape
+        # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
+        by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)
+        if self.form.inputs == "unit":
+            q, k = quantize(q, q_scales), quantize(k, k_scales)
+        by_head[:heads, :rows] = q
+        self._inputs["k"][0, :kv_heads, :keys] = k
+        if self.form.inputs == "runtime":
+            self._inputs["q_steps"].view(self.shape.heads, -1)[:heads] = 1 / q_scales[:, None]
+            self._inputs["k_steps"][0, :kv_heads, 0, 0] = 1 / k_scales
+        if self.form.needs_multiplier:
+            steps = q_scales * k_scales.repeat_interleave(self.shape.group)[:heads] / self.form.requant.value
+            self._inputs["multiplier"].view(self.shape.heads, -1)[:heads] = steps[:, None]
+        if self.form.mask:
+            by_head[:heads, rows:] = by_head[:heads, rows - 1 : rows]  # a pooled block must not see what an earlier run left
+            self._inputs["positions"][:] = torch.tensor([first_row, first_row + rows - 1], dtype=torch.int32)
+        self._request.infer(share_outputs=True)
+        row_block, key_block = self.form.pool
+        out = self._output.view(self.shape.heads, self.shape.rows // row_block, -1)[:heads, : -(-rows // row_block)]
+        return out if self.form.indices else out[..., : -(-keys // key_block)]
+
+    def infer(self) -> None:
+        """One inference on whatever the inputs hold: what a call costs without the copies."""
+        self._request.infer(share_outputs=True)
+
+
+def _bytes(port) -> int:
+    count = 1
+    for length in port.shape:
+        count *= length
+    return count * port.element_type.size

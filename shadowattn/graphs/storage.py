@@ -1,0 +1,151 @@
+"""A bank on disk: graphs with a manifest that vouches for every file, and compiled blobs for the devices it ran on."""
+
+import io
+import json
+import re
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import openvino as ov
+
+from shadowattn.artifacts import sha256, write_json
+from shadowattn.errors import InputError
+from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.estimation import GraphForm
+from shadowattn.types import Requant
+
+SCHEMA_VERSION = 2
+MANIFEST = "manifest.json"
+_REBUILD = "delete the folder and run the same command again to rebuild it"
+
+Key = tuple[GraphShape, int]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a folder holds. `files` are the `.xml` of each (shape, slot)."""
+
+    pairs: tuple[tuple[float, float], ...]
+    shapes: tuple[GraphShape, ...]
+    form: GraphForm
+    distance: str
+    files: dict[Key, Path]
+
+
+def save(
+    folder: Path, pairs: tuple[tuple[float, float], ...], form: GraphForm, distance: str, models: dict[Key, ov.Model]
+) -> Path:
+    """Writes all or nothing; an existing folder is replaced."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        staged = Path(scratch) / "bank"
+        staged.mkdir()
+        graphs = []
+        for key, model in models.items():
+            name = _name(key)
+            ov.save_model(model, staged / f"{name}.xml", compress_to_fp16=False)
+            files = {f"{name}{end}": sha256(staged / f"{name}{end}") for end in (".xml", ".bin")}
+            graphs.append(_entry(key, pairs, form) | {"files": files})
+        manifest = {"schema_version": SCHEMA_VERSION, "openvino": ov.get_version(), "form": asdict(form), "lookup": distance}
+        (staged / MANIFEST).write_text(json.dumps(manifest | {"pairs": pairs, "graphs": graphs}, indent=1))
+        if folder.exists():
+            shutil.rmtree(folder)
+        staged.replace(folder)
+    return folder
+
+
+def load(folder: Path) -> Saved:
+    """Reads the manifest and checks every file it names. Raises `InputError` on the first that is not as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        version = manifest["schema_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"bank {folder}: no readable {MANIFEST} ({error}); {_REBUILD}") from error
+    if version != SCHEMA_VERSION:
+        raise InputError(f"bank {folder}: expected schema version {SCHEMA_VERSION}, got {version}; {_REBUILD}")
+    try:
+        form, requant = manifest["form"], manifest["form"]["requant"]
+        form = GraphForm(**form | {"pool": tuple(form["pool"]), "requant": Requant(**requant) if requant else None})
+        pairs = tuple((float(q), float(k)) for q, k in manifest["pairs"])
+        graphs = {
+            (GraphShape(g["heads"], g["M"], g["K"], g["N"], g["group"], g["top_k"]), g["pair"] or 0): g["files"]
+            for g in manifest["graphs"]
+        }
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise InputError(f"bank {folder}: {MANIFEST} does not hold what it should ({error}); {_REBUILD}") from error
+    for files in graphs.values():
+        _check(folder, files, f"bank {folder}", _REBUILD)
+    xml = {key: folder / next(name for name in files if name.endswith(".xml")) for key, files in graphs.items()}
+    return Saved(pairs, tuple({shape for shape, _ in graphs}), form, manifest["lookup"], xml)
+
+
+class Blobs:
+    """Compiled graphs of one device, driver and OpenVINO version: no other can read them.
+
+    `bank` is the hash of what the graphs are made from; blobs of another bank count for nothing and are overwritten.
+    """
+
+    def __init__(self, root: Path, core: ov.Core, device: str, bank: str):
+        self.folder, self._bank = root / device_key(core, device), bank
+        self._remedy = f"rebuild with: rm -r {self.folder}, then the same command"
+
+    def read(self, keys: list[Key]) -> dict[Key, io.BytesIO]:
+        """What is here of these graphs. Raises `InputError` where a file is missing or altered."""
+        if not (self.folder / MANIFEST).exists():
+            return {}
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_text())
+            files = dict(manifest["files"])
+            if (manifest["schema_version"], manifest["bank"]) != (SCHEMA_VERSION, self._bank):
+                return {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"blobs {self.folder}: no readable {MANIFEST} ({error}); {self._remedy}") from error
+        found = {key: f"{_name(key)}.blob" for key in keys if f"{_name(key)}.blob" in files}
+        _check(self.folder, {name: files[name] for name in found.values()}, f"blobs {self.folder}", self._remedy)
+        return {key: io.BytesIO((self.folder / name).read_bytes()) for key, name in found.items()}
+
+    def write(self, models: dict[Key, ov.CompiledModel]) -> None:
+        """Exports all, the manifest last, which makes them count."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True)
+        files = {}
+        for key, model in models.items():
+            path = self.folder / f"{_name(key)}.blob"
+            path.write_bytes(model.export_model().getvalue())
+            files[path.name] = sha256(path)
+        write_json(self.folder / MANIFEST, {"schema_version": SCHEMA_VERSION, "bank": self._bank, "files": files})
+
+
+def device_key(core: ov.Core, device: str) -> str:
+    """A folder name that tells devices, drivers and versions apart."""
+    parts = [device, core.get_property(device, "FULL_DEVICE_NAME"), ov.get_version()]
+    if "DRIVER_VERSION" in core.get_property(device, "SUPPORTED_PROPERTIES") and device != "CPU":
+        parts.append(str(core.get_property(device, "DRIVER_VERSION")))
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts))
+
+
+def _name(key: Key) -> str:
+    shape, slot = key
+    folded = f"g{shape.group}" if shape.group > 1 else ""
+    selected = f"_k{shape.top_k}" if shape.top_k else ""
+    return f"h{shape.heads}{folded}_m{shape.rows}_d{shape.head_dim}_n{shape.keys}{selected}_s{slot}"
+
+
+def _entry(key: Key, pairs: tuple[tuple[float, float], ...], form: GraphForm) -> dict:
+    shape, slot = key
+    scales = {"pair": None, "q_scale": None, "k_scale": None, "output_scale": None}
+    if form.bakes_scales:
+        q_scale, k_scale = pairs[slot]
+        output = form.requant.output_scale(q_scale, k_scale) if form.requant else q_scale * k_scale
+        scales = {"pair": slot, "q_scale": q_scale, "k_scale": k_scale, "output_scale": output}
+    shapes = {"heads": shape.heads, "M": shape.rows, "K": shape.head_dim, "N": shape.keys}
+    return shapes | {"group": shape.group, "top_k": shape.top_k} | scales
+
+
+def _check(folder: Path, files: dict[str, str], what: str, remedy: str) -> None:
+    for name, digest in files.items():
+        if not (folder / name).is_file() or sha256(folder / name) != digest:
+            raise InputError(f"{what}: {name} is missing or altered; {remedy}")

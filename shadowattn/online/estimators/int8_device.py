@@ -1,0 +1,105 @@
+"""Estimate and selection both on the device: graphs that return indices, so that no score comes back (`selection=device`).
+
+k is static in a graph, so heads of different retention take graphs of different k; each row uses as much of its graph's answer as
+its budget says, which leaves exactly the keys that the host would have selected.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shadowattn.errors import InputError
+from shadowattn.graphs.bank import GraphBank
+from shadowattn.online.estimators.int8 import Buckets, launch
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Lists, Selection
+
+_NOWHERE = torch.iinfo(torch.int32).max
+
+
+@dataclass
+class Int8Device:
+    """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
+
+    With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`).
+    """
+
+    bank: GraphBank
+    clipped: int = field(default=0, init=False)  # as for `Int8`
+    launched: int = field(default=0, init=False)
+
+    @property
+    def device(self) -> str:
+        """Where the graphs run, as OpenVINO names it."""
+        return self.bank.device
+
+    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+        """Never: its graphs return indices."""
+        raise InputError("selection=device: the graphs return indices, not scores; use decode=dense, or selection=per_row")
+
+    def prepare(self, k: Tensor, *, layer: int) -> Tensor:
+        return k
+
+    def choose(self, q: Tensor, prepared: Tensor, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
+        """Arguments as in `Chooser.choose`; raises `InputError` for rules that the graphs do not know."""
+        self._check(rule)
+        budgets = lists.starts.diff().view(len(heads), -1)
+        wanted = -(-budgets // self.bank.form.pool[1])  # keys, or blocks of keys
+        buckets = Buckets.of(self.bank, q, prepared, heads.kv)
+        self.clipped += buckets.clipped
+        sizes = {"rows": q.shape[1], "keys": prepared.shape[1], "head_dim": q.shape[2], "heads": self.bank.launch_heads[0]}
+        top_k = [self.bank.shape_for(**sizes, top_k=most).top_k for most in wanted.amax(1).tolist()]
+        plan = buckets.launches(self.bank, heads.kv, kind=top_k)
+        self.launched += len(plan)
+        chosen: list[Tensor] = [torch.empty(0)] * len(heads)
+        for members, size in plan:
+            how = {"first_row": int(positions[0]), "top_k": top_k[members[0]]}
+            order = launch(self.bank, members, size, q, prepared, heads.kv, buckets, **how)
+            for head, table in zip(members, self._lists(order, wanted[members], lists), strict=True):
+                chosen[head] = table
+        if self.bank.form.pool[1] == 1:
+            return Selection(torch.cat([table[table < _NOWHERE] for table in chosen]), lists.starts, positions, rule.query_block)
+        return self._keys(chosen, lists, positions, rule.query_block)
+
+    def _lists(self, order: Tensor, wanted: Tensor, lists: Lists) -> Tensor:
+        """The first `wanted` [h, B] of `order` [h, B, k], a list's own always among them; ascending, the rest at the end."""
+        if lists.own is not None:
+            own = (lists.own // self.bank.form.pool[1]).to(order.dtype)[None, :, None].expand(*order.shape[:2], 1)
+            order = torch.cat([own, order.masked_fill(order == own, _NOWHERE)], 2)
+        place = (order < _NOWHERE).cumsum(2)
+        return order.masked_fill(place > wanted[:, :, None], _NOWHERE).sort(2).values
+
+    def _keys(self, chosen: list[Tensor], lists: Lists, positions: Tensor, query_block: int) -> Selection:
+        """Blocks become the keys in them, as far as the list is offered any."""
+        width = self.bank.form.pool[1]
+        indices, counts = [], []
+        for table in chosen:
+            blocks = table.masked_fill(table == _NOWHERE, -1)[:, :, None]
+            keys = (blocks * width + torch.arange(width, dtype=torch.int32)).flatten(1)
+            valid = (blocks >= 0).expand(-1, -1, width).flatten(1) & (keys < lists.offered[:, None])
+            indices.append(keys[valid])
+            counts.append(valid.sum(1))
+        starts = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0))
+        return Selection(torch.cat(indices), starts, positions, query_block)
+
+    @staticmethod
+    def check(rule: Rule) -> None:
+        """Raises `InputError` for a rule that no graph follows."""
+        if rule.sinks or rule.recent or (rule.query_block > 1 and rule.block_score != "max"):
+            raise InputError(
+                "selection=device: the graphs rank by the maximum over a block and know no sinks or recent keys, got "
+                f"block_score={rule.block_score} sinks={rule.sinks} recent={rule.recent}; use block_score=max, or "
+                "selection=per_row"
+            )
+
+    def _check(self, rule: Rule) -> None:
+        form = self.bank.form
+        if not form.indices:
+            raise InputError("selection=device: the bank's graphs return scores, not indices; build a bank with indices=True")
+        if form.pool[0] != rule.query_block:
+            raise InputError(
+                f"selection=device: the bank's graphs share a list over {form.pool[0]} rows, the rule asks for lists over "
+                f"{rule.query_block}; build a bank for it"
+            )
+        self.check(rule)

@@ -1,0 +1,168 @@
+"""Does a device compile and run the estimation graphs, and are its integers right? Each form by itself, in another process.
+
+`python -m shadowattn.selfcheck DEVICE CASE …` prints one JSON line a case. It runs apart because a device's compiler may abort
+rather than raise; `check_device` starts it again behind the case that it died in.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import openvino as ov
+import torch
+
+from shadowattn.errors import InputError
+from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, runs_in_int8
+from shadowattn.graphs.graph import Arena, Graph
+from shadowattn.graphs.quantize import quantize
+from shadowattn.types import Requant
+
+_CHUNK = GraphShape(4, 128, 64, 1024)
+_REQUANT = Requant("target_requant", 3e-3)
+# A driver that takes longer to compile one matrix product hangs.
+_TIMEOUT_S = 600
+_RUNS, _LONG_S, _RETENTION = 30, 2.0, 0.2
+# Of normal values: their absmax over a head is near four.
+_SCALE = 4.2 / 127
+
+CASES: dict[str, tuple[GraphShape, GraphForm]] = {
+    "probe": (GraphShape(1, 16, 64, 16), FLOAT),
+    "static": (_CHUNK, FLOAT),
+    "static, long": (replace(_CHUNK, keys=4096), FLOAT),
+    "static, INT8 scores": (_CHUNK, GraphForm(requant=_REQUANT)),
+    "static, group folded": (replace(_CHUNK, group=4), FLOAT),
+    "static, mask": (_CHUNK, GraphForm(mask=True)),
+    "static, mask, pool 1×16": (_CHUNK, GraphForm(mask=True, pool=(1, 16))),
+    "static, mask, pool 1×16, TopK 13": (replace(_CHUNK, top_k=13), GraphForm(mask=True, pool=(1, 16), indices=True)),
+    "static, mask, TopK 205": (replace(_CHUNK, top_k=205), GraphForm(mask=True, indices=True)),
+    "runtime scales": (_CHUNK, GraphForm("runtime")),
+    "unit, int8 inputs": (_CHUNK, GraphForm("unit")),
+    # The paper's launches: 2, 3 and 4 ms on its phone (section 3.4).
+    "launch of 1 head": (GraphShape(1, 128, 64, 2048), FLOAT),
+    "launch of 2 heads": (GraphShape(2, 128, 64, 2048), FLOAT),
+    "launch of 4 heads": (GraphShape(4, 128, 64, 2048), FLOAT),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case came to. `error` is empty where it ran; the figures are NaN where it did not.
+
+    `steps_off`: largest difference to integer arithmetic, in steps of the integer product (of the score, where that is INT8; of
+    rows with other indices, where the graph selects). `exact`: share of scores without any. `recall`: of the top 20 % of
+    each row by integer arithmetic. `int8`: whether the runtime names an INT8 primitive, None where it names none.
+    """
+
+    case: str
+    error: str = ""
+    compile_s: float = float("nan")
+    median_ms: float = float("nan")
+    p95_ms: float = float("nan")
+    steps_off: float = float("nan")
+    exact: float = float("nan")
+    recall: float = float("nan")
+    int8: bool | None = None
+
+
+def run_case(device: str, case: str) -> Outcome:
+    """Compiles, runs, compares and times one case in this process. Whatever the device raises becomes the outcome's `error`."""
+    shape, form = CASES[case]
+    hints = {"INFERENCE_PRECISION_HINT": "f32"} if device == "CPU" else {}
+    try:
+        start = time.perf_counter()
+        model = ov.Core().compile_model(estimation_graph(shape, form, _SCALE, _SCALE), device, hints)
+        compile_s = time.perf_counter() - start
+        graph = Graph(model, shape, form, (_SCALE, _SCALE), Arena([model]))
+        generator = torch.Generator().manual_seed(0)
+        q = _normal(shape.heads, shape.rows, shape.head_dim, generator)
+        k = _normal(shape.kv_heads, shape.keys, shape.head_dim, generator)
+        scales = {"q_scales": torch.full((len(q),), _SCALE), "k_scales": torch.full((len(k),), _SCALE)}
+        out = graph.run(q, k, **scales, first_row=shape.keys - shape.rows).clone()
+        seconds = []
+        while len(seconds) < _RUNS and sum(seconds) < _LONG_S:
+            start = time.perf_counter()
+            graph.infer()
+            seconds.append(time.perf_counter() - start)
+    except RuntimeError as error:  # what OpenVINO raises, for whatever reason
+        return Outcome(case, error=" ".join(str(error).split())[-300:])
+    median, p95 = np.percentile(seconds, (50, 95)) * 1e3
+    q8, k8 = (quantize(x, scales[name]).double() for name, x in (("q_scales", q), ("k_scales", k)))
+    product = q8 @ k8.repeat_interleave(shape.group, 0).mT
+    figures = _compare(out, product, shape, form)
+    int8 = runs_in_int8(model) if device == "CPU" else None
+    return Outcome(case, "", compile_s, float(median), float(p95), *figures, int8)
+
+
+def _normal(heads: int, rows: int, dim: int, generator: torch.Generator) -> torch.Tensor:
+    """Normal values off the borders between two steps, which a device may round either way."""
+    steps = (torch.randn(heads, rows, dim, generator=generator) / _SCALE).round()
+    return (steps + 0.6 * torch.rand(heads, rows, dim, generator=generator) - 0.3) * _SCALE
+
+
+def check_device(device: str, cases: Sequence[str] = tuple(CASES), *, progress: Callable = iter) -> list[Outcome]:
+    """All cases on one device. A case that takes the process down is reported with its exit status, and the rest still run."""
+    unknown = [case for case in cases if case not in CASES]
+    if unknown:
+        raise InputError(f"case: expected some of {', '.join(CASES)}, got {', '.join(unknown)}")
+    outcomes: list[Outcome] = []
+    shown = iter(progress(list(cases)))
+    while len(outcomes) < len(cases):
+        left = cases[len(outcomes) :]
+        lines, problem = _worker(device, left)
+        done = [Outcome(**json.loads(line)) for line in lines if line.startswith("{")]
+        if len(done) < len(left):
+            done.append(Outcome(left[len(done)], error=problem))
+        outcomes += done
+        for _ in done:
+            next(shown, None)
+    next(shown, None)
+    return outcomes
+
+
+def _worker(device: str, cases: Sequence[str]) -> tuple[list[str], str]:
+    """The lines that a process printed before it was through or died, and what it died of."""
+    command = [sys.executable, "-m", "shadowattn.selfcheck", device, *cases]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as expired:
+        printed = (expired.stdout or b"").decode(errors="replace")
+        return printed.splitlines(), f"no answer within {_TIMEOUT_S} s"
+    said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return done.stdout.splitlines(), f"the process ended with status {done.returncode}: {said}"
+
+
+def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: GraphForm) -> tuple[float, float, float]:
+    """(steps_off, exact, recall) of an output against the exact integer product [heads, rows, keys]."""
+    positions = shape.keys - shape.rows + torch.arange(shape.rows)
+    if form.mask:
+        product = product.masked_fill(torch.arange(shape.keys) > positions[:, None], -torch.inf)
+    rows, keys = form.pool
+    exact = product.view(len(product), shape.rows // rows, rows, shape.keys // keys, keys).amax((2, 4))
+    seen = torch.isfinite(exact)
+    if form.indices:
+        expected = torch.sort(exact, dim=2, descending=True, stable=True).indices[..., : shape.top_k]
+        found = torch.stack([torch.isin(o, e) for o, e in zip(out.flatten(0, 1).long(), expected.flatten(0, 1), strict=True)])
+        differ = (out.long() != expected).any(2)
+        return float(differ.sum()), 1 - float(differ.double().mean()), float(found.double().mean())
+    steps = out.double()
+    if form.requant is not None:
+        exact = (exact * form.requant.multiplier(_SCALE, _SCALE)).clamp(-128, 127)
+    elif form.bakes_scales:
+        steps = steps / float(np.float64(np.float32(_SCALE)) ** 2)
+    off = (steps - exact)[seen].abs()
+    # An INT8 score is a rounding of the exact one; half a step is no error.
+    off = (off - 0.501).clamp(min=0).ceil() if form.requant is not None else off.round()
+    keep = max(1, round(_RETENTION * exact.shape[2]))
+    best, found = (x.masked_fill(~seen, -torch.inf).topk(keep, 2).indices.flatten(0, 1) for x in (exact, steps))
+    hit = sum(len(np.intersect1d(a, b)) for a, b in zip(best.numpy(), found.numpy(), strict=True))
+    return float(off.max()), float((off == 0).double().mean()), hit / best.numel()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        print(json.dumps(asdict(run_case(sys.argv[1], name))), flush=True)

@@ -1,0 +1,70 @@
+"""The check itself: right on the CPU, and honest about a device that fails, dies or computes something else."""
+
+import sys
+
+import pytest
+import torch
+
+from shadowattn import selfcheck
+from shadowattn.errors import InputError
+from shadowattn.selfcheck import CASES, check_device, run_case
+
+
+def dying(folder, *, after: int = 0, how: str = "os.abort()") -> str:
+    """An interpreter that answers for the first `after` cases and then dies."""
+    script = folder / "python"
+    script.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"for case in sys.argv[4:][:{after}]:\n    print(json.dumps(dict(case=case, recall=1.0)), flush=True)\n"
+        f"if len(sys.argv[4:]) > {after}: {how}\n"
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "long" not in case and "launch" not in case])
+def test_every_form_is_exact_on_the_cpu(case):
+    outcome = run_case("CPU", case)
+    assert outcome.error == ""
+    assert outcome.exact == 1
+    assert outcome.recall == 1 or ("INT8 scores" in case and outcome.recall > 0.98)  # 256 steps make ties
+    assert outcome.int8
+    assert outcome.p95_ms >= outcome.median_ms > 0
+
+
+def test_a_device_that_is_not_there_says_so():
+    outcome = run_case("XPU", "probe")
+    assert "XPU" in outcome.error
+    assert outcome.compile_s != outcome.compile_s  # NaN: nothing was measured
+
+
+def test_a_case_that_kills_the_process_is_reported_and_the_rest_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(selfcheck.sys, "executable", dying(tmp_path, after=1))
+    cases = ["probe", "static", "static, mask", "runtime scales"]
+    outcomes = check_device("CPU", cases)
+    assert [o.case for o in outcomes] == cases
+    assert [bool(o.error) for o in outcomes] == [False, True, False, True]
+    assert "ended with status -6" in outcomes[1].error
+
+
+def test_a_device_that_hangs_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(selfcheck, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(selfcheck.sys, "executable", dying(tmp_path, how="import time; time.sleep(60)"))
+    assert check_device("CPU", ["probe"])[0].error == "no answer within 1 s"
+
+
+def test_wrong_scores_are_found_out():
+    shape, form = CASES["static"]
+    product = torch.arange(float(shape.heads * shape.rows * shape.keys)).view(shape.heads, shape.rows, shape.keys) % 997
+    step = selfcheck._SCALE**2
+    right = (product * step).float()
+    assert selfcheck._compare(right, product, shape, form) == (0.0, 1.0, 1.0)
+    steps_off, exact, recall = selfcheck._compare(-right, product, shape, form)
+    assert steps_off == 2 * 996
+    assert exact < 0.01
+    assert recall < 0.5
+
+
+def test_unknown_cases_are_refused():
+    with pytest.raises(InputError, match="expected some of probe, static"):
+        check_device("CPU", ["dynamic"])
