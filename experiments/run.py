@@ -25,7 +25,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from experiments import allocator_study, fig9, gates, latency_profile, offline_study, query_block, selfcheck, study
+from experiments import (
+    allocator_study,
+    fig9,
+    gates,
+    graphs_study,
+    latency_profile,
+    offline_study,
+    query_block,
+    selfcheck,
+    study,
+)
 from experiments import config as schema
 from experiments.machine import machine
 from experiments.progress import say
@@ -48,6 +58,7 @@ STUDIES = {
     "latency_profile": latency_profile,
     "fig9": fig9,
     "selfcheck": selfcheck,
+    "graphs": graphs_study,
 }
 
 

@@ -1,0 +1,115 @@
+"""The graph bank measured: what building, loading and calling it costs, what padding the planner saves, how fast each form is."""
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from rich.table import Table
+
+from benchmarks import bank as bank_benchmark
+from benchmarks import forms as forms_benchmark
+from benchmarks.interleave import Timing, ratio
+from experiments import study
+from experiments.progress import bar, say
+from experiments.setup import Setup
+from experiments.stages import Offline
+from shadowattn.artifacts import Units
+from shadowattn.devices import survey
+from shadowattn.graphs import GraphBank
+from shadowattn.graphs.planner import POLICIES, chunk_lengths, plan_capacities
+from shadowattn.reporting import graph_figures
+from shadowattn.reporting.rows import Row
+
+_FORM_SHAPES = ("qwen2_1_5b", "phonelm_0_5b")
+_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_PROMPTS, _LONGEST = 500, 4096
+
+
+@dataclass(frozen=True)
+class GraphRow(Row):
+    """A row about a plan of shapes, or about none."""
+
+    shapes: int = 0
+
+
+def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[GraphRow]:
+    """Banks of four models' shapes, plans for prompts of any length, and one launch in every form."""
+    units = Units(folder / "cells")
+    for device in survey():
+        say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
+    row = replace(
+        study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", estimate_device="CPU", data="random tensors",
+        corpus_sha256="", context_tokens=_LONGEST,
+    )  # fmt: skip
+    row = GraphRow(**vars(row))
+    say(f"banks: 54 graphs each for {', '.join(bank_benchmark.SHAPES)}; every phase in a process of its own")
+    rows = []
+    for shape in bar(list(bank_benchmark.SHAPES), "banks"):
+        figures = units.get(f"bank-{shape}", lambda shape=shape: bank_benchmark.measure_bank(shape))
+        rows += [
+            replace(row, method=shape, model=shape, metric=metric, value=float(figures[metric]), unit=unit, n=1)
+            for metric, unit in bank_benchmark.UNITS.items()
+        ]
+    for shape in bar(_FORM_SHAPES, "forms"):
+        made = units.get(f"forms-{shape}", lambda shape=shape: _seconds(forms_benchmark.measure_forms(shape)))
+        rows += _form_rows(replace(row, model=shape), {name: Timing(tuple(values)) for name, values in made.items()})
+    return rows + _plan_rows(setup, row)
+
+
+def _seconds(timings: dict[str, Timing]) -> dict[str, list[float]]:
+    return {name: list(timing.seconds) for name, timing in timings.items()}
+
+
+def _form_rows(row: GraphRow, timings: dict[str, Timing]) -> list[GraphRow]:
+    rows = []
+    for name, timing in timings.items():
+        low, high = timing.quartiles_s
+        of = replace(row, method=name, n=len(timing.seconds), unit="ms")
+        rows += [
+            replace(of, metric="launch_ms", value=timing.median_s * 1e3),
+            replace(of, metric="lower_ms", value=low * 1e3),
+            replace(of, metric="upper_ms", value=high * 1e3),
+            replace(of, metric="times_faster", value=ratio(timings[forms_benchmark.BASELINE], timing), unit="1"),
+        ]
+    return rows
+
+
+def _plan_rows(setup: Setup, row: GraphRow) -> list[GraphRow]:
+    """Padding by policy and number of shapes, for prompts of every length alike."""
+    draw_length = random.Random(setup.config.seed)
+    prompts = [draw_length.randint(1, _LONGEST) for _ in range(_PROMPTS)]
+    lengths = chunk_lengths(prompts, setup.config.graphs.chunk_tokens)
+    rows = []
+    for limit in _LIMITS:
+        for policy in POLICIES:
+            plan = plan_capacities(lengths, context_tokens=_LONGEST, limit=limit, policy=policy)
+            of = replace(
+                row, method=policy, model="none", data=f"{_PROMPTS} prompts of 1 to {_LONGEST} tokens", path_kind="quality"
+            )
+            rows.append(replace(of, metric="waste", value=plan.waste, n=lengths.total(), shapes=limit))
+    return rows
+
+
+def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
+    """One picture of all of it."""
+    graph_figures.bank(rows, folder / "graphs.png")
+
+
+def table(rows: pd.DataFrame, title: str) -> Table:
+    """A line for each bank, beside the bars of two cores."""
+    columns = {
+        "build_and_compile_s": ("build + compile s (< 3)", 1.0, "{:.2f}"),
+        "load_s": ("load s (< 0.5)", 1.0, "{:.2f}"),
+        "openvino_cache_s": ("by OpenVINO's cache s", 1.0, "{:.2f}"),
+        "resident_bytes": ("resident MB (< 300)", 1e-6, "{:.0f}"),
+        "disk_bytes": ("on disk MB", 1e-6, "{:.2f}"),
+        "infer_us": ("call µs, bound (< 30)", 1.0, "{:.1f}"),
+        "call_us": ("with copies µs", 1.0, "{:.1f}"),
+    }
+    made = Table("bank of 54 graphs", *(name for name, _, _ in columns.values()), title=title)
+    for shape in bank_benchmark.SHAPES:
+        values = rows[rows.method == shape].set_index("metric").value
+        made.add_row(shape, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
+    return made
