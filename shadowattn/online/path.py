@@ -20,9 +20,7 @@ from shadowattn.types import Heads, Lists, Selection
 _CHUNK_TOKENS = 256
 # What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
 # keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
-# Scores stay below 32 MiB, the largest block that glibc keeps for the next launch: the first touch of fresh memory takes as long
-# as the estimate (8192 keys, 12 heads of 128: 65 ms with 64 MiB, 47 ms with 24 MiB).
-_SCORE_BYTES, _LIST_BYTES = 24 << 20, 8 << 20
+_SCORE_BYTES, _LIST_BYTES = 64 << 20, 8 << 20
 
 
 def sparse_attention(

@@ -61,6 +61,7 @@ class Int8:
     bank: GraphBank
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
+    _scores: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def device(self) -> str:
@@ -75,12 +76,17 @@ class Int8:
         self.launched += len(plan)
         if len(plan) == 1:
             return launch(self.bank, *plan[0], q, k, kv_head, buckets, first_row=int(positions[0]))
-        scores = None
         for members, size in plan:
             part = launch(self.bank, members, size, q, k, kv_head, buckets, first_row=int(positions[0]))
-            scores = part.new_empty(q.shape[0], *part.shape[1:]) if scores is None else scores
+            scores = self._memory(part, q.shape[0])
             scores[members] = part
         return scores
+
+    def _memory(self, part: Tensor, heads: int) -> Tensor:
+        """Room for the scores of `heads` heads, kept between calls: the first touch of fresh memory takes longer than the copy."""
+        if self._scores is None or self._scores.dtype != part.dtype or self._scores.numel() < heads * part[0].numel():
+            self._scores = part.new_empty(heads * part[0].numel())
+        return self._scores[: heads * part[0].numel()].view(heads, *part.shape[1:])
 
     def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Buckets]:
         """As `Launcher.groups`: heads whose scales fall into one bucket, as many as the bank launches at once."""
