@@ -230,6 +230,29 @@ class SelectionConfig:
 
 
 @dataclass
+class PipelineConfig:
+    """`mode` as in `shadowattn.online.pipeline.Pipeline`; threads null: all where one stage runs at a time, else a share each.
+
+    `profile` is what `+exp=latency_profile` leaves, for `planned`.
+    """
+
+    mode: str = "batched"
+    queue_heads: int = 2
+    estimate_threads: int | None = None
+    select_threads: int | None = None
+    attend_threads: int | None = None
+    profile: str | None = None
+
+
+@dataclass
+class LatencyConfig:
+    """What `+exp=latency_profile` measures: up to the run's longest prompt, at these retentions, so often."""
+
+    retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
+    repeats: int = 25
+
+
+@dataclass
 class TextTask:
     """No questions: perplexity and fidelity are measured in any case."""
 
@@ -332,7 +355,8 @@ class Paths:
 @dataclass
 class Config:
     experiment: str = "default"
-    # quality: methods against retention; gates: the reference model's bars; offline: that stage alone; allocators; query_block
+    # quality: methods against retention; gates: the reference model's bars; offline: that stage alone; allocators; query_block;
+    # latency_profile and fig9: the pipeline
     study: str = "quality"
     seed: int = 0
     retention: float = 0.2
@@ -356,6 +380,9 @@ class Config:
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even
     decode: str = "dense"  # dense, shared
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    scheduler: Any = None  # who plans where pipeline=planned
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)
     paths: Paths = field(default_factory=Paths)
@@ -384,6 +411,7 @@ _SCHEMAS = {
         "random": RandomEstimator,
     },
     "selection": {"base": SelectionConfig},
+    "pipeline": {"base": PipelineConfig},
     "task": {"text": TextTask, "retrieval_kv": RetrievalKVTask, "needle": NeedleTask},
 }
 

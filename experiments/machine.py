@@ -1,32 +1,25 @@
 """What a run was made on: in every `meta.json`."""
 
-import os
 import platform
 import subprocess
 from pathlib import Path
 
 import torch
 
+from shadowattn.machine import cores, processor
+
 
 def machine() -> dict[str, str | int | bool | None]:
     """Processor, threads and the state of the code."""
     return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
+        "processor": processor(),
+        "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _git(*arguments: str) -> str | None:

@@ -25,7 +25,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from experiments import allocator_study, gates, graphs_study, offline_study, query_block, recall_study, selfcheck, study
+from experiments import (
+    allocator_study,
+    fig9,
+    gates,
+    graphs_study,
+    latency_profile,
+    offline_study,
+    query_block,
+    recall_study,
+    selfcheck,
+    study,
+)
 from experiments import config as schema
 from experiments.machine import machine
 from experiments.progress import say
@@ -45,6 +56,8 @@ STUDIES = {
     "offline": offline_study,
     "allocators": allocator_study,
     "query_block": query_block,
+    "latency_profile": latency_profile,
+    "fig9": fig9,
     "selfcheck": selfcheck,
     "graphs": graphs_study,
     "recall": recall_study,

@@ -29,13 +29,16 @@ from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
 from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.online.executor import Threads
+from shadowattn.online.latency import LatencyProfile
+from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.prefill import DECODES, check_dense_above
 from shadowattn.online.selection import Rule
 
 # What is local to a machine, or stands in the hash by its content instead.
 _OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard")
 # Settings that name a file: its content is hashed, not where it lies.
-_FILES = ("path", "activation_scales")
+_FILES = ("path", "activation_scales", "profile")
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
 _DEFAULT_CONTEXT = 1024
@@ -129,6 +132,15 @@ def prepare(config: DictConfig) -> Setup:
     setup.heldout()
     setup.calibration(tokens=max(context_tokens, config.importance.window_tokens), windows=1)
     return setup
+
+
+def make_pipeline(config: DictConfig) -> Pipeline:
+    """The pipeline that a configuration asks for. Raises `InputError` on options or a profile that do not fit."""
+    given = config.pipeline
+    profile = LatencyProfile.load(Path(given.profile).expanduser()) if given.profile else None
+    threads = Threads(given.estimate_threads, given.select_threads, given.attend_threads)
+    scheduler = instantiate(config.scheduler)
+    return Pipeline(given.mode, queue_heads=given.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
 
 
 def by_content(settings: Any) -> Any:
@@ -246,8 +258,24 @@ def _check_importance(importance: ImportanceConfig) -> None:
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
 
 
+def _check_pipeline(pipeline: Pipeline, methods: dict, study: str) -> None:
+    if study in ("latency_profile", "fig9") and pipeline.mode not in ("overlap", "fused"):
+        raise InputError(f"pipeline: {study} measures stages that overlap, got {pipeline.mode}; use pipeline=fused")
+    for name, method in methods.items():
+        estimator = get_class(method.estimator._target_)
+        selects = on_device(method) or hasattr(estimator, "choose")
+        if pipeline.mode in ("fused", "planned") and selects:
+            raise InputError(
+                f"pipeline={pipeline.mode}: {name} selects while it estimates, so that there are no scores to launch "
+                "for; use pipeline=batched, off or overlap"
+            )
+        if pipeline.mode == "planned":
+            pipeline.profile.check({"estimator": estimator.__name__})
+
+
 def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
-    head_retentions(torch.tensor(retentions, dtype=torch.float64), len(retentions))
+    for given in (retentions, list(config.latency.retentions)):
+        head_retentions(torch.tensor(given, dtype=torch.float64), len(given))
     if "dense" in methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
     counts = {
@@ -260,6 +288,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "importance.windows": config.importance.windows or 1,
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
+        "latency.repeats": config.latency.repeats,
         "evaluation.context_tokens": 1 if config.evaluation.context_tokens is None else config.evaluation.context_tokens - 1,
     }
     for name, count in counts.items():
@@ -274,6 +303,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     check_choices("graphs", config.graphs, {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES})
     launch_sizes(config.graphs.launch_heads, heads=1, kv_heads=1)
     check_dense_above(config.dense_above)
+    _check_pipeline(make_pipeline(config), methods, config.study)
     if config.decode not in DECODES:
         raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {config.decode!r}")
     for name, method in methods.items():

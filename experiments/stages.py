@@ -12,8 +12,18 @@ from omegaconf import OmegaConf
 
 from experiments.config import SelectionConfig
 from experiments.progress import bar, say, work_bar
-from experiments.setup import OBSERVE, Setup, by_content, needs_importance, needs_sensitivity, part_name
-from shadowattn.artifacts import Stage, content_hash
+from experiments.setup import (
+    OBSERVE,
+    Setup,
+    by_content,
+    make_pipeline,
+    needs_bank,
+    needs_importance,
+    needs_sensitivity,
+    part_name,
+    rule_options,
+)
+from shadowattn.artifacts import Stage, content_hash, sha256
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.planner import (
     ShapePlan,
@@ -25,6 +35,7 @@ from shadowattn.graphs.planner import (
     with_top_k,
 )
 from shadowattn.graphs.storage import MANIFEST
+from shadowattn.kernels import choose
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import (
     Race,
@@ -44,6 +55,11 @@ from shadowattn.offline.fake_quant import (
     save_activation_scales,
 )
 from shadowattn.offline.outputs import OutputObservations, observe_outputs
+from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.probe import Probe
+from shadowattn.online.selection import Rule
+from shadowattn.threads import thread_budget
 from shadowattn.types import AblationLosses, Importance, Requant, RetentionProfile, ScaleGrid, Sensitivity
 
 
@@ -183,12 +199,50 @@ def _bank(
         f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason}), "
         f"{plan.waste:.0%} of their scores padding"
     )
-    bank.compile(
-        blobs=folder.with_name(f"{folder.name}-compiled"),
-        threads=graphs.compile_threads,
-        progress=lambda models: bar(models, "compile", total=len(bank)),
-    )
+    with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):
+        bank.compile(
+            blobs=folder.with_name(f"{folder.name}-compiled"),
+            threads=graphs.compile_threads,
+            progress=lambda models: bar(models, "compile", total=len(bank)),
+        )
     return bank, folder.name
+
+
+def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) -> tuple[LatencyProfile, Path]:
+    """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
+    settings, method = setup.config.latency, setup.methods[setup.config.method]
+    dtype = setup.loaded.model.dtype
+    estimator = instantiate(method.estimator, **({"bank": bank} if needs_bank(method.estimator) else {}))
+    probe = Probe(
+        heads=setup.shape.heads,
+        kv_heads=setup.shape.kv_heads,
+        head_dim=setup.shape.head_dim,
+        rows=min(setup.config.graphs.chunk_tokens, max(setup.prompt_tokens)),
+        dtype=dtype,
+        estimator=estimator,
+        rule=Rule(**rule_options(method.selection)),
+        kernels=choose(setup.kernel, head_dim=setup.shape.head_dim, dtype=dtype),
+        threads=pipeline.budgets(setup.device.name),
+        seed=setup.config.seed,
+    )
+    lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(settings.retentions)
+    bound = probe.binding()
+    stage = Stage(
+        _root(setup), "latency", {"binding": bound, "keys": lengths, "retentions": retentions, "repeats": settings.repeats}
+    )
+    path = stage.folder / "latency_profile.json"
+    if not stage.done:
+        say(f"latency: {len(probe.launches())} kinds of launch, {len(retentions)} retentions, up to {lengths[-1]} keys")
+        points = []
+        for keys in bar(lengths, "measure"):
+            measured = stage.units.get(
+                str(keys), lambda keys=keys: [asdict(p) for p in probe.measure(keys, retentions, repeats=settings.repeats)]
+            )
+            points += [Latency(**point) for point in measured]
+        LatencyProfile(bound, tuple(points)).save(path)
+        stage.finish({"sha256": sha256(path)})
+    stage.read()
+    return LatencyProfile.load(path), path
 
 
 # Retentions are counted in steps of this share when k buckets are chosen.

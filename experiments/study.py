@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.config import SelectionConfig
 from experiments.progress import bar, say
-from experiments.setup import Setup, needs_bank, needs_grid, on_device, part_name, rule_options
+from experiments.setup import Setup, make_pipeline, needs_bank, needs_grid, on_device, part_name, rule_options
 from experiments.stages import Offline, device_bank, make_profile
 from shadowattn.artifacts import Units
 from shadowattn.evaluation.fidelity import Fidelity
@@ -113,6 +113,7 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
             kernel=setup.kernel,
             dense_above=setup.dense_above(attached.selection.query_block),
             decode=setup.config.decode,
+            pipeline=make_pipeline(setup.config),
             **rule_options(attached.selection),
             observers=observers,
         )

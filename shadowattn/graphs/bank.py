@@ -16,6 +16,7 @@ from shadowattn.graphs import storage
 from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, runs_in_int8
 from shadowattn.graphs.graph import Arena, Graph
+from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import RetentionProfile
 
 
@@ -43,7 +44,7 @@ class GraphBank:
         self._read = read
         self._core = ov.Core()
         self._arena: Arena | None = None
-        self._graphs: dict[tuple[GraphShape, int], Graph] = {}
+        self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
 
     @classmethod
     def build(
@@ -88,11 +89,14 @@ class GraphBank:
         is exported to it. `progress` may wrap the iterable in a bar.
         """
         store = storage.Blobs(Path(blobs), self._core, self.device, self._identity) if blobs is not None else None
-        todo = [key for key in self.keys if key not in self._graphs]
+        todo = [key for key in self.keys if (*key, current_budget()) not in self._graphs]
+        hints = self._hints  # of the calling thread's budget
         known = store.read(todo) if store else {}
 
         def compiled(key: tuple[GraphShape, int]) -> ov.CompiledModel:
-            return self._core.import_model(known[key], self.device, self._hints) if key in known else self._compiled(key)
+            if key in known:
+                return self._core.import_model(known[key], self.device, hints)
+            return self._core.compile_model(self._read(*key), self.device, hints)
 
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
             models = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
@@ -167,20 +171,18 @@ class GraphBank:
     @property
     def _identity(self) -> str:
         shapes = [asdict(shape) for shape in self.shapes]
-        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form)})
+        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form), "hints": self._hints})
 
     @property
-    def _hints(self) -> dict[str, str]:
+    def _hints(self) -> dict[str, str | int | bool]:
         # The CPU plugin's default on BF16 machines would round the scores to bfloat16.
-        return {"INFERENCE_PRECISION_HINT": "f32"} if self.device == "CPU" else {}
-
-    def _compiled(self, key: tuple[GraphShape, int]) -> ov.CompiledModel:
-        return self._core.compile_model(self._read(*key), self.device, self._hints)
+        return {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints() if self.device == "CPU" else {}
 
     def _graph(self, key: tuple[GraphShape, int]) -> Graph:
-        if key not in self._graphs:
-            self._add(key, self._compiled(key))
-        return self._graphs[key]
+        compiled = *key, current_budget()
+        if compiled not in self._graphs:
+            self._add(key, self._core.compile_model(self._read(*key), self.device, self._hints))
+        return self._graphs[compiled]
 
     def _add(self, key: tuple[GraphShape, int], model: ov.CompiledModel) -> Graph:
         if self.device == "CPU" and not runs_in_int8(model):
@@ -189,8 +191,8 @@ class GraphBank:
             self._arena = Arena(estimation_graph(shape, self.form) for shape in self.shapes)
         shape, slot = key
         scales = self.pairs[slot] if self.form.bakes_scales else (None, None)
-        self._graphs[key] = Graph(model, shape, self.form, scales, self._arena)
-        return self._graphs[key]
+        graph = self._graphs[*key, current_budget()] = Graph(model, shape, self.form, scales, self._arena)
+        return graph
 
     def __len__(self) -> int:
         return len(self.keys)

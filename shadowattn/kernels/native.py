@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -95,17 +96,23 @@ _FUNCTIONS = {
 }
 
 
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where the installation found no compiler.
+def path() -> Path | None:
+    """The file of the compiled kernels, or None where the installation found no compiler.
 
     The environment variable SHADOWATTN_NATIVE names another build of them, such as one with sanitizers (`make sanitize`).
     """
     spec = importlib.util.find_spec("shadowattn.kernels._native")
-    path = os.environ.get("SHADOWATTN_NATIVE") or (spec and spec.origin)
-    if not path:
+    found = os.environ.get("SHADOWATTN_NATIVE") or (spec and spec.origin)
+    return Path(found) if found else None
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where there are none."""
+    found = path()
+    if found is None:
         return None
-    loaded = ctypes.CDLL(path)
+    loaded = ctypes.CDLL(str(found))
     for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
     return loaded

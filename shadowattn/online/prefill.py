@@ -9,10 +9,13 @@ from torch import Tensor
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
 from shadowattn.kernels import Kernels, break_even, choose
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.path import attend_chunk
+from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
+from shadowattn.online.timeline import Timeline
 from shadowattn.types import Heads, Selection
 
 DECODES = ("dense", "shared")
@@ -23,7 +26,7 @@ class Attended:
     """Heads of one layer that took the same path on the same rows, for observers.
 
     q and out [H, Q, D] of the heads `heads`; k and v [G, K, D] of the whole layer, up to the last row's own key; retention
-    [H]. `selection` is None for heads that kept every key.
+    [H]. `selection` is None for heads that kept every key, `timeline` where no pipeline ran.
     """
 
     layer: int
@@ -36,6 +39,7 @@ class Attended:
     selection: Selection | None
     rule: Rule
     out: Tensor
+    timeline: Timeline | None = None
 
 
 @dataclass
@@ -76,7 +80,7 @@ class SparsePrefill:
     `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs; lists are
     made as `query_block`, `block_score`, `sinks` and `recent` say (`selection.Rule`). Heads of retention `dense_above` or
     more go dense (`auto`: the measured break-even of the kernels in use, above which an estimate and a list cost more than
-    they save). A call with one row on several
+    they save). `pipeline` says how the stages of different heads overlap, if at all. A call with one row on several
     keys is taken for decode: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
     """
 
@@ -93,6 +97,7 @@ class SparsePrefill:
         kernel: str = "auto",
         dense_above: float | str = 1.0,
         decode: str = "dense",
+        pipeline: Pipeline | None = None,
         observers: Sequence[Callable[[Attended], None]] = (),
     ):
         self.rule = Rule(query_block, block_score, sinks, recent)
@@ -107,6 +112,7 @@ class SparsePrefill:
         self.retention = [head_retentions(torch.tensor(layer, dtype=torch.float64), len(layer)) for layer in retention]
         self.estimator, self.chunk_tokens, self.kernel = estimator, chunk_tokens, kernel
         self.dense_above, self.decode = dense_above, decode
+        self.pipeline = pipeline or Pipeline()
         self.observers, self.counters = tuple(observers), Counters()
 
     @torch.no_grad()  # inference only: neither indices nor INT8 graphs have a gradient
@@ -155,15 +161,21 @@ class SparsePrefill:
         for start in range(0, rows, self.chunk_tokens):
             at = slice(start, min(start + self.chunk_tokens, rows))
             end = int(positions[at][-1]) + 1
-            chunk, keys, values = q[:, at], k[:, :end], v[:, :end]
-            done, selected = attend_chunk(
-                chunk, keys, values, retention, layer=layer, positions=positions[at], heads=heads,
-                estimator=self.estimator, rule=self.rule, kernels=kernels, scale=scale, keep_lists=bool(self.observers),
-            )  # fmt: skip
+            parts = heads, self.estimator, self.rule, kernels, scale
+            chunk = Chunk(q[:, at], k[:, :end], v[:, :end], retention, layer, positions[at], *parts)
+            done, selected, timeline = self._attend(chunk)
             out[:, at] = done
             self.counters.sparse_rows += count * done.shape[1]
             self.counters.sparse_kept += selected if isinstance(selected, int) else selected.kept()
             self.counters.sparse_visible += count * int((positions[at] + 1).sum())
             for observe in self.observers:
-                observe(Attended(layer, chunk, keys, values, scale, retention, heads, selected, self.rule, done))
+                tensors = chunk.q, chunk.k, chunk.v
+                observe(Attended(layer, *tensors, scale, retention, heads, selected, self.rule, done, timeline))
         return out
+
+    def _attend(self, chunk: Chunk) -> tuple[Tensor, Selection | int, Timeline | None]:
+        keep_lists = bool(self.observers)
+        if self.pipeline.mode == "batched":
+            return *attend_chunk(**chunk.arguments(), keep_lists=keep_lists), None
+        ran = self.pipeline.run(chunk, keep_lists=keep_lists)
+        return ran.out, ran.selected, ran.timeline

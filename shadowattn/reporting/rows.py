@@ -52,6 +52,23 @@ class PlacedRow(Row):
     head: int = -1
 
 
+@dataclass(frozen=True)
+class StageRow(PlacedRow):
+    """A row about a stage of the pipeline (`estimate`, `select`, `attend`; empty: about all of them).
+
+    `heads` lists the places of the heads of a span, `start` is where it begins, in the row's unit; `launch_heads`, `bucket` and
+    `capacity` name a launch of the estimate as in `online.latency.Latency`.
+    """
+
+    stage: str = ""
+    heads: str = ""
+    start: float = 0.0
+    bytes: int = 0
+    launch_heads: int = 1
+    bucket: int = -1
+    capacity: int = 0
+
+
 def write_rows(rows: Sequence[Row], path: Path) -> pd.DataFrame:
     """Writes rows as parquet, atomically, and returns them as a frame."""
     frame = pd.DataFrame([asdict(row) for row in rows])

@@ -160,6 +160,15 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["calibration=percentile", "calibration.share=0"], "(0, 1]"),
         (["model=random", "model.shape=gpt5"], "qwen2_0_5b, qwen2_1_5b"),
         (["evaluation.windows=0"], "evaluation.windows: expected at least 1, got 0"),
+        (["pipeline=sideways"], "sideways"),
+        (["pipeline=planned"], "experiments.run +exp=latency_profile"),
+        (["pipeline=planned", "pipeline.profile=no/such.json"], "no/such.json: cannot be read"),
+        (["pipeline=fused", "estimator=int8_fused"], "no scores to launch for"),
+        (["pipeline.queue_heads=0"], "queue_heads: expected at least 1, got 0"),
+        (["pipeline.select_threads=0"], "select_threads: expected at least 1 or null, got 0"),
+        (["+exp=latency_profile", "latency.repeats=0"], "latency.repeats: expected at least 1, got 0"),
+        (["+exp=latency_profile", "latency.retentions=[0.2,2]"], "(0, 1]"),
+        (["+exp=latency_profile", "pipeline=off"], "stages that overlap"),
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):

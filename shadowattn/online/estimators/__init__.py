@@ -4,6 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, Selection
 
@@ -36,4 +37,20 @@ class Chooser(Protocol):
 
     def choose(self, q: Tensor, prepared: Any, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
         """The lists that `rule` and `lists` call for; arguments as in `Estimator.estimate`."""
+        ...
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """An estimator of which only some heads can share a launch, and which therefore says which."""
+
+    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Any]:
+        """Every head of q [H, Q, D] in exactly one group, by its place in q, and whatever `launch` wants to know of q and k."""
+        ...
+
+    def launch(self, q: Tensor, k: Tensor, group: Group, known: Any, *, positions: Tensor, heads: Heads) -> Tensor:
+        """Scores [h, Q, K] of one group, or of a part of one; q, k and heads as `groups` got them, `known` as it gave it.
+
+        The next launch may overwrite them.
+        """
         ...

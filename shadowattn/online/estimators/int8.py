@@ -9,6 +9,7 @@ from torch import Tensor
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
 from shadowattn.graphs.quantize import absmax_scales
+from shadowattn.online.plan import Group
 from shadowattn.types import Heads
 
 
@@ -60,6 +61,12 @@ class Int8:
     bank: GraphBank
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
+    _scores: Tensor | None = field(default=None, init=False, repr=False)
+
+    @property
+    def device(self) -> str:
+        """Where the graphs run, as OpenVINO names it."""
+        return self.bank.device
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         kv_head = (heads or Heads.all(q.shape[0], k.shape[0])).kv
@@ -69,12 +76,30 @@ class Int8:
         self.launched += len(plan)
         if len(plan) == 1:
             return launch(self.bank, *plan[0], q, k, kv_head, buckets, first_row=int(positions[0]))
-        scores = None
         for members, size in plan:
             part = launch(self.bank, members, size, q, k, kv_head, buckets, first_row=int(positions[0]))
-            scores = part.new_empty(q.shape[0], *part.shape[1:]) if scores is None else scores
+            scores = self._memory(part, q.shape[0])
             scores[members] = part
         return scores
+
+    def _memory(self, part: Tensor, heads: int) -> Tensor:
+        """Room for the scores of `heads` heads, kept between calls: the first touch of fresh memory takes longer than a copy."""
+        if self._scores is None or self._scores.dtype != part.dtype or self._scores.numel() < heads * part[0].numel():
+            self._scores = part.new_empty(heads * part[0].numel())
+        return self._scores[: heads * part[0].numel()].view(heads, *part.shape[1:])
+
+    def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Buckets]:
+        """As `Launcher.groups`: heads whose scales fall into one bucket, as many as the bank launches at once."""
+        buckets = Buckets.of(self.bank, q, k, heads.kv)
+        self.clipped += buckets.clipped
+        plan = buckets.launches(self.bank, heads.kv)
+        return [Group(tuple(members), self.bank.slot(buckets.pairs[members[0]])) for members, _ in plan], buckets
+
+    def launch(self, q: Tensor, k: Tensor, group: Group, known: Buckets, *, positions: Tensor, heads: Heads) -> Tensor:
+        """As `Launcher.launch`."""
+        self.launched += 1
+        ((_, size),) = launches(len(group.heads), self.bank.launch_heads)
+        return launch(self.bank, list(group.heads), size, q, k, heads.kv, known, first_row=int(positions[0]))
 
 
 def launch(

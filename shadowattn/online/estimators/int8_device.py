@@ -29,6 +29,11 @@ class Int8Device:
     clipped: int = field(default=0, init=False)  # as for `Int8`
     launched: int = field(default=0, init=False)
 
+    @property
+    def device(self) -> str:
+        """Where the graphs run, as OpenVINO names it."""
+        return self.bank.device
+
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """Never: its graphs return indices."""
         raise InputError("selection=device: the graphs return indices, not scores; use decode=dense, or selection=per_row")

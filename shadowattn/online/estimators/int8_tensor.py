@@ -11,6 +11,7 @@ from torch import Tensor
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.quantize import absmax_scales, quantize
+from shadowattn.threads import compile_hints, current_budget, thread_budget
 from shadowattn.types import Heads
 
 
@@ -46,7 +47,7 @@ class Int8Tensor:
 def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
     """Products of q8 [1, G, rows, D] and k8 [1, G, K, D] into scores [1, G, rows, K]."""
     _, groups, rows, dim = q8.shape
-    request = _compiled(GraphShape(groups, rows, dim, k8.shape[2])).create_infer_request()
+    request = _compiled(GraphShape(groups, rows, dim, k8.shape[2]), current_budget()).create_infer_request()
     inputs = [x.contiguous().numpy() for x in (q8, k8)]  # held until the request is done: OpenVINO keeps only their addresses
     for index, x in enumerate(inputs):
         request.set_input_tensor(index, ov.Tensor(x, shared_memory=True))
@@ -55,5 +56,7 @@ def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
 
 
 @lru_cache(maxsize=16)
-def _compiled(shape: GraphShape) -> ov.CompiledModel:
-    return ov.Core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+def _compiled(shape: GraphShape, threads: int | None) -> ov.CompiledModel:
+    with thread_budget(threads):
+        hints = {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints()
+        return ov.Core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", hints)

@@ -1,0 +1,173 @@
+"""What each stage takes on this machine: measured, bound to what it was measured with, interpolated in between (section 3.4).
+
+Schedulers and the simulator see it as a `plan.Work`. `online.probe` measures, `experiments/latency_profile.py` runs it.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from shadowattn.artifacts import write_json
+from shadowattn.errors import InputError
+from shadowattn.online.plan import Group, Launch, Work
+
+SCHEMA_VERSION = 1
+REMEDY = "measure it with: python -m experiments.run +exp=latency_profile"
+
+
+@dataclass(frozen=True, order=True)
+class Latency:
+    """One stage at one point: `n` runs that had the machine to themselves.
+
+    An estimate is of a launch of `heads` heads in `bucket` (−1: no buckets) on a graph for up to `capacity` keys (0: no static
+    shape), whatever the retention. Selection and attention are of one head.
+    """
+
+    stage: str
+    heads: int
+    bucket: int
+    capacity: int
+    retention: float  # 1 for an estimate
+    keys: int
+    median_us: float
+    p95_us: float
+    n: int
+
+
+@dataclass(frozen=True)
+class InterpolationError:
+    """How far points are from what their neighbours over `axis` (keys, retention) say: each left out in turn, relative."""
+
+    stage: str
+    axis: str
+    median: float
+    worst: float
+    n: int
+
+
+@dataclass(frozen=True)
+class LatencyProfile:
+    """All points of one measurement, and in `binding` everything that they hold for (`probe.binding`)."""
+
+    binding: dict[str, str | int]
+    points: tuple[Latency, ...]
+
+    def work(self, groups: Sequence[Group], retention: Sequence[float], *, keys: int) -> Work:
+        """The cost of one layer's chunk: a launch for each group, selection and attention of heads with `retention` [H].
+
+        Medians, linear in keys and in retention between measured points; the shortest measured keys also stand for fewer.
+        A chunk with fewer rows than the profile's costs no more than this. Raises `InputError` beyond what was measured.
+        """
+        launches = tuple(Launch(group.heads, self.estimate_us(len(group.heads), group.bucket, keys)) for group in groups)
+        return Work(launches, *(tuple(self.stage_us(stage, retention, keys).tolist()) for stage in ("select", "attend")))
+
+    def estimate_us(self, heads: int, bucket: int, keys: int) -> float:
+        """Of a launch of `heads` heads in `bucket`; a number of heads that has no launch of its own goes into the next larger."""
+        sizes = [size for size, of in self._launches if of == bucket and size >= heads]
+        steps = self._launches[min(sizes), bucket] if sizes else {}
+        capacities = [capacity for capacity in steps if capacity >= keys or not capacity]
+        if not capacities:
+            raise self._beyond(f"a launch of {heads} heads in bucket {bucket} on {keys} keys")
+        at, median = steps[min(capacities)]
+        if keys > at[-1]:
+            raise self._beyond(f"{keys} keys")
+        return float(np.interp(keys, at, median))
+
+    def stage_us(self, stage: str, retention: Sequence[float], keys: int) -> np.ndarray:
+        """Selection (`select`) or attention (`attend`) of heads with `retention` [H]."""
+        curves = self._stages[stage]
+        retentions = np.array(list(curves))
+        if min(retention) < retentions[0] or max(retention) > retentions[-1] or keys > max(at[-1] for at, _ in curves.values()):
+            raise self._beyond(f"{stage} of retention {min(retention):g} … {max(retention):g} on {keys} keys")
+        values = [np.interp(keys, at, median) for at, median in curves.values()]
+        return np.interp(retention, retentions, values)
+
+    def errors(self) -> list[InterpolationError]:
+        """What interpolation costs in accuracy, for each stage and axis that has points between others."""
+        along = {
+            "keys": lambda p: (p.stage, p.heads, p.bucket, p.capacity, p.retention),
+            "retention": lambda p: (p.stage, p.heads, p.bucket, p.capacity, p.keys),
+        }
+        made = []
+        for stage in ("estimate", "select", "attend"):
+            for axis, curve_of in along.items():
+                curves = defaultdict(list)
+                for point in self.points:
+                    if point.stage == stage:
+                        curves[curve_of(point)].append((getattr(point, axis), point.median_us))
+                errors = [error for curve in curves.values() for error in _left_out(sorted(curve))]
+                if errors:
+                    made.append(InterpolationError(stage, axis, float(np.median(errors)), max(errors), len(errors)))
+        return made
+
+    def check(self, binding: dict[str, str | int]) -> None:
+        """Raises `InputError` where a run with `binding` is not one that this was measured for."""
+        for name, here in binding.items():
+            if self.binding.get(name) != here:
+                raise InputError(f"latency profile: measured with {name} {self.binding.get(name)}, here it is {here}; {REMEDY}")
+
+    def save(self, path: Path) -> Path:
+        """Writes it as JSON with a checksum, atomically."""
+        content = {"binding": self.binding, "points": [asdict(point) for point in self.points]}
+        write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": _digest(content), "profile": content})
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> "LatencyProfile":
+        """Reads one. Raises `InputError` where it is missing, cut short, altered or of another version."""
+        try:
+            stored = json.loads(Path(path).read_text())
+            version, digest, content = stored["schema_version"], stored["sha256"], stored["profile"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"latency profile {path}: cannot be read ({error}); {REMEDY}") from error
+        if version != SCHEMA_VERSION:
+            raise InputError(f"latency profile {path}: expected schema version {SCHEMA_VERSION}, got {version}; {REMEDY}")
+        if digest != _digest(content):
+            raise InputError(f"latency profile {path}: altered since it was written; {REMEDY}")
+        return cls(content["binding"], tuple(Latency(**point) for point in content["points"]))
+
+    @cached_property
+    def _launches(self) -> dict[tuple[int, int], dict[int, tuple[list, list]]]:
+        """Keys and medians of every (heads, bucket) and capacity."""
+        made = defaultdict(lambda: defaultdict(lambda: ([], [])))
+        for point in sorted(self.points):
+            if point.stage == "estimate":
+                _append(made[point.heads, point.bucket][point.capacity], point)
+        return made
+
+    @cached_property
+    def _stages(self) -> dict[str, dict[float, tuple[list, list]]]:
+        """Keys and medians of selection and attention at every retention, ascending."""
+        made = {"select": defaultdict(lambda: ([], [])), "attend": defaultdict(lambda: ([], []))}
+        for point in sorted(self.points):
+            if point.stage in made:
+                _append(made[point.stage][point.retention], point)
+        return made
+
+    def _beyond(self, asked: str) -> InputError:
+        longest = max(point.keys for point in self.points)
+        retentions = sorted({point.retention for point in self.points if point.stage == "attend"})
+        return InputError(
+            f"latency profile: measured up to {longest} keys at retentions {retentions}, asked for {asked}; {REMEDY} for it"
+        )
+
+
+def _append(curve: tuple[list, list], point: Latency) -> None:
+    curve[0].append(point.keys)
+    curve[1].append(point.median_us)
+
+
+def _left_out(curve: list[tuple[float, float]]) -> Iterator[float]:
+    """Relative error of each inner point of (x, y) pairs against the line through its neighbours."""
+    for before, (x, y), after in zip(curve, curve[1:], curve[2:], strict=False):
+        yield abs(float(np.interp(x, (before[0], after[0]), (before[1], after[1]))) / y - 1)
+
+
+def _digest(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,86 @@
+"""In which order, and how much at once, a layer's heads go through the three stages: the four pictures of the paper's Fig. 9."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from shadowattn.errors import InputError
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.executor import Ran, ScorePool, Threads, run_overlapped, run_sequential
+from shadowattn.online.latency import REMEDY, LatencyProfile
+from shadowattn.online.plan import Group
+from shadowattn.online.probe import binding
+from shadowattn.online.schedulers import Scheduler
+
+MODES = ("batched", "off", "overlap", "fused", "planned")
+
+
+@dataclass
+class Pipeline:
+    """`mode` is one of
+
+    - `batched`: no pipeline; each stage takes as many heads at once as fit, on all cores (`path.attend_chunk`);
+    - `off`: head by head, one stage after the other, on all cores;
+    - `overlap`: head by head, the stages at the same time on different heads;
+    - `fused`: the same, and heads of one scale bucket share a launch of the estimate;
+    - `planned`: the same in the order that `scheduler` finds best for the latencies of `profile`.
+
+    None of them changes which keys are selected. `threads` left open: all of torch's where one stage runs at a time, an equal
+    share where several do. At most `queue_heads` heads wait between two stages.
+    """
+
+    mode: str = "batched"
+    queue_heads: int = 2
+    threads: Threads = field(default_factory=Threads)
+    scheduler: Scheduler | None = None
+    profile: LatencyProfile | None = None
+    _pool: ScorePool = field(default_factory=ScorePool, init=False, repr=False)
+    _checked: object = field(default=None, init=False, repr=False)  # the estimator that the profile was found to fit
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise InputError(f"pipeline: expected one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.queue_heads < 1:
+            raise InputError(f"pipeline.queue_heads: expected at least 1, got {self.queue_heads}")
+        if self.mode == "planned" and self.profile is None:
+            raise InputError(f"pipeline=planned: expected a latency profile, got none; {REMEDY}, then set pipeline.profile=FILE")
+        if self.mode == "planned" and self.scheduler is None:
+            raise InputError("pipeline=planned: expected a scheduler, got none; set scheduler=greedy")
+
+    def run(self, chunk: Chunk, *, keep_lists: bool) -> Ran:
+        """Output and lists as `path.attend_chunk` makes them, and a timeline. Not for `batched`, which has no pipeline."""
+        if self.mode in ("fused", "planned") and chunk.selects_in_estimate:
+            raise InputError(
+                f"pipeline={self.mode}: {type(chunk.estimator).__name__} selects while it estimates, so that there are no "
+                "scores to launch for; use pipeline=batched, off or overlap, or estimator=int8"
+            )
+        threads = self.budgets(chunk.device, stages=3 - chunk.selects_in_estimate)
+        launches, order = self._arrange(chunk, threads)
+        if self.mode == "off":
+            return run_sequential(chunk, launches, threads=threads, keep_lists=keep_lists)
+        return run_overlapped(
+            chunk, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool
+        )
+
+    def budgets(self, device: str, *, stages: int = 3) -> Threads:
+        """The threads of each stage; what was left open is an equal share where `stages` overlap, the estimate on `device`."""
+        if self.mode in ("batched", "off"):
+            return self.threads
+        share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
+        return Threads(*(given or share for given in vars(self.threads).values()))
+
+    def _arrange(self, chunk: Chunk, threads: Threads) -> tuple[list[Group], list[int]]:
+        """The launches in their order, and the order of the heads behind them."""
+        heads = range(len(chunk.heads))
+        groups = [Group((head,)) for head in heads] if chunk.selects_in_estimate else chunk.groups()
+        if self.mode in ("off", "overlap"):
+            groups = sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
+        if self.mode != "planned":
+            return groups, [head for group in groups for head in group.heads]
+        if self._checked is not chunk.estimator:
+            rows = max(chunk.q.shape[1], int(self.profile.binding["rows"]))  # a last chunk may be shorter
+            parts = chunk.estimator, chunk.kernels, chunk.rule, threads
+            self.profile.check(binding(*parts, head_dim=chunk.q.shape[2], rows=rows, dtype=chunk.q.dtype))
+            self._checked = chunk.estimator
+        plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.k.shape[1]))
+        return [groups[launch] for launch in plan.launches], list(plan.heads)

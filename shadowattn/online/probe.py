@@ -1,0 +1,156 @@
+"""Measures a latency profile: the executor's own stages, run alone on random tensors of a model's shape."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shadowattn.artifacts import content_hash, sha256, versions
+from shadowattn.errors import InputError
+from shadowattn.graphs.bank import GraphBank
+from shadowattn.graphs.quantize import INT8_MAX
+from shadowattn.kernels import Kernels, native
+from shadowattn.machine import cores, processor
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Chooser, Estimator
+from shadowattn.online.executor import ScorePool, Threads, run_sequential
+from shadowattn.online.latency import Latency
+from shadowattn.online.plan import Group
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is measured: chunks of `rows` rows of a layer with such heads, by these parts."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rows: int
+    dtype: torch.dtype
+    estimator: Estimator
+    rule: Rule
+    kernels: Kernels
+    threads: Threads
+    seed: int = 0
+
+    def __post_init__(self):
+        if isinstance(self.estimator, Chooser):
+            raise InputError(
+                f"latency profile: {type(self.estimator).__name__} selects while it estimates, so there is nothing to plan; "
+                "use estimator=int8"
+            )
+
+    @property
+    def bank(self) -> GraphBank | None:
+        return getattr(self.estimator, "bank", None)
+
+    def binding(self) -> dict[str, str | int]:
+        """What a profile of these measurements holds for."""
+        parts = self.estimator, self.kernels, self.rule, self.threads
+        return binding(*parts, head_dim=self.head_dim, rows=self.rows, dtype=self.dtype)
+
+    def launches(self) -> list[Group]:
+        """Every kind of launch: each size in each bucket; without a bank one head, and all that read the same keys."""
+        if self.bank is None:
+            sizes, buckets = {1, self.heads // self.kv_heads}, [-1]
+        else:
+            sizes = {min(size, self.heads) for size in self.bank.launch_heads}
+            buckets = {self.bank.slot(pair) for pair in range(len(self.bank.pairs))}
+        return [Group(tuple(range(size)), bucket) for bucket in buckets for size in sorted(sizes)]
+
+    def key_lengths(self, longest: int) -> list[int]:
+        """Both ends and two inner points of every step of the bank's capacities (or of doubling), from `rows` on."""
+        steps, longest = [self.rows], max(longest, self.rows)
+        if self.bank is not None:
+            steps = sorted({shape.keys for shape in self.bank.shapes if shape.keys <= longest})
+        while steps[-1] < longest:
+            steps.append(min(2 * steps[-1], longest))
+        lengths = {steps[0]}
+        for low, high in zip(steps, steps[1:], strict=False):
+            lengths |= {int(x) // self.rows * self.rows for x in np.linspace(low + self.rows, high, 4)} | {high}
+        return sorted(lengths)
+
+    def measure(self, keys: int, retentions: Sequence[float], *, repeats: int) -> list[Latency]:
+        """Every launch, and selection and attention at every retention, on `keys` keys. Launches and retentions take turns."""
+        launches = self.launches()
+        tensors = {group.bucket: self._tensors(group.bucket, keys) for group in launches}
+        pool, taken = ScorePool(), defaultdict(list)
+        for repeat in range(-1, max(repeats, len(retentions))):  # the first round warms up
+            for turn, group in enumerate(launches):
+                retention = retentions[(turn + repeat) % len(retentions)]
+                chunk = self._chunk(*tensors[group.bucket], group, retention)
+                ran = run_sequential(chunk, [group], threads=self.threads, keep_lists=False, pool=pool)
+                for span in ran.timeline.spans if repeat >= 0 else ():
+                    point = (len(group.heads), group.bucket, self._capacity(group, keys), 1.0)
+                    point = point if span.stage == "estimate" else (1, -1, 0, retention)
+                    taken[span.stage, *point].append(span.end_us - span.start_us)
+        return [
+            Latency(*point, keys, float(np.median(times)), float(np.percentile(times, 95)), len(times))
+            for point, times in taken.items()
+        ]
+
+    def _tensors(self, bucket: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Normally distributed; largest values that fit the bucket exactly."""
+        generator = torch.Generator().manual_seed(self.seed)
+        q = torch.randn(self.heads, self.rows, self.head_dim, generator=generator)
+        k, v = torch.randn(2, self.kv_heads, keys, self.head_dim, generator=generator)
+        if self.bank is not None:
+            scales = self.bank.pairs[bucket]
+            q, k = (x * (scale * INT8_MAX / x.abs().amax((1, 2), keepdim=True)) for x, scale in zip((q, k), scales, strict=True))
+        return q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+
+    def _chunk(self, q: Tensor, k: Tensor, v: Tensor, group: Group, retention: float) -> Chunk:
+        count = len(group.heads)
+        return Chunk(
+            q[:count], k, v, torch.full((count,), retention, dtype=torch.float64), 0,
+            k.shape[1] - self.rows + torch.arange(self.rows), Heads.all(self.heads, self.kv_heads)[:count],
+            self.estimator, self.rule, self.kernels, self.head_dim**-0.5,
+        )  # fmt: skip
+
+    def _capacity(self, group: Group, keys: int) -> int:
+        if self.bank is None:
+            return 0
+        shape = {"heads": len(group.heads), "rows": self.rows, "keys": keys, "head_dim": self.head_dim}
+        return self.bank.shape_for(**shape).keys
+
+
+def binding(
+    estimator: Estimator, kernels: Kernels, rule: Rule, threads: Threads, *, head_dim: int, rows: int, dtype: torch.dtype
+) -> dict[str, str | int]:
+    """What a latency depends on beside its own point: machine, kernels, bank, shape, how lists are made, threads."""
+    bank = getattr(estimator, "bank", None)
+    installed = versions()
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "torch": installed["torch"],
+        "openvino": installed["openvino"],
+        "kernels": _kernels(kernels.name),
+        "estimator": type(estimator).__name__,
+        "bank": "none" if bank is None else _bank(bank),
+        "head_dim": head_dim,
+        "rows": rows,
+        "dtype": str(dtype).removeprefix("torch."),
+        "query_block": rule.query_block,
+        "block_score": rule.block_score,
+    } | {f"{stage}_threads": budget or torch.get_num_threads() for stage, budget in vars(threads).items()}
+
+
+@cache
+def _kernels(name: str) -> str:
+    """A build of the native kernels is known by its bytes."""
+    if name != "native":
+        return name
+    return f"native {native.LEVELS[native.level()]} {sha256(native.path())[:12]}"
+
+
+def _bank(bank: GraphBank) -> str:
+    """What the bank's manifest lists."""
+    listed = {"pairs": bank.pairs, "shapes": [asdict(shape) for shape in bank.shapes], "form": asdict(bank.form)}
+    return content_hash(listed | {"device": bank.device, "lookup": bank.distance})

@@ -1,0 +1,53 @@
+"""From the measurement of a latency profile to a planned run that uses it, on a tiny model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import experiments.run
+from tests.experiments.test_run import SMALL, tiny_folder
+
+__all__ = ["tiny_folder"]  # the fixture
+
+SCHEDULER = "scheduler={_target_: tests.online.test_executor.Backwards}"
+LITTLE = [SCHEDULER, "latency.repeats=2", "latency.retentions=[0.1,0.6]", "allocator=uniform"]
+
+
+@pytest.fixture
+def run(tiny_folder, tmp_path, monkeypatch):
+    """Runs here, not in a process of its own; returns the only folder of the experiment."""
+
+    def command(experiment: str, *arguments: str) -> Path:
+        where = ["model=local", f"model.path={tiny_folder}", "data=text", f"data.path={tiny_folder / 'text.txt'}"]
+        monkeypatch.setattr(sys, "argv", ["run", *where, *SMALL, f"paths.results={tmp_path}", *LITTLE, *arguments])
+        experiments.run.main()
+        GlobalHydra.instance().clear()
+        (folder,) = (tmp_path / "runs" / experiment).iterdir()
+        return folder
+
+    return command
+
+
+def test_a_profile_is_measured_and_a_planned_run_uses_it(run, tmp_path):
+    measured = run("latency_profile", "+exp=latency_profile")
+    rows = pd.read_parquet(measured / "rows.parquet")
+    assert set(rows[rows.metric == "median"].stage) == {"estimate", "select", "attend"}
+    assert (measured / "latency_profile.png").is_file()
+    planned = run("planned", "experiment=planned", "pipeline=planned", f"pipeline.profile={measured / 'latency_profile.json'}")
+    plain = run("plain", "experiment=plain")
+    read = [pd.read_parquet(folder / "rows.parquet").set_index(["method", "metric"]).value for folder in (planned, plain)]
+    pd.testing.assert_series_equal(*read, rtol=1e-5)  # heads that share launches differ in nothing but rounding
+
+
+def test_fig9_leaves_four_panels_and_a_trace(run):
+    folder = run("fig9", "+exp=fig9")
+    rows = pd.read_parquet(folder / "rows.parquet")
+    assert set(rows[rows.metric == "wall_time"].method) == {"batched", "off", "overlap", "fused", "planned"}
+    assert set(rows.measured) == {"measured"}
+    trace = json.loads((folder / "trace.json").read_text())
+    assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == (rows.metric == "span").sum()
+    assert (folder / "fig9.png").is_file()

@@ -1,0 +1,188 @@
+"""Pipelines: the same keys and outputs as without one, errors that name stage and heads, and no thread left."""
+
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn.errors import InputError, StageError
+from shadowattn.graphs import GraphBank, GraphShape
+from shadowattn.kernels import choose
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.executor import ScorePool, Threads, run_overlapped, run_sequential
+from shadowattn.online.path import attend_chunk
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.plan import Group, Plan
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, RetentionProfile, ScaleGrid
+from tests.tensors import integer_qkv
+
+HEADS, KV_HEADS, ROWS, KEYS, DIM = 6, 2, 32, 160, 16
+GRID = ScaleGrid((0.01, 0.012, 0.02), (0.012, 0.015, 0.02))
+
+
+@pytest.fixture(scope="module")
+def bank():
+    profile = RetentionProfile(((0.2,) * HEADS,), GRID, DIM, "", "", "")
+    return GraphBank.build(profile, tuple(GraphShape(count, ROWS, DIM, KEYS) for count in (1, 2)))
+
+
+def make_chunk(estimator, *, query_block: int = 1, kernel: str = "auto", seed: int = 0) -> Chunk:
+    """Small integers, so that scores are exact in any order of summation; heads of different sizes fall into several buckets."""
+    q, k, v = integer_qkv(HEADS, KV_HEADS, ROWS, KEYS, DIM, seed=seed)
+    q *= torch.arange(1, HEADS + 1)[:, None, None] / 2
+    if isinstance(estimator, type):
+        estimator = estimator.of(q, k)
+    return Chunk(
+        q, k, v, torch.linspace(0.1, 0.6, HEADS, dtype=torch.float64), 3, KEYS - ROWS + torch.arange(ROWS),
+        Heads.all(HEADS, KV_HEADS), estimator, Rule(query_block), choose(kernel, head_dim=DIM, dtype=q.dtype), DIM**-0.5,
+    )  # fmt: skip
+
+
+@dataclass
+class Backwards:
+    """A scheduler for tests: everything the other way round."""
+
+    def plan(self, work):
+        return Plan(tuple(reversed(range(len(work.launches)))), tuple(reversed(range(len(work.select_us)))))
+
+
+def estimators(bank) -> dict:
+    return {"int8": Int8(bank), "int8_tensor": Int8Tensor, "int8_fused": Int8Fused, "oracle": Oracle()}
+
+
+def assert_same(ran, chunk: Chunk) -> None:
+    out, lists = attend_chunk(**chunk.arguments(), keep_lists=True)
+    assert ran.selected.indices.equal(lists.indices)
+    assert ran.selected.starts.equal(lists.starts)
+    torch.testing.assert_close(ran.out, out, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("query_block", [1, 8])
+@pytest.mark.parametrize("name", ["int8", "int8_tensor", "int8_fused", "oracle"])
+@pytest.mark.parametrize("mode", ["off", "overlap", "fused"])
+def test_every_mode_selects_what_the_plain_path_selects(bank, mode, name, query_block, kernel):
+    chunk = make_chunk(estimators(bank)[name], query_block=query_block, kernel=kernel)
+    if mode == "fused" and name == "int8_fused":
+        with pytest.raises(InputError, match="no scores to launch for"):
+            Pipeline(mode).run(chunk, keep_lists=True)
+        return
+    pipeline = Pipeline(mode)
+    for _ in range(2):  # the second time with memory that the first has left
+        assert_same(pipeline.run(chunk, keep_lists=True), chunk)
+
+
+@given(data=st.data())
+def test_any_order_of_launches_and_heads_selects_the_same(bank, data):
+    chunk = make_chunk(Int8(bank))
+    launches = data.draw(st.permutations(chunk.groups()))
+    order = data.draw(st.permutations(range(HEADS)))
+    budgets = st.sampled_from([None, 1, 2])
+    threads = Threads(*(data.draw(budgets) for _ in range(3)))
+    queue_heads = data.draw(st.integers(1, HEADS))
+    ran = run_overlapped(chunk, launches, order, threads=threads, queue_heads=queue_heads, keep_lists=True, pool=ScorePool())
+    assert_same(ran, chunk)
+
+
+class Interruption(BaseException):
+    """Like KeyboardInterrupt, which pytest would take for its own."""
+
+
+@dataclass
+class Failing:
+    """Wraps an estimator or kernels; one of their methods fails for one head."""
+
+    wrapped: object
+    method: str
+    error: BaseException
+    calls_left: int
+
+    def __getattr__(self, name):
+        method = getattr(self.wrapped, name)
+
+        def call(*arguments, **options):
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise self.error
+            return method(*arguments, **options)
+
+        return call if name == self.method else method
+
+
+@pytest.mark.parametrize("calls", [0, 2, HEADS - 1])
+@pytest.mark.parametrize("mode", ["off", "overlap"])
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (ZeroDivisionError("nought"), StageError, "failed: ZeroDivisionError: nought"),
+        (InputError("expected one, got two"), InputError, ": expected one, got two"),
+        (Interruption(), Interruption, ""),
+    ],
+)
+@pytest.mark.parametrize("stage", ["estimate", "select", "attend"])
+def test_a_failing_stage_stops_all_and_says_where(stage, error, raised, message, mode, calls):
+    chunk = make_chunk(Oracle())
+    part = "estimator" if stage == "estimate" else "kernels"
+    broken = replace(chunk, **{part: Failing(getattr(chunk, part), stage, error, calls)})
+    before, torch_threads = threading.active_count(), torch.get_num_threads()
+    pipeline = Pipeline(mode, queue_heads=1)
+    with pytest.raises(raised) as caught:
+        pipeline.run(broken, keep_lists=False)
+    assert threading.active_count() == before
+    assert torch.get_num_threads() == torch_threads
+    where = f"{stage} of head {calls} in layer 3"
+    if raised is Interruption:
+        assert caught.value is error
+        assert error.__notes__[-1] == f"in {where}"
+    else:
+        assert str(caught.value) == f"{where}{' ' if raised is StageError else ''}{message}"
+        assert caught.value.__cause__ is error
+    assert_same(pipeline.run(chunk, keep_lists=True), chunk)  # and the pipeline still works
+
+
+def test_nan_is_an_input_error_in_every_mode(bank):
+    chunk = make_chunk(Int8(bank))
+    chunk.k[0, 5, 0] = torch.nan
+    for mode in ("off", "overlap", "fused"):
+        with pytest.raises(InputError, match="NaN"):
+            Pipeline(mode).run(chunk, keep_lists=False)
+
+
+def test_workers_inherit_torchs_modes():
+    """A worker that computed gradients would hold every score of the prompt."""
+    chunk = make_chunk(Oracle())
+    chunk.q.requires_grad_()
+    with torch.no_grad():
+        assert not Pipeline("overlap").run(chunk, keep_lists=False).out.requires_grad
+
+
+@pytest.mark.parametrize("launches", [[Group((0, 1, 2))], [Group((0, 1, 2, 3, 4, 5)), Group((5,))]])
+def test_a_plan_that_forgets_or_repeats_a_head_is_refused(launches):
+    with pytest.raises(ValueError, match="each of 6 heads in one launch"):
+        run_sequential(make_chunk(Oracle()), launches, threads=Threads(), keep_lists=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "sideways"}, "expected one of batched, off, overlap, fused, planned, got 'sideways'"),
+        ({"mode": "planned"}, r"expected a latency profile, got none; .*experiments.run \+exp=latency_profile"),
+        ({"queue_heads": 0}, "queue_heads: expected at least 1, got 0"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(InputError, match=message):
+        Pipeline(**options)
+
+
+def test_thread_budgets_are_checked():
+    with pytest.raises(InputError, match="select_threads: expected at least 1 or null, got 0"):
+        Threads(select=0)

@@ -1,0 +1,165 @@
+"""Latency profiles: what they interpolate, what they refuse, and that a measured one fits the pipeline it was measured for."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shadowattn.errors import InputError
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.executor import Threads
+from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.plan import Group
+from shadowattn.online.probe import Probe
+from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, Backwards, assert_same, bank, make_chunk
+
+__all__ = ["bank"]  # the fixture
+
+THREADS = Threads(1, 1, 1)
+RETENTIONS = (0.1, 0.3, 0.6)
+
+
+def linear_profile() -> LatencyProfile:
+    """Launches cost 100 µs a head of capacity 256 and 200 of 512, and a hundredth a key; heads 1 µs a hundred keys kept."""
+    points = []
+    for keys in (128, 256, 384, 512):
+        capacity = 256 if keys <= 256 else 512
+        for heads in (1, 2):
+            for bucket in (0, 1):
+                cost = heads * capacity / 2.56 + keys / 100 + bucket
+                points.append(Latency("estimate", heads, bucket, capacity, 1.0, keys, cost, cost + 1, 9))
+        for retention in (0.1, 0.2, 0.4, 1.0):
+            for stage, factor in (("select", 1), ("attend", 2)):
+                cost = factor * retention * keys
+                points.append(Latency(stage, 1, -1, 0, retention, keys, cost, 2 * cost, 9))
+    return LatencyProfile({"processor": "abacus", "cores": 2}, tuple(points))
+
+
+def test_work_is_linear_between_points_and_a_step_between_capacities():
+    groups = [Group((0, 2), 1), Group((1,), 0)]
+    work = linear_profile().work(groups, (0.1, 0.3, 0.7), keys=192)
+    assert [launch.heads for launch in work.launches] == [(0, 2), (1,)]
+    np.testing.assert_allclose([launch.estimate_us for launch in work.launches], [202.92, 101.92])
+    np.testing.assert_allclose(work.select_us, [19.2, 57.6, 134.4])
+    np.testing.assert_allclose(work.attend_us, [38.4, 115.2, 268.8])
+    assert linear_profile().estimate_us(1, 0, 256) == pytest.approx(102.56)
+    assert linear_profile().estimate_us(1, 0, 257) == pytest.approx(203.84)  # the next graph, at its shortest measured keys
+
+
+def test_a_launch_without_measurements_of_its_own_takes_the_next_larger():
+    profile = linear_profile()
+    lean = LatencyProfile(profile.binding, tuple(p for p in profile.points if p.heads == 2 or p.stage != "estimate"))
+    assert lean.estimate_us(1, 0, 256) == profile.estimate_us(2, 0, 256)
+
+
+@pytest.mark.parametrize(
+    ("groups", "retention", "keys"),
+    [
+        ([Group((0,), 0)], (0.2,), 513),
+        ([Group((0,), 2)], (0.2,), 128),
+        ([Group((0, 1, 2), 0)], (0.2,) * 3, 128),
+        ([Group((0,), 0)], (0.05,), 128),
+    ],
+)
+def test_nothing_is_said_beyond_what_was_measured(groups, retention, keys):
+    with pytest.raises(InputError, match=r"measured up to 512 keys at retentions \[0.1, 0.2, 0.4, 1.0\], asked for .*\+exp=lat"):
+        linear_profile().work(groups, retention, keys=keys)
+
+
+def test_errors_of_interpolation_leave_each_inner_point_out():
+    profile = linear_profile()
+    assert {(e.stage, e.axis) for e in profile.errors()} == {
+        ("select", "keys"), ("attend", "keys"), ("select", "retention"), ("attend", "retention"),
+    }  # fmt: skip  # two points a capacity: no inner one
+    assert all(error.worst < 1e-12 for error in profile.errors())
+    bent = tuple(replace(p, median_us=1.5 * p.median_us) if (p.stage, p.keys) == ("attend", 256) else p for p in profile.points)
+    errors = {(e.stage, e.axis): e for e in LatencyProfile({}, bent).errors()}
+    assert errors["attend", "keys"].worst == pytest.approx(1 / 3)  # 384 instead of 256, predicted 256
+    assert errors["select", "keys"].worst < 1e-12
+
+
+def test_a_profile_survives_its_file(tmp_path):
+    profile = linear_profile()
+    assert LatencyProfile.load(profile.save(tmp_path / "profile.json")) == profile
+
+
+def test_damaged_files_are_refused_with_the_remedy(tmp_path):
+    path = linear_profile().save(tmp_path / "profile.json")
+    whole = path.read_text()
+    stored = json.loads(whole)
+    stored["profile"]["points"][0]["median_us"] = 1.0
+    damages = {
+        "cannot be read": whole[: len(whole) // 2],
+        "altered since": json.dumps(stored),
+        "schema version 1, got 0": whole.replace('"schema_version": 1', '"schema_version": 0'),
+    }
+    for reason, text in damages.items():
+        path.write_text(text)
+        with pytest.raises(InputError, match=rf"{reason}.*experiments\.run \+exp=latency_profile"):
+            LatencyProfile.load(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        LatencyProfile.load(tmp_path / "nowhere.json")
+
+
+def probe_of(chunk, **changes) -> Probe:
+    options = {"estimator": chunk.estimator, "rule": chunk.rule, "kernels": chunk.kernels, "threads": THREADS}
+    return Probe(HEADS, KV_HEADS, DIM, ROWS, chunk.q.dtype, **options | changes)
+
+
+def measured(chunk, **changes) -> LatencyProfile:
+    probe = probe_of(chunk, **changes)
+    return LatencyProfile(probe.binding(), tuple(probe.measure(KEYS, RETENTIONS, repeats=3)))
+
+
+def test_the_probe_measures_every_launch_and_retention(bank):
+    profile = measured(make_chunk(Int8(bank)))
+    estimates = {(p.heads, p.bucket, p.capacity) for p in profile.points if p.stage == "estimate"}
+    assert estimates == {(size, bucket, KEYS) for size in (1, 2) for bucket in range(9)}
+    for stage in ("select", "attend"):
+        assert {p.retention for p in profile.points if p.stage == stage} == set(RETENTIONS)
+    assert all(0 < p.median_us <= p.p95_us and p.n >= 3 for p in profile.points)
+
+
+def test_key_lengths_cover_both_ends_of_every_capacity(bank):
+    lengths = probe_of(make_chunk(Oracle())).key_lengths(300)
+    assert lengths[0] == ROWS
+    assert lengths[-1] == 300
+    assert {64, 96, 128, 160, 256, 288} <= set(lengths)
+    assert probe_of(make_chunk(Int8(bank))).key_lengths(KEYS)[-1] == KEYS
+
+
+def test_planned_runs_what_the_scheduler_says(bank):
+    chunk = make_chunk(Int8(bank))
+    pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(chunk))
+    ran = pipeline.run(chunk, keep_lists=True)
+    assert_same(ran, chunk)
+    launched = [span.heads for span in ran.timeline.spans if span.stage == "estimate"]
+    assert launched == [group.heads for group in reversed(chunk.groups())]
+    for stage in ("select", "attend"):
+        assert [span.heads for span in ran.timeline.spans if span.stage == stage] == [(h,) for h in reversed(range(HEADS))]
+
+
+def test_a_foreign_profile_is_refused(bank):
+    chunk = make_chunk(Int8(bank))
+    profile = measured(chunk)
+    foreign = {
+        "processor": replace(profile, binding=profile.binding | {"processor": "abacus"}),
+        "bank": replace(profile, binding=profile.binding | {"bank": "0123"}),
+        "kernels": replace(profile, binding=profile.binding | {"kernels": "native avx2 0123"}),
+        "rows": replace(profile, binding=profile.binding | {"rows": ROWS // 2}),
+    }
+    for name, other in foreign.items():
+        with pytest.raises(InputError, match=rf"measured with {name} .*, here it is .*\+exp=latency_profile"):
+            Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=other).run(chunk, keep_lists=False)
+    with pytest.raises(InputError, match="measured with estimate_threads 1, here it is 2"):
+        Pipeline("planned", threads=Threads(2, 1, 1), scheduler=Backwards(), profile=profile).run(chunk, keep_lists=False)
+
+
+def test_an_estimator_that_selects_has_nothing_to_plan():
+    with pytest.raises(InputError, match="Int8Fused selects while it estimates"):
+        probe_of(make_chunk(Oracle()), estimator=Int8Fused.of(*torch.ones(2, 1, 1, DIM)))
