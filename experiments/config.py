@@ -245,6 +245,46 @@ class PipelineConfig:
 
 
 @dataclass
+class SequentialScheduler:
+    _target_: str = "shadowattn.online.schedulers.sequential.Sequential"
+
+
+@dataclass
+class FifoScheduler:
+    _target_: str = "shadowattn.online.schedulers.fifo.Fifo"
+
+
+@dataclass
+class GreedyScheduler:
+    _target_: str = "shadowattn.online.schedulers.greedy.Greedy"
+
+
+@dataclass
+class GreedyGuardedScheduler:
+    _target_: str = "shadowattn.online.schedulers.greedy_guarded.GreedyGuarded"
+
+
+@dataclass
+class JohnsonScheduler:
+    _target_: str = "shadowattn.online.schedulers.johnson.Johnson"
+
+
+@dataclass
+class LocalSearchScheduler:
+    _target_: str = "shadowattn.online.schedulers.local_search.LocalSearch"
+    machines: int = 3
+    limit_us: float = 700.0
+
+
+@dataclass
+class OptimalScheduler:
+    _target_: str = "shadowattn.online.schedulers.optimal.Optimal"
+    machines: int = 3
+    limit_s: float = 10.0
+    workers: int = 1
+
+
+@dataclass
 class LatencyConfig:
     """What `+exp=latency_profile` measures: up to the run's longest prompt, at these retentions, so often."""
 
@@ -317,6 +357,14 @@ class EvaluationConfig:
 
 
 @dataclass
+class SchedulingConfig:
+    """What the study of schedulers draws: `works` of each kind, the optimum searched for `limit_s` seconds each."""
+
+    works: int = 12
+    limit_s: float = 3.0
+
+
+@dataclass
 class EstimateConfig:
     """One way to estimate.
 
@@ -356,7 +404,7 @@ class Paths:
 class Config:
     experiment: str = "default"
     # quality: methods against retention; gates: the reference model's bars; offline: that stage alone; allocators; query_block;
-    # latency_profile and fig9: the pipeline
+    # latency_profile, fig9, schedulers, simulation: the pipeline; graphs, recall, selfcheck: the estimate
     study: str = "quality"
     seed: int = 0
     retention: float = 0.2
@@ -376,12 +424,13 @@ class Config:
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     recall: RecallConfig = field(default_factory=RecallConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even
     decode: str = "dense"  # dense, shared
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    scheduler: Any = None  # who plans where pipeline=planned
+    scheduler: Any = MISSING  # who plans where pipeline=planned
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)
@@ -412,6 +461,15 @@ _SCHEMAS = {
     },
     "selection": {"base": SelectionConfig},
     "pipeline": {"base": PipelineConfig},
+    "scheduler": {
+        "sequential": SequentialScheduler,
+        "fifo": FifoScheduler,
+        "greedy": GreedyScheduler,
+        "greedy_guarded": GreedyGuardedScheduler,
+        "johnson": JohnsonScheduler,
+        "local_search": LocalSearchScheduler,
+        "optimal": OptimalScheduler,
+    },
     "task": {"text": TextTask, "retrieval_kv": RetrievalKVTask, "needle": NeedleTask},
 }
 

@@ -34,6 +34,7 @@ from experiments import (
     offline_study,
     query_block,
     recall_study,
+    scheduler_study,
     selfcheck,
     study,
 )
@@ -61,6 +62,7 @@ STUDIES = {
     "selfcheck": selfcheck,
     "graphs": graphs_study,
     "recall": recall_study,
+    "schedulers": scheduler_study,
 }
 
 
