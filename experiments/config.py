@@ -181,6 +181,7 @@ class MeanGrid:
     _target_: str = "shadowattn.offline.grids.mean.Mean"
     sigma: float = 0.5
     steps: int = 1
+    pattern: str = "product"
 
 
 @dataclass
@@ -241,6 +242,46 @@ class PipelineConfig:
     select_threads: int | None = None
     attend_threads: int | None = None
     profile: str | None = None
+
+
+@dataclass
+class SequentialScheduler:
+    _target_: str = "shadowattn.online.schedulers.sequential.Sequential"
+
+
+@dataclass
+class FifoScheduler:
+    _target_: str = "shadowattn.online.schedulers.fifo.Fifo"
+
+
+@dataclass
+class GreedyScheduler:
+    _target_: str = "shadowattn.online.schedulers.greedy.Greedy"
+
+
+@dataclass
+class GreedyGuardedScheduler:
+    _target_: str = "shadowattn.online.schedulers.greedy_guarded.GreedyGuarded"
+
+
+@dataclass
+class JohnsonScheduler:
+    _target_: str = "shadowattn.online.schedulers.johnson.Johnson"
+
+
+@dataclass
+class LocalSearchScheduler:
+    _target_: str = "shadowattn.online.schedulers.local_search.LocalSearch"
+    machines: int = 3
+    limit_us: float = 700.0
+
+
+@dataclass
+class OptimalScheduler:
+    _target_: str = "shadowattn.online.schedulers.optimal.Optimal"
+    machines: int = 3
+    limit_s: float = 10.0
+    workers: int = 1
 
 
 @dataclass
@@ -316,6 +357,35 @@ class EvaluationConfig:
 
 
 @dataclass
+class EstimateConfig:
+    """One way to estimate.
+
+    `dynamic`: scales of the tensors themselves, else a grid of mean × σ^±steps, see `types.ScaleGrid`. `output` float,
+    target_requant or fixed_output. `nncf`: the graph that NNCF makes, whatever else is set. `quality`: measure the loss of the
+    whole model with it, too.
+    """
+
+    dynamic: bool = False
+    sigma: float = 0.5
+    steps: int = 1
+    pattern: str = "product"
+    lookup: str = "raw"
+    bits: int = 8
+    smooth: bool = False
+    output: str = "float"
+    nncf: bool = False
+    quality: bool = False
+
+
+@dataclass
+class RecallConfig:
+    """What the study of recall compares, and at which retentions."""
+
+    retentions: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.8])
+    estimates: dict[str, EstimateConfig] = field(default_factory=dict)
+
+
+@dataclass
 class Paths:
     """Where things go on this machine; never part of a config hash."""
 
@@ -345,12 +415,13 @@ class Config:
     task: Any = MISSING
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    recall: RecallConfig = field(default_factory=RecallConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even
     decode: str = "dense"  # dense, shared
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    scheduler: Any = None  # who plans where pipeline=planned
+    scheduler: Any = MISSING  # who plans where pipeline=planned
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)
@@ -381,6 +452,15 @@ _SCHEMAS = {
     },
     "selection": {"base": SelectionConfig},
     "pipeline": {"base": PipelineConfig},
+    "scheduler": {
+        "sequential": SequentialScheduler,
+        "fifo": FifoScheduler,
+        "greedy": GreedyScheduler,
+        "greedy_guarded": GreedyGuardedScheduler,
+        "johnson": JohnsonScheduler,
+        "local_search": LocalSearchScheduler,
+        "optimal": OptimalScheduler,
+    },
     "task": {"text": TextTask, "retrieval_kv": RetrievalKVTask, "needle": NeedleTask},
 }
 

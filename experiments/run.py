@@ -33,6 +33,7 @@ from experiments import (
     latency_profile,
     offline_study,
     query_block,
+    recall_study,
     selfcheck,
     study,
 )
@@ -59,6 +60,7 @@ STUDIES = {
     "fig9": fig9,
     "selfcheck": selfcheck,
     "graphs": graphs_study,
+    "recall": recall_study,
 }
 
 

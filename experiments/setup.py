@@ -222,7 +222,7 @@ def _check_fixed_budgets(methods: dict, retentions: list[float], shape: ModelSha
 
 def _check_place(name: str, method: MethodConfig) -> None:
     selection = method.selection
-    _check_choices(f"{name}: selection", selection, {"place": ("host", "device")})
+    check_choices(f"{name}: selection", selection, {"place": ("host", "device")})
     if not on_device(method):
         if selection.key_block != 1:
             raise InputError(f"{name}: selection.key_block={selection.key_block} needs selection.place=device")
@@ -236,7 +236,7 @@ def _check_place(name: str, method: MethodConfig) -> None:
         raise InputError(f"{name}: selection.key_block: expected at least 1, got {selection.key_block}")
 
 
-def _check_choices(group: str, settings: Any, choices: dict[str, tuple]) -> None:
+def check_choices(group: str, settings: Any, choices: dict[str, tuple]) -> None:
     for name, known in choices.items():
         if settings[name] not in known:
             listed = ", ".join(str(value or "null") for value in known)
@@ -252,7 +252,7 @@ def _check_importance(importance: ImportanceConfig) -> None:
         "dtype": (None, *DTYPES),
         "linear": LINEARS,
     }
-    _check_choices("importance", importance, choices)
+    check_choices("importance", importance, choices)
     Race(**importance.race)
     if importance.method == "racing" and importance.weighting == "batches":
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
@@ -300,7 +300,7 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)
-    _check_choices("graphs", config.graphs, {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES})
+    check_choices("graphs", config.graphs, {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES})
     launch_sizes(config.graphs.launch_heads, heads=1, kv_heads=1)
     check_dense_above(config.dense_above)
     _check_pipeline(make_pipeline(config), methods, config.study)

@@ -54,12 +54,13 @@ from shadowattn.offline.fake_quant import (
     observe_activations,
     save_activation_scales,
 )
+from shadowattn.offline.outputs import OutputObservations, observe_outputs
 from shadowattn.online.latency import Latency, LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
 from shadowattn.threads import thread_budget
-from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
+from shadowattn.types import AblationLosses, Importance, Requant, RetentionProfile, ScaleGrid, Sensitivity
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,34 @@ def device_bank(setup: Setup, offline: Offline, profile: RetentionProfile, selec
 
 def graph_form(setup: Setup, offline: Offline) -> GraphForm:
     """The form that the configuration asks for."""
-    return GraphForm(setup.config.graphs.inputs)
+    graphs = setup.config.graphs
+    requant = None if graphs.output == "float" else output_requant(setup, offline.grid, graphs.output, graphs.lookup)
+    return GraphForm(graphs.inputs, requant)
+
+
+def output_requant(setup: Setup, grid: ScaleGrid, mode: str, distance: str) -> Requant:
+    """How products become INT8 scores with a grid; observed once on calibration text."""
+    graphs = setup.config.graphs
+    own = {
+        "chunk_tokens": graphs.chunk_tokens,
+        "context_tokens": setup.context_tokens,
+        "windows": graphs.calibration_windows,
+        "pairs": grid.pairs,
+        "lookup": distance,
+    }
+    stage = Stage(_root(setup), "outputs", _inputs(setup) | own)
+    if not stage.done:
+        say(f"outputs: integer products of {setup.shape.layers * setup.shape.heads} heads")
+        observations = observe_outputs(
+            setup.loaded.model,
+            setup.calibration(tokens=setup.context_tokens, windows=graphs.calibration_windows),
+            grid,
+            chunk_tokens=graphs.chunk_tokens,
+            distance=distance,
+            progress=lambda w: bar(w, "observe"),
+        )
+        stage.finish(asdict(observations))
+    return OutputObservations(tuple(tuple(pair) for pair in stage.read()["observed"])).requant(mode)
 
 
 def graph_shapes(setup: Setup, form: GraphForm, *, pairs: int, step: int = 1) -> tuple[tuple[GraphShape, ...], ShapePlan]:

@@ -173,18 +173,30 @@ class Sensitivity:
     tokens: int
 
 
+PATTERNS = ("product", "cross", "corners")
+
+
 @dataclass(frozen=True)
 class ScaleGrid:
-    """The static INT8 scales that graphs are built for: every pair of a Q scale and a K scale.
+    """The static INT8 scales that graphs are built for, in pairs of a Q scale and a K scale.
 
     A scale is the real value of one integer step, absmax / 127. The defaults of paper and artifact give
-    3 × 3 pairs: the mean of the observed scales times 0.5, 1 and 2, for Q and for K (section 3.3).
+    3 × 3 pairs: the mean of the observed scales times 0.5, 1 and 2, for Q and for K (section 3.3). `pattern` says which pairs:
+    `product`, all; `cross`, those with Q or K at its middle scale; `corners`, the middle pair and those of outermost scales.
+    The paper's five buckets are one of the last two; it does not say which.
     """
 
     q_scales: tuple[float, ...]
     k_scales: tuple[float, ...]
+    pattern: str = "product"
 
     def __post_init__(self):
+        if self.pattern not in PATTERNS:
+            raise InputError(f"grid.pattern: expected one of {', '.join(PATTERNS)}, got {self.pattern!r}")
+        if self.pattern != "product" and not len(self.q_scales) % 2 == len(self.k_scales) % 2 == 1:
+            raise InputError(
+                f"grid.pattern: {self.pattern} needs a middle scale, got {len(self.q_scales)} × {len(self.k_scales)}"
+            )
         for name, scales in (("q_scales", self.q_scales), ("k_scales", self.k_scales)):
             if not scales or any(not 0 < scale < float("inf") for scale in scales):
                 raise InputError(f"{name}: expected positive finite scales, got {list(scales)}; calibrate again")
@@ -192,7 +204,17 @@ class ScaleGrid:
     @property
     def pairs(self) -> tuple[tuple[float, float], ...]:
         """All (q_scale, k_scale) buckets, Q-major."""
-        return tuple((q, k) for q in self.q_scales for k in self.k_scales)
+        middle, ends = [], []
+        for scales in (self.q_scales, self.k_scales):
+            middle.append(scales[len(scales) // 2])
+            ends.append((scales[0], scales[-1]))
+
+        def kept(q: float, k: float) -> bool:
+            if self.pattern == "cross":
+                return q == middle[0] or k == middle[1]
+            return self.pattern == "product" or [q, k] == middle or (q in ends[0] and k in ends[1])
+
+        return tuple((q, k) for q in self.q_scales for k in self.k_scales if kept(q, k))
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def scale_grid(observations: ScaleObservations, grid: Grid | None = None) -> Sca
     """Static scales for Q and for K: 3 × 3 buckets by default, mean × 0.5, 1 and 2."""
     grid = grid or Mean()
     q, k = ([pair[axis] for pair in observations.pairs] for axis in (2, 3))
-    return ScaleGrid(grid.scales(q), grid.scales(k))
+    return ScaleGrid(grid.scales(q), grid.scales(k), getattr(grid, "pattern", "product"))
 
 
 def layer_grids(observations: ScaleObservations, grid: Grid | None = None) -> tuple[ScaleGrid, ...]:

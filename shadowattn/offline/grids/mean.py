@@ -8,15 +8,19 @@ from shadowattn.errors import InputError
 
 @dataclass(frozen=True)
 class Mean:
-    """`sigma` is the paper's step σ; `steps` how many of them on either side: 1 makes 3 × 3 buckets, 0 a single one."""
+    """`sigma` is the paper's step σ; `steps` how many of them on either side: 1 makes 3 × 3 buckets, 0 a single one.
+
+    σ and 1/σ make the same grid. `pattern` as in `types.ScaleGrid`.
+    """
 
     sigma: float = 0.5
     steps: int = 1
+    pattern: str = "product"
 
     def __post_init__(self):
-        if not 0 < self.sigma < 1 or self.steps < 0:
-            raise InputError(f"grid: expected sigma in (0, 1) and steps ≥ 0, got {self.sigma} and {self.steps}")
+        if not 0 < self.sigma < float("inf") or self.sigma == 1 or self.steps < 0:
+            raise InputError(f"grid: expected sigma above 0 and not 1, and steps ≥ 0, got {self.sigma} and {self.steps}")
 
     def scales(self, observed: Sequence[float]) -> tuple[float, ...]:
         mean = sum(observed) / len(observed)
-        return tuple(mean * self.sigma**-power for power in range(-self.steps, self.steps + 1))
+        return tuple(sorted(mean * self.sigma**power for power in range(-self.steps, self.steps + 1)))

@@ -69,6 +69,13 @@ class Int8Fused:
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
     _packed: dict[int, PackedKeys] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self):
+        if self.grid is not None and self.grid.pattern != "product":
+            raise InputError(
+                f"estimator=int8_fused: quantises K once for all its query heads and so needs grid.pattern=product, got "
+                f"{self.grid.pattern}; use estimator=int8"
+            )
+
     @classmethod
     def of(cls, q: Tensor, k: Tensor) -> "Int8Fused":
         """Absmax scales of q [H, Q, D] and k [G, K, D]."""

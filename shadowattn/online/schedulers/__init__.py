@@ -1,4 +1,8 @@
-"""Schedulers: the order of launches and heads. One file each (section 3.4)."""
+"""Schedulers: the order of launches and heads. One file each (section 3.4).
+
+To add one: a frozen dataclass with a `plan` method in a file of its own name, a YAML of the same name in `conf/scheduler/` and
+its dataclass in `experiments/config.py`.
+"""
 
 from typing import Protocol
 
@@ -7,5 +11,8 @@ from shadowattn.online.plan import Plan, Work
 
 class Scheduler(Protocol):
     def plan(self, work: Work) -> Plan:
-        """An order for the launches, and one for the heads in selection and attention."""
+        """An order for the launches, and one for the heads in selection and attention.
+
+        Raises `InputError` where a head is in no launch or in two, or a cost is negative or not finite.
+        """
         ...

@@ -1,0 +1,141 @@
+"""How many of the keys that exact scores rank highest an estimate ranks highest too, head by head (the paper's table 4, Fig. 14).
+
+Two granularities. `row`: each query row has its own top-k, keep = max(1, ceil(retention × visible)), as on the device. `pooled`:
+32 rows share one budget for all their visible keys, keep = int(retention × visible in all) + 1, as in the authors' offline tool.
+The paper does not say which of them its table means. Ties go to the lower row, then to the lower index.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shadowattn.budget import keep_counts
+from shadowattn.errors import InputError
+from shadowattn.evaluation.estimates import Estimate
+from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.offline.scales import watch_attention
+
+GRANULARITIES = ("row", "pooled")
+POOLED_ROWS = 32
+# What the authors' validation tool asks for.
+GATE_MEAN, GATE_WORST_HEAD = 0.90, 0.50
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What one way to estimate found. `heads[granularity][i]` is [L][H] at the i-th retention; `figures` are of the estimate."""
+
+    heads: Mapping[str, Sequence[Sequence[Sequence[float]]]]
+    figures: Mapping[str, float]
+
+    def mean(self, granularity: str, at: int) -> float:
+        """Mean over heads at the retention of index `at`."""
+        values = [value for layer in self.heads[granularity][at] for value in layer]
+        return sum(values) / len(values)
+
+    def worst(self, granularity: str, at: int) -> tuple[float, int, int]:
+        """(recall, layer, head) of the head that is served worst."""
+        table = self.heads[granularity][at]
+        return min((value, layer, head) for layer, row in enumerate(table) for head, value in enumerate(row))
+
+    def passes(self, at: int) -> bool:
+        """The gate of the authors' tool, per row: mean recall at least 0.90, worst head at least 0.50."""
+        return self.mean("row", at) >= GATE_MEAN and self.worst("row", at)[0] >= GATE_WORST_HEAD
+
+
+def measure_recall(
+    model: PreTrainedModel,
+    windows: Tensor,
+    estimates: Mapping[str, Estimate],
+    retentions: Sequence[float],
+    *,
+    chunk_tokens: int,
+    progress: Callable[[Tensor], Iterable[Tensor]] = iter,
+) -> dict[str, Recall]:
+    """Runs the windows [W, T] through the model, dense, and ranks every chunk's keys by every estimate.
+
+    Of each chunk its last 32 rows are looked at, those that see most; scales are still measured over the whole chunk, as online.
+    """
+    if chunk_tokens < POOLED_ROWS:
+        raise InputError(
+            f"graphs.chunk_tokens: expected at least {POOLED_ROWS} rows, which recall is measured on, got {chunk_tokens}"
+        )
+    wanted = torch.tensor(list(retentions), dtype=torch.float64)
+    counts = {name: _Counts(len(retentions)) for name in estimates}
+
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        q, k = q[0].float(), k[0].float()
+        rows = slice(max(0, q.shape[1] - POOLED_ROWS), q.shape[1])
+        visible = 1 + torch.arange(k.shape[1])[-q.shape[1] :][rows]
+        keys = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
+        best = _Ranking(q[:, rows] @ keys.mT, visible, wanted)
+        for name, estimate in estimates.items():
+            scores = estimate.scores(q, k, rows)
+            counts[name].add(layer, best.found_by(scores), estimate.figures(scores, visible))
+
+    with watch_attention(model, observe):
+        for window in progress(windows):
+            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
+                pass
+    return {name: count.recall() for name, count in counts.items()}
+
+
+class _Ranking:
+    """The exact ranking of one chunk, which others are compared with."""
+
+    def __init__(self, exact: Tensor, visible: Tensor, retentions: Tensor):
+        self._hidden = torch.arange(exact.shape[2]) >= visible[:, None]
+        self._keep = {
+            "row": keep_counts(retentions, visible)[:, None, :, None],  # [R, 1, rows, 1]
+            "pooled": 1 + (retentions * int(visible.sum())).long()[:, None, None].clamp(max=int(visible.sum()) - 1),  # [R, 1, 1]
+        }
+        self._place = {name: order.argsort(-1) for name, order in self._orders(exact).items()}
+
+    def found_by(self, scores: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """By granularity: keys found and keys wanted, [R, H]."""
+        found = {}
+        for name, order in self._orders(scores).items():
+            keep = self._keep[name]
+            most = int(keep.max())
+            place = self._place[name].gather(-1, order[..., :most])  # where the exact ranking has what this one has first
+            hits = (place < keep) & (torch.arange(most) < keep)
+            wanted = keep.flatten(1).sum(1)[:, None].expand(-1, len(scores))
+            found[name] = hits.flatten(2).sum(2), wanted
+        return found
+
+    def _orders(self, scores: Tensor) -> dict[str, Tensor]:
+        scores = scores.masked_fill(self._hidden, -torch.inf)
+        return {
+            name: torch.sort(x, dim=-1, descending=True, stable=True).indices
+            for name, x in (("row", scores), ("pooled", scores.flatten(1)))
+        }
+
+
+class _Counts:
+    """Running sums over chunks: recall is over all keys wanted, not a mean of chunks' recalls."""
+
+    def __init__(self, retentions: int):
+        self._retentions = retentions
+        self._found: dict[str, dict[int, list[Tensor]]] = {name: {} for name in GRANULARITIES}
+        self._figures: dict[str, list[float]] = {}
+
+    def add(self, layer: int, found: dict[str, tuple[Tensor, Tensor]], figures: dict[str, float]) -> None:
+        for name, (hits, wanted) in found.items():
+            sums = self._found[name].setdefault(layer, [torch.zeros_like(hits), torch.zeros_like(wanted)])
+            sums[0] += hits
+            sums[1] += wanted
+        for name, value in figures.items():
+            self._figures.setdefault(name, []).append(value)
+
+    def recall(self) -> Recall:
+        heads = {
+            name: [
+                [(layers[layer][0][at] / layers[layer][1][at]).tolist() for layer in sorted(layers)]
+                for at in range(self._retentions)
+            ]
+            for name, layers in self._found.items()
+        }
+        return Recall(heads, {name: sum(values) / len(values) for name, values in self._figures.items()})

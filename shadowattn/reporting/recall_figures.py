@@ -1,0 +1,107 @@
+"""Recall of the exact top-k in pictures: against retention, by head, by number of buckets and by their step σ."""
+
+from pathlib import Path
+
+import matplotlib.ticker
+import pandas as pd
+
+from shadowattn.reporting.figures import figure
+
+# Table 4 of the paper: recall in percent, INT8 per tensor, 128 WikiText-2 samples, mean over all heads.
+TABLE_4_RETENTIONS = (0.2, 0.3, 0.4, 0.5, 0.8)
+TABLE_4 = {
+    "PhoneLM-0.5B": (99.32, 99.39, 99.45, 99.51, 99.79),
+    "PhoneLM-1.5B": (99.24, 99.27, 99.29, 99.34, 99.61),
+    "Qwen2-0.5B": (99.03, 99.32, 99.51, 99.59, 99.86),
+    "Qwen2-1.5B": (99.68, 99.80, 99.83, 99.84, 99.95),
+}
+_MARKERS = "osDv^<>P*X"
+
+
+def recall(rows: pd.DataFrame, path: Path) -> Path:
+    """Keys missed against retention, per row and pooled, the paper's values in grey; every head of the first estimate."""
+    with figure(path, columns=2, rows=2) as axes:
+        axes = axes.flat
+        for axis, granularity in zip(axes, ("row", "pooled"), strict=False):
+            of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
+            for index, (name, line) in enumerate(of.groupby("method", sort=False)):
+                line = line.sort_values("retention")
+                axis.plot(line.retention, 1 - line.value, marker=_MARKERS[index % len(_MARKERS)], markersize=4, label=name)
+            for index, values in enumerate(TABLE_4.values()):
+                missed, label = [1 - value / 100 for value in values], "_" if index else "paper, four models"
+                axis.plot(TABLE_4_RETENTIONS, missed, color="0.7", linestyle="--", zorder=0, label=label)
+            axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
+            axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
+            axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
+        axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+        axes[3].axis("off")
+        _heads(axes[2], rows)
+        first = rows.iloc[0]
+        axes[0].figure.suptitle(
+            f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}", fontsize=9
+        )
+    return path
+
+
+def _heads(axis, rows: pd.DataFrame) -> None:
+    name = rows.method.iloc[0]
+    of = rows[(rows.metric == "head_recall") & (rows.method == name) & (rows.granularity == "row")]
+    least = of.retention.min()
+    cells = of[of.retention == least].pivot(index="layer", columns="head", values="value")
+    image = axis.imshow(cells, aspect="auto", cmap="viridis", vmax=1)
+    axis.set(xlabel="head", ylabel="layer", xticks=range(cells.shape[1]), yticks=range(cells.shape[0]))
+    axis.set_title(f"recall by head at {least:.0%}: {name}", fontsize=9)
+    axis.figure.colorbar(image, ax=axis)
+
+
+def buckets(rows: pd.DataFrame, path: Path) -> Path:
+    """Fig. 14: recall, clipping and loss against the number of buckets and against σ, by raw and by log lookup."""
+    panels = {
+        "recall": "share of the exact top 20 % missed",
+        "clipped_heads": "heads that a bucket clips",
+        "loss_increase": "loss increase at retention 0.2, nat",
+    }
+    least = rows[rows.metric == "recall"].retention.min()
+    dynamic = rows[
+        (rows.lookup == "dynamic") & (rows.metric == "recall") & (rows.granularity == "row") & (rows.retention == least)
+    ]
+    rows = rows[(rows.buckets > 0) & (rows.estimator == "int8")]
+    with figure(path, columns=2, rows=3) as axes:
+        for line, (metric, label) in enumerate(panels.items()):
+            of = rows[rows.metric == metric]
+            if metric == "recall":
+                of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
+            for index, lookup in enumerate(("raw", "log")):
+                mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
+                counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
+                stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
+                axes[line, 0].errorbar(
+                    counted.buckets, counted.value, yerr=_error(rows, metric, counted), linestyle="none", **mark
+                )
+                axes[line, 1].errorbar(stepped.sigma, stepped.value, yerr=_error(rows, metric, stepped), **mark)
+                if metric == "recall":
+                    for _, point in counted[counted.buckets == 5].iterrows():
+                        name = point.method.split(",")[0]
+                        axes[line, 0].annotate(name, (5, point.value), fontsize=7, xytext=(6, -3), textcoords="offset points")
+            if metric == "recall" and len(dynamic):
+                for axis in axes[line]:
+                    axis.axhline(1 - dynamic.value.iloc[0], color="0.5", linestyle="--", label="dynamic scales")
+            for axis in axes[line]:
+                axis.set_ylabel(label, fontsize=8)
+                axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
+        axes[2, 0].set_xlabel("buckets, σ = 0.5")
+        axes[2, 1].set_xlabel("σ, 9 buckets")
+        for axis in axes[:, 1]:
+            axis.set_xscale("log")
+        axes[0, 0].legend(fontsize=7)
+        first = rows.iloc[0]
+        axes[0, 0].figure.suptitle(
+            f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}", fontsize=9
+        )
+    return path
+
+
+def _error(rows: pd.DataFrame, metric: str, of: pd.DataFrame) -> list[float] | None:
+    """Standard errors where rows of them exist."""
+    errors = rows[rows.metric == f"{metric}_error"].set_index("method").value
+    return [errors[name] for name in of.method] if len(errors) else None

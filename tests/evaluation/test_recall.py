@@ -1,0 +1,147 @@
+"""Recall by its definition, and the integers that it is measured on against the graphs'."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowattn.errors import InputError
+from shadowattn.evaluation.estimates import FixedGraph, Quantised
+from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.estimation import estimation_graph
+from shadowattn.graphs.quantization import compile_int8
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.types import Requant, ScaleGrid
+from tests.profiles import GRID, profile_for
+from tests.tensors import integer_qkv, qkv
+from tests.tiny import tiny_model
+
+RETENTIONS = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 8), before=st.integers(0, 20), seed=st.integers(0, 50))
+def test_recall_is_the_share_of_the_best_keys_found(rows, before, seed):
+    """By sets, row by row and over all rows; small integers make many ties."""
+    generator = torch.Generator().manual_seed(seed)
+    exact, guess = torch.randint(-3, 4, (2, 2, rows, before + rows), generator=generator).float()
+    visible = before + 1 + torch.arange(rows)
+    found = _Ranking(exact, visible, RETENTIONS).found_by(guess)
+    for at, retention in enumerate(RETENTIONS.tolist()):
+        for head in range(2):
+            hits = wanted = 0
+            for row, seen in enumerate(visible.tolist()):
+                keep = max(1, -int(-retention * seen // 1))
+                best, picked = (set(_first(x[head, row, :seen], keep)) for x in (exact, guess))
+                hits, wanted = hits + len(best & picked), wanted + keep
+            assert (int(found["row"][0][at, head]), int(found["row"][1][at, head])) == (hits, wanted)
+            hidden = torch.arange(before + rows) >= visible[:, None]
+            keep = min(int(retention * int(visible.sum())) + 1, int(visible.sum()))
+            best, picked = (set(_first(x[head].masked_fill(hidden, -99).flatten(), keep)) for x in (exact, guess))
+            assert (int(found["pooled"][0][at, head]), int(found["pooled"][1][at, head])) == (len(best & picked), keep)
+
+
+def _first(scores, keep):
+    return sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))[:keep]
+
+
+def test_exact_integers_are_found_whole():
+    """Small integers survive INT8, 4 bits and smoothing untouched but for scale."""
+    model = tiny_model()
+    windows = torch.randint(0, 128, (1, 96), generator=torch.Generator().manual_seed(0))
+    perfect = measure_recall(model, windows, {"same": _Same()}, [0.2, 1.0], chunk_tokens=32)["same"]
+    for granularity in ("row", "pooled"):
+        assert perfect.mean(granularity, 0) == perfect.mean(granularity, 1) == 1
+    assert perfect.passes(0)
+
+
+class _Same:
+    def scores(self, q, k, rows):
+        return q[:, rows] @ k.repeat_interleave(q.shape[0] // k.shape[0], 0).mT
+
+    def figures(self, scores, visible):
+        return {"seen": float(visible[-1])}
+
+
+def test_more_bits_find_more():
+    model = tiny_model()
+    windows = torch.randint(0, 128, (2, 96), generator=torch.Generator().manual_seed(0))
+    made = {f"{bits}": Quantised(bits=bits) for bits in (2, 4, 8)}
+    found = measure_recall(model, windows, made, [0.2], chunk_tokens=48)
+    means = [found[name].mean("row", 0) for name in ("2", "4", "8")]
+    assert means == sorted(means)
+    assert means[0] < means[2] < 1
+    assert found["8"].figures["clipped_heads"] == 0
+    assert found["8"].figures["q_levels"] > 0.1
+    assert found["2"].figures["q_levels"] == 1
+
+
+@pytest.mark.parametrize("requant", [None, Requant("target_requant", 3.1731e-3)])
+def test_bucketed_scores_are_the_banks(requant):
+    bank = GraphBank.build(profile_for(tiny_model(), 1.0), (GraphShape(2, 40, 64, 64, 2),), form=GraphForm("unit", requant))
+    q, k, _ = qkv(4, 2, 40, 60, 64)
+    scores = Quantised(GRID, requant=requant).scores(q, k, slice(8, 40))
+    expected = torch.cat(
+        [Int8(bank).estimate(q[g : g + 2], k[g // 2][None], layer=0, positions=torch.arange(20, 60)).clone() for g in (0, 2)]
+    )
+    assert scores.equal(expected[:, 8:].float())
+
+
+def test_dynamic_scores_are_those_of_the_tensors_scales():
+    q, k, _ = qkv(4, 2, 40, 60, 64)
+    expected = Int8Tensor.of(q, k).estimate(q, k, layer=0, positions=torch.arange(20, 60))
+    assert Quantised().scores(q, k, slice(0, 40)).equal(expected)
+
+
+def test_smoothing_leaves_the_exact_product_where_integers_are_exact():
+    """The mean's product is added again: what is rounded is only what is left of the keys."""
+    q, k, _ = integer_qkv(2, 2, 4, 30, 64)
+    k = k - k.mean(1, keepdim=True).round()
+    exact = q @ (k + 3.0).mT
+    for smooth in (False, True):
+        scores = Quantised(smooth=smooth).scores(q, k + 3.0, slice(0, 4))
+        if smooth:
+            torch.testing.assert_close(scores, exact, atol=2.0, rtol=0)
+
+
+def test_figures_count_what_happens_to_values():
+    q, k = torch.ones(2, 8, 64), torch.ones(1, 8, 64)
+    q[0, 0, 0], q[1, :, 1:] = 1000.0, 0.001
+    estimate = Quantised(ScaleGrid((1 / 127,), (1 / 127,)), requant=Requant("fixed_output", 0.001))
+    scores = estimate.scores(q, k, slice(0, 8))
+    figures = estimate.figures(scores, 1 + torch.arange(8))
+    assert figures["clipped_heads"] == 0.5
+    assert figures["q_saturated"] == 1 / (2 * 8 * 64)
+    assert figures["q_zero"] == 63 / 128
+    assert figures["k_zero"] == 0
+    assert figures["score_saturated"] == 1
+
+
+def test_a_fixed_graph_scores_every_group():
+    shape = GraphShape(2, 40, 64, 64, 2)
+    model = estimation_graph(shape, GraphForm(), 0.02, 0.02)
+    q, k, _ = qkv(4, 2, 40, 60, 64)
+    scores = FixedGraph(compile_int8(model, what="test"), shape).scores(q, k, slice(8, 40))
+    expected = Quantised(ScaleGrid((0.02,), (0.02,))).scores(q, k, slice(8, 40)) * 0.02**2
+    torch.testing.assert_close(scores, expected)
+
+
+def test_the_gate_is_the_authors():
+    def found(values):
+        return Recall({"row": [[values]], "pooled": [[values]]}, {})
+
+    assert found([0.95, 0.9]).passes(0)
+    assert not found([0.95, 0.8]).passes(0)
+    assert not found([1.0] * 9 + [0.4]).passes(0)
+    assert found([0.95, 0.7]).worst("row", 0) == (0.7, 0, 1)
+
+
+def test_refusals():
+    with pytest.raises(InputError, match="bits: expected 2 … 8"):
+        Quantised(bits=1)
+    with pytest.raises(InputError, match="whose products it was calibrated on"):
+        Quantised(requant=Requant("target_requant", 0.1))
+    with pytest.raises(InputError, match=f"at least {POOLED_ROWS} rows"):
+        measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=16)
