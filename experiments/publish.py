@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from shadowattn.reporting import offline_figures
+from shadowattn.reporting import offline_figures, pipeline_figures
 from shadowattn.reporting.figures import quality_against_query_block, quality_against_retention
 
 FIGURES = {
     "study_allocators": offline_figures.allocators,
     "offline": offline_figures.need,
     "study_query_block": quality_against_query_block,
+    "latency_profile": pipeline_figures.latency,
+    "fig9": pipeline_figures.gantt,
 }
 ROOT = Path(__file__).parents[1]
 

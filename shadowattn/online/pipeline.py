@@ -45,7 +45,7 @@ class Pipeline:
         if self.mode == "planned" and self.profile is None:
             raise InputError(f"pipeline=planned: expected a latency profile, got none; {REMEDY}, then set pipeline.profile=FILE")
         if self.mode == "planned" and self.scheduler is None:
-            raise InputError("pipeline=planned: expected a scheduler, got none; set scheduler=greedy")
+            raise InputError("pipeline=planned: expected a scheduler, got none; set scheduler=local_search")
 
     def run(self, chunk: Chunk, *, keep_lists: bool) -> Ran:
         """Output and lists as `path.attend_chunk` makes them, and a timeline. Not for `batched`, which has no pipeline."""

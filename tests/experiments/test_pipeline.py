@@ -13,8 +13,7 @@ from tests.experiments.test_run import SMALL, tiny_folder
 
 __all__ = ["tiny_folder"]  # the fixture
 
-SCHEDULER = "scheduler={_target_: tests.online.test_executor.Backwards}"
-LITTLE = [SCHEDULER, "latency.repeats=2", "latency.retentions=[0.1,0.6]", "allocator=uniform"]
+LITTLE = ["latency.repeats=2", "latency.retentions=[0.1,0.6]", "allocator=uniform"]
 
 
 @pytest.fixture
