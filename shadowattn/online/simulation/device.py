@@ -1,7 +1,7 @@
 """What is known of a device, number by number with its source, and what an attention chunk costs by it.
 
-A cost is a fixed part and one that grows with the work; which numbers are published, fitted, assumed or of a datasheet the device's
-file says (`devices/NAME.yaml`), and nothing that it does not hold is made up.
+A cost is a fixed part and one that grows with the work. Which numbers are published, fitted, assumed or of a datasheet the
+device's file says (`devices/NAME.yaml`), and nothing that it does not hold is made up.
 """
 
 from dataclasses import dataclass, fields
@@ -60,9 +60,10 @@ class ChunkShape:
 class Device:
     """Times in nanoseconds a unit of work, on one core where the stage runs on a processor; fixed parts in microseconds.
 
-    `launch_us` and `estimate_ns` (a multiply-accumulate of the whole rectangle) are of the estimate on `estimate_on`; `select_us` and
-    `select_ns` (a score) of selection; `attend_us` and `attend_ns` (a kept pair and dimension) of sparse attention; `dense_ns` (a
-    pair and dimension) of dense attention and `score_ns` (the same) of scores in floating point, both on a core.
+    `launch_us` and `estimate_ns` (a multiply-accumulate of the whole rectangle) are of the estimate on `estimate_on`;
+    `select_us` and `select_ns` (a score) of selection; `attend_us` and `attend_ns` (a kept pair and dimension) of sparse
+    attention; `dense_ns` (a pair and dimension) of dense attention and `score_ns` (the same) of scores in floating point, both
+    on a core.
     """
 
     name: str
@@ -127,7 +128,8 @@ def load_device(name: str) -> Device:
     except FileNotFoundError as error:
         raise InputError(f"device {name}: expected one of {', '.join(shipped())}, or a .yaml file; there is none") from error
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"device {path}: expected a description like the shipped ones, got {type(error).__name__} {error}") from error
+        problem = f"{type(error).__name__} {error}"
+        raise InputError(f"device {path}: expected a description like the shipped ones, got {problem}") from error
     for field, number in numbers.items():
         if number.kind not in KINDS or not number.source or not 0 <= number.value < float("inf"):
             raise InputError(
