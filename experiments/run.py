@@ -37,6 +37,7 @@ from experiments import (
     scheduler_study,
     selfcheck,
     study,
+    validate_simulator,
 )
 from experiments import config as schema
 from experiments.machine import machine
@@ -63,6 +64,7 @@ STUDIES = {
     "graphs": graphs_study,
     "recall": recall_study,
     "schedulers": scheduler_study,
+    "validate_simulator": validate_simulator,
 }
 
 
