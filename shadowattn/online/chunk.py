@@ -52,6 +52,14 @@ class Chunk:
         """Whether a launch overwrites the scores of the one before."""
         return isinstance(self.estimator, Launcher)
 
+    def prepare(self) -> None:
+        """Does what all heads share, so that no head's stage has to: budgets, buckets, packed keys."""
+        _ = self._lists, self._scored
+        if self.reuses_scores:
+            _ = self._grouped
+        if self.selects_in_estimate:
+            _ = self._prepared
+
     def groups(self) -> list[Group]:
         """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
         if self.reuses_scores:

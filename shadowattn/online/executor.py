@@ -155,6 +155,7 @@ class _Run:
         self._kept = 0
         self._spans: list[Span] = []
         self._started = time.perf_counter()
+        chunk.prepare()
 
     def estimate(self) -> Iterator[tuple[int, Any]]:
         """Each head, in order, and its scores [1, rows, K] (where the estimator selects: its lists)."""

@@ -56,12 +56,16 @@ class Probe:
         return binding(*parts, head_dim=self.head_dim, rows=self.rows, dtype=self.dtype)
 
     def launches(self) -> list[Group]:
-        """Every kind of launch: each size in each bucket; without a bank one head, and all that read the same keys."""
+        """Every kind of launch: each size in each bucket; without a bank one head, and all that read the same keys.
+
+        Buckets of one K scale come one after another, so that their keys are in the cache, as a layer's are.
+        """
         if self.bank is None:
             sizes, buckets = {1, self.heads // self.kv_heads}, [-1]
         else:
             sizes = {min(size, self.heads) for size in self.bank.launch_heads}
-            buckets = {self.bank.slot(pair) for pair in range(len(self.bank.pairs))}
+            slots = {self.bank.slot(pair) for pair in range(len(self.bank.pairs))}
+            buckets = sorted(slots, key=lambda slot: self.bank.pairs[slot][::-1])
         return [Group(tuple(range(size)), bucket) for bucket in buckets for size in sorted(sizes)]
 
     def key_lengths(self, longest: int) -> list[int]:
@@ -79,7 +83,7 @@ class Probe:
     def measure(self, keys: int, retentions: Sequence[float], *, repeats: int) -> list[Latency]:
         """Every launch, and selection and attention at every retention, on `keys` keys. Launches and retentions take turns."""
         launches = self.launches()
-        tensors = {group.bucket: self._tensors(group.bucket, keys) for group in launches}
+        tensors = self._tensors({group.bucket for group in launches}, keys)
         pool, taken = ScorePool(), defaultdict(list)
         for repeat in range(-1, max(repeats, len(retentions))):  # the first round warms up
             for turn, group in enumerate(launches):
@@ -96,15 +100,21 @@ class Probe:
             for point, times in taken.items()
         ]
 
-    def _tensors(self, bucket: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Normally distributed; largest values that fit the bucket exactly."""
+    def _tensors(self, buckets: set[int], keys: int) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+        """q, k and v for each bucket, normally distributed; largest values that fit it exactly. What can be shared is."""
         generator = torch.Generator().manual_seed(self.seed)
         q = torch.randn(self.heads, self.rows, self.head_dim, generator=generator)
-        k, v = torch.randn(2, self.kv_heads, keys, self.head_dim, generator=generator)
-        if self.bank is not None:
-            scales = self.bank.pairs[bucket]
-            q, k = (x * (scale * INT8_MAX / x.abs().amax((1, 2), keepdim=True)) for x, scale in zip((q, k), scales, strict=True))
-        return q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
+        k, v = torch.randn(2, self.kv_heads, keys, self.head_dim, generator=generator).to(self.dtype)
+
+        @cache
+        def scaled(name: str, scale: float) -> Tensor:
+            x = q if name == "q" else k
+            return (x * (scale * INT8_MAX / x.abs().amax((1, 2), keepdim=True))).to(self.dtype)
+
+        if self.bank is None:
+            return dict.fromkeys(buckets, (q.to(self.dtype), k, v))
+        pairs = {bucket: self.bank.pairs[bucket] for bucket in buckets}
+        return {bucket: (scaled("q", q_scale), scaled("k", k_scale), v) for bucket, (q_scale, k_scale) in pairs.items()}
 
     def _chunk(self, q: Tensor, k: Tensor, v: Tensor, group: Group, retention: float) -> Chunk:
         count = len(group.heads)
