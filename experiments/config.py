@@ -365,6 +365,15 @@ class SchedulingConfig:
 
 
 @dataclass
+class SimulationConfig:
+    """`figure` fig10, fig15, table8 or scale; `device` a shipped description or a .yaml file of your own."""
+
+    figure: str = "fig10"
+    device: str = "snapdragon_8_gen_3"
+    chunk_tokens: int = 128
+
+
+@dataclass
 class EstimateConfig:
     """One way to estimate.
 
@@ -425,6 +434,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     recall: RecallConfig = field(default_factory=RecallConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even

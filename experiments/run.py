@@ -36,6 +36,7 @@ from experiments import (
     recall_study,
     scheduler_study,
     selfcheck,
+    simulation_study,
     study,
     validate_simulator,
 )
@@ -64,6 +65,7 @@ STUDIES = {
     "graphs": graphs_study,
     "recall": recall_study,
     "schedulers": scheduler_study,
+    "simulation": simulation_study,
     "validate_simulator": validate_simulator,
 }
 

@@ -71,6 +71,7 @@ class StageRow(PlacedRow):
 
 def write_rows(rows: Sequence[Row], path: Path) -> pd.DataFrame:
     """Writes rows as parquet, atomically, and returns them as a frame."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame([asdict(row) for row in rows])
     staged = path.with_name(f".{path.name}")
     frame.to_parquet(staged, index=False)

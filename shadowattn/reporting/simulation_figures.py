@@ -27,3 +27,85 @@ def validation(rows: pd.DataFrame, path: Path) -> Path:
         axes.flat[0].legend(fontsize=8)
         axes.flat[0].figure.suptitle(f"one layer's chunk through the pipeline: {rows.model.iloc[0]}, band of 10 %", fontsize=9)
     return path
+
+
+def fig10(rows: pd.DataFrame, path: Path) -> Path:
+    """Fig. 10: latency of one layer's attention by length and method, a panel a model."""
+    latency = rows[rows.metric == "latency"]
+    with figure(path, columns=2, rows=2) as axes:
+        for axis, (model, of) in zip(axes.flat, latency.groupby("model", sort=False), strict=True):
+            lengths, methods = list(of.context_tokens.unique()), list(of.method.unique())
+            for index, method in enumerate(methods):
+                values = of[of.method == method].set_index("context_tokens").value
+                places = [place + 0.16 * (index - len(methods) / 2 + 0.5) for place in range(len(lengths))]
+                axis.bar(places, [values[length] for length in lengths], 0.15, label=method)
+            axis.set_xticks(range(len(lengths)), [str(length) for length in lengths])
+            axis.set(yscale="log", ylabel="ms", title=model, xlabel="tokens")
+        axes.flat[0].legend(fontsize=7)
+        checks = rows[rows.published.notna()].itertuples()
+        text = "; ".join(f"{c.metric.replace('_', ' ')} {c.value:.2g} (published {c.published:g})" for c in checks)
+        axes.flat[0].figure.suptitle(f"SIMULATED, {rows.device.iloc[0]}, one layer at retention 0.2 · {text}", fontsize=8)
+    return path
+
+
+def fig15(rows: pd.DataFrame, path: Path) -> Path:
+    """Fig. 15: latency by kind of core, ours against dense attention on it."""
+    with figure(path, columns=2, rows=2) as axes:
+        for axis, (model, of) in zip(axes.flat, rows.groupby("model", sort=False), strict=True):
+            cores = list(of.core.unique())
+            for index, (method, line) in enumerate(of.groupby("method", sort=False)):
+                values = line.set_index("core").value
+                axis.bar(
+                    [place + 0.35 * index for place in range(len(cores))], [values[core] for core in cores], 0.33, label=method
+                )
+            axis.set_xticks([place + 0.175 for place in range(len(cores))], cores)
+            axis.set(yscale="log", ylabel="ms", title=model)
+        axes.flat[0].legend(fontsize=8)
+        title = f"SIMULATED, {rows.device.iloc[0]}, {rows.context_tokens.iloc[0]} tokens, one layer; speeds of cores assumed"
+        axes.flat[0].figure.suptitle(title, fontsize=9)
+    return path
+
+
+def table8(rows: pd.DataFrame, path: Path) -> Path:
+    """Table 8: simulated against published energy; hollow points were fitted to."""
+    with figure(path, columns=1, rows=1) as axes:
+        axis = axes.flat[0]
+        for index, (method, of) in enumerate(rows.groupby("method", sort=False)):
+            for fitted, fill in ((of.flag != "", "none"), (of.flag == "", f"C{index}")):
+                part = of[fitted]
+                label = method if fill != "none" else "_"
+                axis.plot(
+                    part.published, part.value, linestyle="none", marker=_MARKERS[index], markerfacecolor=fill,
+                    markeredgecolor=f"C{index}", label=label,
+                )  # fmt: skip
+        ends = [0.8 * rows.published.min(), 1.25 * rows.published.max()]
+        axis.plot(ends, ends, color="0.6", linewidth=1)
+        axis.set(xscale="log", yscale="log", xlabel="published J", ylabel="simulated J (hollow: fitted to)")
+        axis.legend(fontsize=7)
+        axis.set_title(f"SIMULATED energy of one kernel, {rows.device.iloc[0]}, 1024 tokens", fontsize=9)
+    return path
+
+
+def scale(rows: pd.DataFrame, path: Path) -> Path:
+    """Latency against context and against heads; and how busy the device is in ours."""
+    with figure(path, columns=2, rows=2) as axes:
+        for column, (against, x, label) in enumerate((("context", "context_tokens", "tokens"), ("heads", "heads", "heads"))):
+            of = rows[(rows.data == against)]
+            for index, (method, line) in enumerate(of[of.metric == "latency"].groupby("method", sort=False)):
+                axes[0, column].plot(line[x], line.value / 1e3, marker=_MARKERS[index], markersize=4, linewidth=1, label=method)
+            axes[0, column].set(xscale="log", yscale="log", xlabel=label, ylabel="seconds, one layer")
+            ours = of[of.method.str.startswith("ours")]
+            for index, ((method, metric), line) in enumerate(
+                ours[ours.metric != "latency"].groupby(["method", "metric"], sort=False)
+            ):
+                name = f"{method}: {'estimate' if metric == 'estimate_share' else 'core'}"
+                axes[1, column].plot(line[x], line.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
+            axes[1, column].set(xscale="log", xlabel=label, ylabel="share of the time at work", ylim=(0, 1.05))
+        axes[0, 0].legend(fontsize=7)
+        axes[1, 0].legend(fontsize=7)
+        title = f"SIMULATED, {rows.device.iloc[0]}: Qwen2-1.5B against context; head dimension 128 at 32768 tokens against heads"
+        axes[0, 0].figure.suptitle(title, fontsize=9)
+    return path
+
+
+DRAWN = {"fig10": fig10, "fig15": fig15, "table8": table8, "scale": scale}

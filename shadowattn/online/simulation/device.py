@@ -4,7 +4,7 @@ A cost is a fixed part and one that grows with the work. Which numbers are publi
 device's file says (`devices/NAME.yaml`), and nothing that it does not hold is made up.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
@@ -13,6 +13,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.plan import Group, Launch, Work
 
 KINDS = ("published", "fitted", "assumed", "datasheet", "measured")
+_ON_CORE = ("select_us", "select_ns", "attend_us", "attend_ns", "dense_ns", "score_ns")
 _FOLDER = Path(__file__).parent / "devices"
 
 
@@ -77,6 +78,15 @@ class Device:
     attend_ns: Number
     dense_ns: Number
     score_ns: Number
+    core_speeds: dict[str, Number] = field(default_factory=dict)  # of other kinds of core, the one described being 1
+
+    def on_core(self, kind: str) -> "Device":
+        """The same with everything that a core does on another kind of core. Raises `InputError` where its speed is unknown."""
+        if kind not in self.core_speeds:
+            raise InputError(f"{self.name}: expected a core of {', '.join(self.core_speeds) or 'one kind'}, got {kind!r}")
+        speed = self.core_speeds[kind].value
+        slower = {name: getattr(self, name) for name in _ON_CORE}
+        return replace(self, **{name: replace(number, value=number.value / speed) for name, number in slower.items()})
 
     def estimate_us(self, layer: Layer, chunk: ChunkShape, heads: int, *, query_block: int = 1) -> float:
         """One launch of `heads` heads; blocks of rows that share a list send one query each."""
@@ -120,19 +130,20 @@ def load_device(name: str) -> Device:
     try:
         content = yaml.safe_load(path.read_text())
         numbers = {
-            field.name: Number(float(content[field.name]["value"]), content[field.name]["kind"], content[field.name]["source"])
-            for field in fields(Device)
-            if field.name not in ("name", "estimate_on")
+            known.name: Number(float(content[known.name]["value"]), content[known.name]["kind"], content[known.name]["source"])
+            for known in fields(Device)
+            if known.name not in ("name", "estimate_on", "core_speeds")
         }
-        device = Device(name=content["name"], estimate_on=content["estimate_on"], **numbers)
+        speeds = {kind: Number(**given) for kind, given in content.get("core_speeds", {}).items()}
+        device = Device(name=content["name"], estimate_on=content["estimate_on"], core_speeds=speeds, **numbers)
     except FileNotFoundError as error:
         raise InputError(f"device {name}: expected one of {', '.join(shipped())}, or a .yaml file; there is none") from error
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         problem = f"{type(error).__name__} {error}"
         raise InputError(f"device {path}: expected a description like the shipped ones, got {problem}") from error
-    for field, number in numbers.items():
+    for name, number in (numbers | speeds).items():
         if number.kind not in KINDS or not number.source or not 0 <= number.value < float("inf"):
             raise InputError(
-                f"device {path}: {field}: expected a value of at least 0, a source and a kind of {', '.join(KINDS)}, got {number}"
+                f"device {path}: {name}: expected a value of at least 0, a source and a kind of {', '.join(KINDS)}, got {number}"
             )
     return device

@@ -20,8 +20,8 @@ class Fitted:
 def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) -> Fitted:
     """What of `profile` a description holds: of each stage a fixed part and one that grows with its work, neither negative.
 
-    Relative errors are what is least, so that short launches count as much as long ones. Dense costs are not in a profile; they are
-    set to 0 and `methods.full` must not be asked of such a device. Raises `InputError` on a profile with too few points.
+    Relative errors are what is least, so that short launches count as much as long ones. Dense costs are not in a profile;
+    they are set to 0, and `methods.full` must not be asked of such a device. Raises `InputError` on too few points.
     """
     rows = int(profile.binding["rows"])
 
