@@ -69,7 +69,7 @@ def fig15(rows: pd.DataFrame, path: Path) -> Path:
 def table8(rows: pd.DataFrame, path: Path) -> Path:
     """Table 8: simulated against published energy; hollow points were fitted to."""
     with figure(path, columns=1, rows=1) as axes:
-        axis = axes.flat[0]
+        axis = axes
         for index, (method, of) in enumerate(rows.groupby("method", sort=False)):
             for fitted, fill in ((of.flag != "", "none"), (of.flag == "", f"C{index}")):
                 part = of[fitted]
