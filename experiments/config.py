@@ -357,6 +357,14 @@ class EvaluationConfig:
 
 
 @dataclass
+class SchedulingConfig:
+    """What the study of schedulers draws: `works` of each kind, the optimum searched for `limit_s` seconds each."""
+
+    works: int = 12
+    limit_s: float = 3.0
+
+
+@dataclass
 class EstimateConfig:
     """One way to estimate.
 
@@ -396,7 +404,7 @@ class Paths:
 class Config:
     experiment: str = "default"
     # quality: methods against retention; gates: the reference model's bars; offline: that stage alone; allocators; query_block;
-    # latency_profile and fig9: the pipeline
+    # latency_profile, fig9, schedulers, simulation: the pipeline; graphs, recall, selfcheck: the estimate
     study: str = "quality"
     seed: int = 0
     retention: float = 0.2
@@ -416,6 +424,7 @@ class Config:
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     recall: RecallConfig = field(default_factory=RecallConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even

@@ -34,8 +34,10 @@ from experiments import (
     offline_study,
     query_block,
     recall_study,
+    scheduler_study,
     selfcheck,
     study,
+    validate_simulator,
 )
 from experiments import config as schema
 from experiments.machine import machine
@@ -61,6 +63,8 @@ STUDIES = {
     "selfcheck": selfcheck,
     "graphs": graphs_study,
     "recall": recall_study,
+    "schedulers": scheduler_study,
+    "validate_simulator": validate_simulator,
 }
 
 

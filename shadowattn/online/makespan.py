@@ -49,28 +49,6 @@ def finish(
     return attended
 
 
-def lower_bound(work: Work, *, machines: int = 3) -> float:
-    """No order ends before: each machine's own work, with the least that must come before it and the least after it."""
-    check_machines(machines)
-    check_work(work)
-    if not work.select_us:
-        return 0.0
-    if machines == 2:
-        tails = [a + b for a, b in zip(work.select_us, work.attend_us, strict=True)]
-        first = min(launch.estimate_us for launch in work.launches)
-        last = min(sum(tails[head] for head in launch.heads) for launch in work.launches)
-        return max(first + sum(tails), sum(launch.estimate_us for launch in work.launches) + last)
-    lead = min(launch.estimate_us for launch in work.launches)
-    of_launch = {head: launch.estimate_us for launch in work.launches for head in launch.heads}
-    to_attend = min(of_launch[head] + work.select_us[head] for head in of_launch)
-    after = min(a + b for a, b in zip(work.select_us, work.attend_us, strict=True))
-    return max(
-        sum(launch.estimate_us for launch in work.launches) + after,
-        lead + sum(work.select_us) + min(work.attend_us),
-        to_attend + sum(work.attend_us),
-    )
-
-
 def check_work(work: Work) -> None:
     """Raises `InputError` unless every head is in one launch and every cost a finite number that is not negative."""
     heads = sorted(head for launch in work.launches for head in launch.heads)

@@ -89,7 +89,8 @@ class Probe:
             for turn, group in enumerate(launches):
                 retention = retentions[(turn + repeat) % len(retentions)]
                 chunk = self._chunk(*tensors[group.bucket], group, retention)
-                ran = run_sequential(chunk, [group], threads=self.threads, keep_lists=False, pool=pool)
+                for _ in range(2):  # the second counts: in a layer, too, heads that read the same keys follow one another
+                    ran = run_sequential(chunk, [group], threads=self.threads, keep_lists=False, pool=pool)
                 for span in ran.timeline.spans if repeat >= 0 else ():
                     point = (len(group.heads), group.bucket, self._capacity(group, keys), 1.0)
                     point = point if span.stage == "estimate" else (1, -1, 0, retention)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
-from shadowattn.online.makespan import lower_bound, makespan
+from shadowattn.online.makespan import makespan
 from shadowattn.online.plan import Launch, Plan, Work
+from shadowattn.online.schedulers.bounds import lower_bound
 from tests.works import plans_of, works
 
 # One launch of two heads: the authors' own example.

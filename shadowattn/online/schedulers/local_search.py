@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
-from shadowattn.online.makespan import check_machines, check_work, finish, lower_bound, released
+from shadowattn.online.makespan import check_machines, check_work, finish, released
 from shadowattn.online.plan import Plan, Work
+from shadowattn.online.schedulers.bounds import lower_bound
 from shadowattn.online.schedulers.fifo import Fifo
 from shadowattn.online.schedulers.greedy import Greedy
 from shadowattn.online.schedulers.johnson import Johnson, johnson_order

@@ -7,8 +7,9 @@ selection and attention share.
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
-from shadowattn.online.makespan import check_machines, check_work, lower_bound, makespan
+from shadowattn.online.makespan import check_machines, check_work, makespan
 from shadowattn.online.plan import Plan, Work
+from shadowattn.online.schedulers.bounds import lower_bound
 from shadowattn.online.schedulers.local_search import LocalSearch
 
 # CP-SAT counts in integers.

@@ -1,0 +1,138 @@
+"""What is known of a device, number by number with its source, and what an attention chunk costs by it.
+
+A cost is a fixed part and one that grows with the work. Which numbers are published, fitted, assumed or of a datasheet the
+device's file says (`devices/NAME.yaml`), and nothing that it does not hold is made up.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from shadowattn.errors import InputError
+from shadowattn.online.plan import Group, Launch, Work
+
+KINDS = ("published", "fitted", "assumed", "datasheet", "measured")
+_FOLDER = Path(__file__).parent / "devices"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value, where it comes from, and which kind of knowledge that is (`KINDS`)."""
+
+    value: float
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The shape of one layer's attention: query heads, key/value heads, head dimension."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+# Table 5 of the paper.
+LAYERS = {
+    "PhoneLM-0.5B": Layer(16, 16, 64),
+    "PhoneLM-1.5B": Layer(16, 16, 160),
+    "Qwen2-0.5B": Layer(14, 2, 64),
+    "Qwen2-1.5B": Layer(12, 2, 128),
+}
+
+
+@dataclass(frozen=True)
+class ChunkShape:
+    """`rows` queries at the end of `keys` keys."""
+
+    rows: int
+    keys: int
+
+    @property
+    def pairs(self) -> int:
+        """(row, key) pairs that causality allows."""
+        return self.rows * self.keys - self.rows * (self.rows - 1) // 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """Times in nanoseconds a unit of work, on one core where the stage runs on a processor; fixed parts in microseconds.
+
+    `launch_us` and `estimate_ns` (a multiply-accumulate of the whole rectangle) are of the estimate on `estimate_on`;
+    `select_us` and `select_ns` (a score) of selection; `attend_us` and `attend_ns` (a kept pair and dimension) of sparse
+    attention; `dense_ns` (a pair and dimension) of dense attention and `score_ns` (the same) of scores in floating point, both
+    on a core.
+    """
+
+    name: str
+    estimate_on: str
+    cores: Number
+    launch_us: Number
+    estimate_ns: Number
+    select_us: Number
+    select_ns: Number
+    attend_us: Number
+    attend_ns: Number
+    dense_ns: Number
+    score_ns: Number
+
+    def estimate_us(self, layer: Layer, chunk: ChunkShape, heads: int, *, query_block: int = 1) -> float:
+        """One launch of `heads` heads; blocks of rows that share a list send one query each."""
+        products = heads * -(-chunk.rows // query_block) * chunk.keys * layer.head_dim
+        return self.launch_us.value + products * self.estimate_ns.value * 1e-3
+
+    def head_select_us(self, chunk: ChunkShape, *, query_block: int = 1) -> float:
+        """One head's lists."""
+        return self.select_us.value + chunk.pairs / query_block * self.select_ns.value * 1e-3
+
+    def head_attend_us(self, layer: Layer, chunk: ChunkShape, retention: float) -> float:
+        """One head's attention on its lists."""
+        return self.attend_us.value + retention * chunk.pairs * layer.head_dim * self.attend_ns.value * 1e-3
+
+    def head_dense_us(self, layer: Layer, chunk: ChunkShape) -> float:
+        """One head's dense attention on a core."""
+        return chunk.pairs * layer.head_dim * self.dense_ns.value * 1e-3
+
+    def head_score_us(self, layer: Layer, chunk: ChunkShape) -> float:
+        """One head's scores in floating point on a core."""
+        return chunk.pairs * layer.head_dim * self.score_ns.value * 1e-3
+
+    def work(self, layer: Layer, chunk: ChunkShape, groups: list[Group], retention: list[float], *, query_block: int = 1) -> Work:
+        """Costs of a chunk with these launches and a retention for each head."""
+        launches = (Launch(g.heads, self.estimate_us(layer, chunk, len(g.heads), query_block=query_block)) for g in groups)
+        return Work(
+            tuple(launches),
+            tuple(self.head_select_us(chunk, query_block=query_block) for _ in retention),
+            tuple(self.head_attend_us(layer, chunk, kept) for kept in retention),
+        )
+
+
+def shipped() -> list[str]:
+    """Names of the descriptions that come with the package."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_device(name: str) -> Device:
+    """A shipped description by name, or one of your own by its path. Raises `InputError` where it is none."""
+    path = Path(name) if name.endswith(".yaml") else _FOLDER / f"{name}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text())
+        numbers = {
+            field.name: Number(float(content[field.name]["value"]), content[field.name]["kind"], content[field.name]["source"])
+            for field in fields(Device)
+            if field.name not in ("name", "estimate_on")
+        }
+        device = Device(name=content["name"], estimate_on=content["estimate_on"], **numbers)
+    except FileNotFoundError as error:
+        raise InputError(f"device {name}: expected one of {', '.join(shipped())}, or a .yaml file; there is none") from error
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        problem = f"{type(error).__name__} {error}"
+        raise InputError(f"device {path}: expected a description like the shipped ones, got {problem}") from error
+    for field, number in numbers.items():
+        if number.kind not in KINDS or not number.source or not 0 <= number.value < float("inf"):
+            raise InputError(
+                f"device {path}: {field}: expected a value of at least 0, a source and a kind of {', '.join(KINDS)}, got {number}"
+            )
+    return device
