@@ -75,8 +75,8 @@ class Probe:
             steps = sorted({shape.keys for shape in self.bank.shapes if shape.keys <= longest})
         while steps[-1] < longest:
             steps.append(min(2 * steps[-1], longest))
-        lengths = {steps[0]}
-        for low, high in zip(steps, steps[1:], strict=False):
+        lengths = set()
+        for low, high in zip([0, *steps], steps, strict=False):
             lengths |= {int(x) // self.rows * self.rows for x in np.linspace(low + self.rows, high, 4)} | {high}
         return sorted(lengths)
 

@@ -30,8 +30,8 @@ def gantt(rows: pd.DataFrame, path: Path) -> Path:
         axes.flat[0].figure.legend(handles=handles, loc="outside lower center", ncol=min(8, len(handles)), fontsize=7)
         first = spans.iloc[0]
         axes.flat[0].figure.suptitle(
-            f"{first.model}, layer {first.layer}, {first.context_tokens} keys, retention {first.retention:g} · {first.measured}, "
-            f"INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
+            f"{first.model}, layer {first.layer}, {first.context_tokens} keys, mean retention {first.retention:.3g} · "
+            f"{first.measured}, INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
             fontsize=9,
         )
     return path

@@ -129,7 +129,7 @@ def test_key_lengths_cover_both_ends_of_every_capacity(bank):
     lengths = probe_of(make_chunk(Oracle())).key_lengths(300)
     assert lengths[0] == ROWS
     assert lengths[-1] == 300
-    assert {64, 96, 128, 160, 256, 288} <= set(lengths)
+    assert {64, 96, 128, 160, 256, 288} <= set(lengths)  # steps of doubling: 32, 64, 128, 256
     assert probe_of(make_chunk(Int8(bank))).key_lengths(KEYS)[-1] == KEYS
 
 
