@@ -44,7 +44,7 @@ def fig10(rows: pd.DataFrame, path: Path) -> Path:
         axes.flat[0].legend(fontsize=7)
         checks = rows[rows.published.notna()].itertuples()
         text = "; ".join(f"{c.metric.replace('_', ' ')} {c.value:.2g} (published {c.published:g})" for c in checks)
-        axes.flat[0].figure.suptitle(f"SIMULATED, {rows.device.iloc[0]}, one layer at retention 0.2 · {text}", fontsize=8)
+        axes.flat[0].figure.suptitle(f"SIMULATED, {rows.device.iloc[0]}, one layer at retention 0.2\n{text}", fontsize=9)
     return path
 
 
@@ -101,6 +101,11 @@ def scale(rows: pd.DataFrame, path: Path) -> Path:
                 name = f"{method}: {'estimate' if metric == 'estimate_share' else 'core'}"
                 axes[1, column].plot(line[x], line.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
             axes[1, column].set(xscale="log", xlabel=label, ylabel="share of the time at work", ylim=(0, 1.05))
+            for axis in axes[:, column]:
+                ticks = sorted(of[x].unique())[:: 1 if x == "heads" else 2]
+                names = [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks]
+                axis.set_xticks(ticks, names)
+                axis.set_xticks([], minor=True)
         axes[0, 0].legend(fontsize=7)
         axes[1, 0].legend(fontsize=7)
         title = f"SIMULATED, {rows.device.iloc[0]}: Qwen2-1.5B against context; head dimension 128 at 32768 tokens against heads"
