@@ -361,7 +361,7 @@ class SchedulingConfig:
     """What the study of schedulers draws: `works` of each kind, the optimum searched for `limit_s` seconds each."""
 
     works: int = 12
-    limit_s: float = 3.0
+    limit_s: float = 5.0
 
 
 @dataclass
