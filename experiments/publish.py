@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from shadowattn.reporting import offline_figures, pipeline_figures
+from shadowattn.reporting import (
+    graph_figures,
+    offline_figures,
+    pipeline_figures,
+    recall_figures,
+    scheduler_figures,
+    simulation_figures,
+)
 from shadowattn.reporting.figures import quality_against_query_block, quality_against_retention
 
 FIGURES = {
@@ -18,13 +25,26 @@ FIGURES = {
     "study_query_block": quality_against_query_block,
     "latency_profile": pipeline_figures.latency,
     "fig9": pipeline_figures.gantt,
+    "graphs": graph_figures.bank,
+    "table4": recall_figures.recall,
+    "table4_wikitext": recall_figures.recall,
+    "table4_wikitext_stories": recall_figures.recall,
+    "fig14": recall_figures.buckets,
+    "study_schedulers": scheduler_figures.gaps,
+    "validate_simulator": simulation_figures.validation,
+    "fig10": simulation_figures.fig10,
+    "fig15": simulation_figures.fig15,
+    "table8": simulation_figures.table8,
+    "study_scale": simulation_figures.scale,
 }
+# Columns in which nothing means not a number.
+_NUMBERS = ("value", "sigma", "published")
 ROOT = Path(__file__).parents[1]
 
 
 def read_reference(path: Path) -> pd.DataFrame:
     """Committed rows; an empty flag stays an empty string."""
-    return pd.read_csv(path, keep_default_na=False)
+    return pd.read_csv(path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS})
 
 
 def publish(run: Path) -> list[Path]:

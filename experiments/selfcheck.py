@@ -39,7 +39,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
 
 
 def _check(device: str) -> list[dict]:
-    return [asdict(outcome) for outcome in check_device(device, progress=lambda cases: bar(cases, device))]
+    return [asdict(outcome) for outcome in check_device(device, list(CASES), progress=lambda cases: bar(cases, device))]
 
 
 def _rows(setup: Setup, device: str, outcome: Outcome) -> list[Row]:

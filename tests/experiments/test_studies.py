@@ -1,0 +1,132 @@
+"""The studies of the estimate and of the pipeline from the command line, on a tiny model."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks import bank as bank_benchmark
+from experiments import graphs_study, scheduler_study, validate_simulator
+from experiments.publish import read_reference
+from shadowattn import selfcheck
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]  # fixtures
+
+
+def rows_of(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "rows.parquet")
+
+
+def test_recall_of_every_kind_of_estimate(run):
+    folder = run("table4", "+exp=table4", "graphs.chunk_tokens=32", "evaluation.windows=1")
+    rows = rows_of(folder)
+    recalls = rows[(rows.metric == "recall") & (rows.retention == 0.2) & (rows.granularity == "row")].set_index("method").value
+    assert len(recalls) == 10
+    assert recalls["dynamic scales"] > recalls["4 bits, dynamic"] > 0.2
+    heads = rows[(rows.metric == "head_recall") & (rows.method == "dynamic scales")]
+    assert heads[heads.granularity == "row"].groupby("retention").size().unique().tolist() == [2 * 4]
+    assert (folder / "recall.png").is_file()
+
+
+def test_buckets_and_their_quality(run):
+    few = "+recall.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}}"
+    rows = rows_of(run("recall", "study=recall", "experiment=recall", "graphs.chunk_tokens=32", "evaluation.windows=2", few))
+    buckets = rows.set_index("method").buckets.to_dict()
+    assert buckets == {"one": 1, "nine": 9, "cross": 5}
+    assert set(rows[rows.metric == "loss_increase"].method) == {"one", "nine"}
+
+
+@pytest.mark.parametrize(
+    ("estimate", "message"),
+    [
+        ("{bad: {output: int4}}", "output: expected one of float, target_requant"),
+        ("{bad: {lookup: cosine}}", "lookup: expected one of raw, log"),
+        ("{bad: {bits: 1}}", "bits: expected 2 … 8"),
+        ("{bad: {dynamic: true, quality: true}}", "quality: expected an INT8 estimate"),
+        ("{bad: {sigma: 1}}", "sigma above 0 and not 1"),
+    ],
+)
+def test_estimates_that_make_no_sense_are_refused(run, capsys, estimate, message):
+    with pytest.raises(SystemExit):
+        run("recall", "study=recall", "experiment=recall", f"+recall.estimates={estimate}", "graphs.chunk_tokens=32")
+    assert message in capsys.readouterr().err
+
+
+def test_the_bank_is_measured_in_processes_of_its_own(run, monkeypatch):
+    monkeypatch.setattr(bank_benchmark, "SHAPES", {"qwen2_0_5b": bank_benchmark.SHAPES["qwen2_0_5b"]})
+    monkeypatch.setattr(graphs_study, "_FORM_SHAPES", ("qwen2_0_5b",))
+    monkeypatch.setattr("benchmarks.forms._KEYS", 256)
+    monkeypatch.setattr("benchmarks.forms._ROWS", 32)
+    folder = run("graphs", "+exp=graphs")
+    rows = rows_of(folder)
+    values = rows[rows.method == "qwen2_0_5b"].set_index("metric").value
+    assert values["graphs"] == 54
+    assert 0 < values["load_s"] < values["build_and_compile_s"]
+    waste = rows[rows.metric == "waste"].pivot(index="shapes", columns="method", values="value")
+    assert (waste["planned"] <= waste.min(axis=1) + 1e-12).all()
+    assert (folder / "graphs.png").is_file()
+
+
+def test_a_self_check_without_an_npu_says_so(run, monkeypatch):
+    monkeypatch.setattr("experiments.selfcheck.CASES", {"probe": selfcheck.CASES["probe"]})
+    folder = run("npu_selfcheck", "+exp=npu_selfcheck")
+    report = (folder / "report.md").read_text()
+    assert "no NPU was checked" in report
+    assert "Not verified" in report
+    assert set(rows_of(folder).estimate_device) == {"CPU"}
+
+
+def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
+    monkeypatch.setattr(scheduler_study, "HEADS", (4, 16))
+    folder = run("study_schedulers", "+exp=study_schedulers", "scheduling.works=2", "scheduling.limit_s=0.5")
+    rows = rows_of(folder)
+    gaps = rows[rows.metric == "gap_median"]
+    assert (gaps.value >= -1e-9).all()
+    assert set(gaps.method) == {"sequential", "fifo", "greedy", "greedy_guarded", "johnson", "local_search", "optimal"}
+    assert set(rows[rows.metric == "planning_time"].measured) == {"measured"}
+    assert set(gaps.measured) == {"simulated"}
+
+
+def test_the_simulator_is_compared_with_the_executor(run, monkeypatch):
+    monkeypatch.setattr(validate_simulator, "_ROUNDS", 2)
+    folder = run("validate_simulator", "+exp=validate_simulator", "graphs.chunk_tokens=16", "latency.retentions=[0.1,0.6]")
+    rows = rows_of(folder)
+    assert set(rows[rows.metric == "error"]["mode"]) == {"off", "overlap", "fused", "planned"}
+    assert set(rows[rows.metric == "error"].measured) == {"simulated"}
+    assert (rows[(rows.metric == "makespan")].value > 0).all()
+    assert (folder / "validate_simulator.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["fig10", "fig15", "table8"])
+def test_simulated_figures_are_marked_as_such(run, name):
+    folder = run(name, f"+exp={name}")
+    rows = rows_of(folder)
+    assert set(rows.measured) == {"simulated"}
+    assert (rows.value > 0).all()
+    assert (folder / f"{name}.png").is_file()
+    if name != "fig15":
+        known = rows[rows.published.notna()]
+        assert len(known) == (20 if name == "table8" else 3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("simulation.figure=fig11", "simulation.figure: expected one of fig10"),
+        ("simulation.device=iphone", "expected one of intel_core_ultra_7_155h"),
+        ("simulation.device=snapdragon_8_gen_2", "knows one kind of core"),
+    ],
+)
+def test_simulations_that_cannot_be_are_refused(run, capsys, argument, message):
+    with pytest.raises(SystemExit):
+        run("fig15", "+exp=fig15", argument)
+    assert message in capsys.readouterr().err
+
+
+def test_numbers_that_are_missing_stay_numbers(tmp_path):
+    (tmp_path / "rows.csv").write_text("value,sigma,flag\n1.5,,\n")
+    rows = read_reference(tmp_path / "rows.csv")
+    assert rows.sigma.isna().all()
+    assert rows.flag.tolist() == [""]

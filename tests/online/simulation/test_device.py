@@ -1,0 +1,148 @@
+"""Descriptions of devices: every number with its source, costs by hand, a fit that finds what it was made from."""
+
+import math
+
+import pytest
+import yaml
+
+from shadowattn.errors import InputError
+from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.plan import Group
+from shadowattn.online.simulation.device import LAYERS, ChunkShape, Device, Layer, Number, load_device, shipped
+from shadowattn.online.simulation.fit import fit_device
+from shadowattn.online.simulation.methods import METHODS, pooled, prompt_cost
+from shadowattn.reporting.paper import FIG_10
+
+
+def number(value):
+    return Number(value, "assumed", "test")
+
+
+SIMPLE = Device(
+    "simple", "NPU", number(1), number(10), number(1000), number(1), number(1000), number(2), number(1000), number(2000),
+    number(1000),
+)  # fmt: skip
+LAYER, CHUNK = Layer(2, 1, 1), ChunkShape(2, 4)  # 7 pairs: 3 and 4 keys
+
+
+def test_costs_by_hand():
+    assert CHUNK.pairs == 7
+    assert SIMPLE.estimate_us(LAYER, CHUNK, 2) == 10 + 2 * 2 * 4
+    assert SIMPLE.estimate_us(LAYER, CHUNK, 2, query_block=2) == 10 + 2 * 1 * 4
+    assert SIMPLE.head_select_us(CHUNK) == 8
+    assert SIMPLE.head_attend_us(LAYER, CHUNK, 0.5) == 2 + 3.5
+    assert SIMPLE.head_dense_us(LAYER, CHUNK) == 14
+    work = SIMPLE.work(LAYER, CHUNK, [Group((0, 1))], [0.5, 1.0])
+    assert work.launches[0].estimate_us == 26
+    assert work.attend_us == (5.5, 9.0)
+
+
+def test_a_prompt_is_the_sum_of_its_chunks():
+    full = METHODS["C/G-Full"]
+    by_hand = full(SIMPLE, LAYER, ChunkShape(2, 2), 1.0) + full(SIMPLE, LAYER, ChunkShape(1, 3), 1.0)
+    assert prompt_cost(SIMPLE, LAYER, full, tokens=3, chunk_tokens=2) == by_hand
+
+
+def test_a_sample_of_many_chunks_is_close_to_all(monkeypatch):
+    device = load_device("snapdragon_8_gen_3")
+    sampled = {name: prompt_cost(device, LAYERS["Qwen2-0.5B"], m, tokens=128 * 60).total_us for name, m in METHODS.items()}
+    monkeypatch.setattr("shadowattn.online.simulation.methods._SAMPLES", 1000)
+    for name, method in METHODS.items():
+        whole = prompt_cost(device, LAYERS["Qwen2-0.5B"], method, tokens=128 * 60).total_us
+        assert sampled[name] == pytest.approx(whole, rel=0.01)
+
+
+def test_sharing_lists_saves_the_estimate():
+    device, layer = load_device("snapdragon_8_gen_3"), LAYERS["Qwen2-1.5B"]
+    each, shared = (prompt_cost(device, layer, method, tokens=4096) for method in (METHODS["ours"], pooled))
+    assert shared.estimate_us < each.estimate_us / 3
+    assert shared.total_us < each.total_us
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_number_of_every_description_has_a_source(name):
+    device = load_device(name)
+    numbers = [value for value in vars(device).values() if isinstance(value, Number)] + list(device.core_speeds.values())
+    assert len(numbers) >= 9
+    assert all(number.source for number in numbers)
+
+
+def test_what_was_fitted_to_the_paper_still_fits():
+    device = load_device("snapdragon_8_gen_3")
+    launches = [device.estimate_us(Layer(heads, heads, 64), ChunkShape(128, 2048), heads) / 1e3 for heads in (1, 2, 4)]
+    assert launches == pytest.approx([2, 3, 4], rel=0.08)
+    speedups = [
+        prompt_cost(device, layer, METHODS["C/G-Full"], tokens=tokens).total_us
+        / prompt_cost(device, layer, METHODS["ours"], tokens=tokens).total_us
+        for layer in LAYERS.values()
+        for tokens in (1024, 2048, 4096)
+    ]
+    assert sum(speedups) / len(speedups) == pytest.approx(FIG_10["mean_speedup"], rel=0.01)
+
+
+def test_a_fit_finds_what_a_profile_was_made_from():
+    layer, rows = Layer(4, 2, 64), 32
+    points = []
+    for keys in (64, 128, 256, 512):
+        chunk = ChunkShape(rows, keys)
+        points += [_point("estimate", h, 1.0, keys, 20 + h * rows * keys * 64 * 1e-4) for h in (1, 2)]
+        for retention in (0.1, 0.5):
+            points.append(_point("select", 1, retention, keys, 5 + chunk.pairs * 1e-3))
+            points.append(_point("attend", 1, retention, keys, 3 + retention * chunk.pairs * 64 * 2e-4))
+    fitted = fit_device(LatencyProfile({"rows": rows}, tuple(points)), layer, name="made", cores=2)
+    made = fitted.device
+    values = [x.value for x in (made.launch_us, made.estimate_ns, made.select_us, made.select_ns, made.attend_us, made.attend_ns)]
+    assert values == pytest.approx([20, 0.1, 5, 1, 3, 0.2])
+    assert max(fitted.errors.values()) < 1e-9
+
+
+def test_too_little_to_fit_is_refused():
+    with pytest.raises(InputError, match="expected estimate at several lengths"):
+        fit_device(LatencyProfile({"rows": 8}, ()), LAYER, name="none", cores=1)
+
+
+def _point(stage, heads, retention, keys, us):
+    return Latency(stage, heads, -1, 0, retention, keys, us, us, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"launch_us": {"value": -1, "kind": "fitted", "source": "x"}}, "launch_us: expected a value of at least 0"),
+        ({"launch_us": {"value": 1, "kind": "guessed", "source": "x"}}, "a kind of published"),
+        ({"launch_us": {"value": 1, "kind": "fitted", "source": ""}}, "a source"),
+        ({"launch_us": 5}, "expected a description like the shipped ones"),
+        ({"cores": None}, "expected a description like the shipped ones"),
+    ],
+)
+def test_descriptions_that_are_none_are_refused(tmp_path, change, message):
+    content = {"name": "mine", "estimate_on": "NPU"} | {
+        name: {"value": 1.0, "kind": "assumed", "source": "test"}
+        for name in (
+            "cores",
+            "launch_us",
+            "estimate_ns",
+            "select_us",
+            "select_ns",
+            "attend_us",
+            "attend_ns",
+            "dense_ns",
+            "score_ns",
+        )
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert load_device(str(path)).name == "mine"
+    path.write_text(yaml.safe_dump(content | change))
+    with pytest.raises(InputError, match=message):
+        load_device(str(path))
+
+
+def test_unknown_devices_and_cores_are_refused():
+    with pytest.raises(InputError, match="expected one of intel_core_ultra_7_155h"):
+        load_device("iphone")
+    with pytest.raises(InputError, match="expected a core of small, middle, prime"):
+        load_device("snapdragon_8_gen_3").on_core("huge")
+    with pytest.raises(InputError, match="at least one token"):
+        prompt_cost(SIMPLE, LAYER, METHODS["ours"], tokens=0)
+    assert math.isclose(load_device("snapdragon_8_gen_3").on_core("prime").dense_ns.value, 0.2963 / 2.2)
