@@ -1,12 +1,19 @@
 """Shared fixtures. Nothing here downloads anything."""
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 # Before torch and transformers are imported anywhere.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+# OpenVINO imports absl where OR-tools has brought it along. absl's log handler keeps the stderr of that moment, and Hydra, which
+# closes all handlers, would close pytest's capture with it; the real stderr it leaves open.
+with contextlib.redirect_stderr(sys.__stderr__):
+    import openvino  # noqa: F401
 
 import pytest
 import transformers
