@@ -83,7 +83,7 @@ class Optimal:
         status = solver.solve(model)
         found = start
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            found = Plan(*(tuple(sorted(range(len(t)), key=lambda i: solver.value(t[i][0]))) for t in (device, first)))
+            found = Plan(*(_in_order(solver, *stage) for stage in ((device,), (first, last))))
         better = makespan(work, found, machines=self.machines)
         if better > length:  # by rounding, or because the search found nothing in its time
             found, better = start, length
@@ -93,6 +93,11 @@ class Optimal:
         return Solution(
             found, better, better if proven else max(bound, solver.best_objective_bound / _STEPS_PER_US - slack), proven
         )
+
+
+def _in_order(solver, *stages) -> tuple[int, ...]:
+    """Items by when they begin and end in each stage: one that takes no time comes before one that begins with it."""
+    return tuple(sorted(range(len(stages[0])), key=lambda i: [solver.value(at) for tasks in stages for at in tasks[i][:2]]))
 
 
 def _stages(work: Work):

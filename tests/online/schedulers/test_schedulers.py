@@ -87,6 +87,13 @@ def test_johnson_is_the_optimum_of_two_machines(work):
     assert lower_bound(work, machines=2) == pytest.approx(best, abs=1e-6)
 
 
+def test_the_optimum_where_things_take_no_time():
+    """Ties in time are broken so that what takes none does not wait."""
+    launches = (Launch((0,), 0.0), Launch((3,), 0.0), Launch((2, 1), 0.0), Launch((4,), 1.0))
+    work = Work(launches, (0.0, 1.0, 2.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0, 2.0))
+    assert Optimal(3).solve(work).makespan_us == 3.0
+
+
 def test_a_search_out_of_time_still_has_a_plan_and_a_bound():
     heads = range(24)
     work = Work(
