@@ -1,6 +1,7 @@
 """The simulator against the executor: the same chunks through both, by the measured profile and by the device fitted to it."""
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,16 +26,17 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.executor import ScorePool, run_sequential
 from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.plan import Group, Plan
+from shadowattn.online.plan import Group, Launch, Plan, Work
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation import simulate
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer
 from shadowattn.online.simulation.fit import fit_device
+from shadowattn.online.timeline import Timeline
 from shadowattn.reporting import simulation_figures
 from shadowattn.reporting.rows import Row
 from shadowattn.types import Heads
 
-BY = ("profile", "device")
+BY = ("spans", "profile", "device")
 MODES = ("off", "overlap", "fused", "planned")
 # What the issue of the simulator asks for.
 BAR = 0.10
@@ -61,14 +63,17 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     fitted = fit_device(latency, layer, name=processor(), cores=cores())
     units, cases = Units(folder / "cells"), _cases(setup, latency)
-    measured = []
+    found = []
     for number, case in enumerate(bar(cases, "cases")):
-        measured.append(units.get(str(number), lambda case=case: _measured(setup, bank, base, latency, *case)))
-    courses = [_courses(setup, bank, base, latency, fitted.device, layer, *case) for case in bar(cases, "simulate")]
-    half = len(cases) // 2
+        found.append(units.get(str(number), lambda case=case: _measured(setup, bank, base, latency, *case)))
+    courses = [
+        _courses(setup, bank, base, latency, fitted.device, layer, one["spans"], *case)
+        for case, one in zip(bar(cases, "simulate"), found, strict=True)
+    ]
+    measured, half = [one["makespan"] for one in found], len(cases) // 2
     worth = {by: _effective_cores(courses[:half], measured[:half], by) for by in BY}
     fits = ", ".join(f"{stage} {error:.1%}" for stage, error in fitted.errors.items())
-    say(f"fitted: median errors over the profile's points {fits}; {cores()} cores worth {worth['profile']:.2f} to stages at once")
+    say(f"fitted: median errors over the profile's points {fits}; {cores()} cores worth {worth['spans']:.2f} to stages at once")
     common = CaseRow(**asdict(replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_ROUNDS, data="random tensors",
         corpus_sha256="", estimator="int8", estimate_device=setup.device.name,
@@ -108,8 +113,11 @@ def _cases(setup: Setup, latency: LatencyProfile) -> list[tuple[int, list[float]
 
 def _measured(
     setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, keys: int, retention: list[float]
-) -> dict[str, float]:
-    """By mode: the median makespan in microseconds. `off` copies its scores as the others do, so that all do the same work."""
+) -> dict[str, dict]:
+    """Median makespans by mode, and median spans of sequential runs, all in the same rounds.
+
+    `off` copies its scores as the others do, so that all do the same work.
+    """
     chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
     threads = base.budgets(setup.device.name)
     pipelines = {mode: Pipeline(mode, base.queue_heads, threads, base.scheduler, latency) for mode in MODES if mode != "off"}
@@ -118,12 +126,36 @@ def _measured(
     calls["off"] = lambda: ran["off"].append(
         run_sequential(chunk, _single(chunk.groups()), threads=threads, keep_lists=False, pool=pool)
     )
+    ran["fused, off"] = []
+    calls["fused, off"] = lambda: ran["fused, off"].append(
+        run_sequential(chunk, chunk.groups(), threads=threads, keep_lists=False, pool=pool)
+    )
     interleave(calls, rounds=_ROUNDS, warmup=3)
-    return {mode: float(np.median([one.timeline.makespan_us for one in ran[mode][-_ROUNDS:]])) for mode in MODES}
+    timelines = {mode: [one.timeline for one in all_of[-_ROUNDS:]] for mode, all_of in ran.items()}
+    return {
+        "makespan": {mode: float(np.median([timeline.makespan_us for timeline in timelines[mode]])) for mode in MODES},
+        "spans": {"single": _spans(timelines["off"]), "fused": _spans(timelines["fused, off"])},
+    }
+
+
+def _spans(timelines: list[Timeline]) -> dict[str, dict[str, float]]:
+    """Median time of every span, by stage and heads."""
+    took = defaultdict(lambda: defaultdict(list))
+    for timeline in timelines:
+        for span in timeline.spans:
+            took[span.stage][" ".join(map(str, span.heads))].append(span.end_us - span.start_us)
+    return {stage: {heads: float(np.median(times)) for heads, times in of.items()} for stage, of in took.items()}
+
+
+def _work_of(spans: dict[str, dict[str, float]], groups: list[Group]) -> Work:
+    """The costs that a sequential run of the same chunk had."""
+    launches = tuple(Launch(group.heads, spans["estimate"][" ".join(map(str, group.heads))]) for group in groups)
+    heads = range(len(spans["select"]))
+    return Work(launches, *(tuple(spans[stage][str(head)] for head in heads) for stage in ("select", "attend")))
 
 
 def _courses(
-    setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, device: Device, layer: Layer, keys: int,
+    setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, device: Device, layer: Layer, spans: dict, keys: int,
     retention: list[float],
 ) -> dict[tuple[str, str], Callable[[float], float]]:  # fmt: skip
     """By mode and source of costs: the simulated makespan for a number of cores."""
@@ -134,7 +166,12 @@ def _courses(
         launches = _single(groups) if mode in ("off", "overlap") else groups
         by_device = device.work(layer, ChunkShape(rows, keys), launches, retention)
         served = device.work(layer, ChunkShape(rows, _capacity(bank, chunk, keys)), launches, retention)
-        works = {"profile": latency.work(launches, retention, keys=keys), "device": replace(by_device, launches=served.launches)}
+        own = spans["single" if mode in ("off", "overlap") else "fused"]
+        works = {
+            "spans": _work_of(own, launches),
+            "profile": latency.work(launches, retention, keys=keys),
+            "device": replace(by_device, launches=served.launches),
+        }
         in_order = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         plan = base.scheduler.plan(works["profile"]) if mode == "planned" else in_order
         how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": setup.device.name}
