@@ -181,7 +181,7 @@ def table(rows: pd.DataFrame, title: str) -> Table:
     least = retentions[0]
     made = Table(
         "recall by row, %", *(f"{retention:.0%}" for retention in retentions), f"pooled {least:.0%}", "worst head", "gate",
-        "clipped", "q, k zero", "loss +nat", title=title,
+        "score correlation", "clipped", "q, k zero", "loss +nat", title=title,
     )  # fmt: skip
     for name, cell in rows.groupby("method", sort=False):
         by_row = cell[cell.granularity == "row"]
@@ -196,6 +196,7 @@ def table(rows: pd.DataFrame, title: str) -> Table:
             f"{100 * pooled:.2f}",
             f"{100 * worst.value:.1f} ({worst.layer}.{worst['head']})",
             "pass" if gate else "fail",
+            f"{figures['score_correlation']:.4f}",
             _percent(figures, "clipped_heads"),
             f"{_percent(figures, 'q_zero')}, {_percent(figures, 'k_zero')}" if "q_zero" in figures else "",
             f"{figures['loss_increase']:.4f}" if "loss_increase" in figures else "",

@@ -71,16 +71,25 @@ def measure_recall(
         rows = slice(max(0, q.shape[1] - POOLED_ROWS), q.shape[1])
         visible = 1 + torch.arange(k.shape[1])[-q.shape[1] :][rows]
         keys = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
-        best = _Ranking(q[:, rows] @ keys.mT, visible, wanted)
+        exact = q[:, rows] @ keys.mT
+        best = _Ranking(exact, visible, wanted)
         for name, estimate in estimates.items():
             scores = estimate.scores(q, k, rows)
-            counts[name].add(layer, best.found_by(scores), estimate.figures(scores, visible))
+            figures = {"score_correlation": _correlation(exact, scores, visible)} | estimate.figures(scores, visible)
+            counts[name].add(layer, best.found_by(scores), figures)
 
     with watch_attention(model, observe):
         for window in progress(windows):
             for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                 pass
     return {name: count.recall() for name, count in counts.items()}
+
+
+def _correlation(exact: Tensor, scores: Tensor, visible: Tensor) -> float:
+    """Of the scores with the exact ones, mean over heads: what is left of them but for a scale of each head's own."""
+    seen = torch.arange(exact.shape[2]) < visible[:, None]
+    pairs = [torch.stack([a[seen], b[seen]]).double() for a, b in zip(exact, scores, strict=True)]
+    return float(torch.stack([torch.corrcoef(pair)[0, 1] for pair in pairs]).nanmean())
 
 
 class _Ranking:

@@ -90,7 +90,7 @@ def table8(rows: pd.DataFrame, path: Path) -> Path:
         axis.plot(ends, ends, color="0.6", linewidth=1)
         axis.set(xscale="log", yscale="log", xlabel="published J", ylabel="simulated J (hollow: fitted to)")
         axis.legend(fontsize=7)
-        axis.set_title(f"SIMULATED energy of one kernel, {rows.device.iloc[0]}, 1024 tokens", fontsize=9)
+        axis.set_title(f"SIMULATED, {rows.device.iloc[0]}: energy of one kernel, 1024 tokens", fontsize=8)
     return path
 
 

@@ -55,6 +55,7 @@ def test_exact_integers_are_found_whole():
     for granularity in ("row", "pooled"):
         assert perfect.mean(granularity, 0) == perfect.mean(granularity, 1) == 1
     assert perfect.passes(0)
+    assert perfect.figures["score_correlation"] == pytest.approx(1)
 
 
 class _Same:
@@ -73,6 +74,7 @@ def test_more_bits_find_more():
     means = [found[name].mean("row", 0) for name in ("2", "4", "8")]
     assert means == sorted(means)
     assert means[0] < means[2] < 1
+    assert found["2"].figures["score_correlation"] < found["8"].figures["score_correlation"] < 1
     assert found["8"].figures["clipped_heads"] == 0
     assert found["8"].figures["q_levels"] > 0.1
     assert found["2"].figures["q_levels"] == 1
