@@ -40,7 +40,7 @@ BY = ("spans", "profile", "device")
 MODES = ("off", "overlap", "fused", "planned")
 # What the issue of the simulator asks for.
 BAR = 0.10
-_ROUNDS = 15
+_ROUNDS = 25
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class CaseRow(Row):
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[CaseRow]:
     """Measured and simulated makespans of a dozen cases in every mode; those finished in `folder` are not measured again.
 
-    How many cores the processor is worth to stages that run at once is fitted on one half of the cases, those of equal
-    retentions; the errors that count are those of the other half.
+    How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on one half of
+    the cases, those of equal retentions; the errors that count are those of the other half.
     """
     base = make_pipeline(setup.config)
     latency, _ = measure_latency(setup, bank, base)
@@ -71,9 +71,11 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         for case, one in zip(bar(cases, "simulate"), found, strict=True)
     ]
     measured, half = [one["makespan"] for one in found], len(cases) // 2
-    worth = {by: _effective_cores(courses[:half], measured[:half], by) for by in BY}
+    worth = {by: _fit_contention(courses[:half], measured[:half], by) for by in BY}
     fits = ", ".join(f"{stage} {error:.1%}" for stage, error in fitted.errors.items())
-    say(f"fitted: median errors over the profile's points {fits}; {cores()} cores worth {worth['spans']:.2f} to stages at once")
+    say(f"fitted: median errors over the profile's points {fits}")
+    for by, (worth_cores, wake_us) in worth.items():
+        say(f"by {by}: {cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
     common = CaseRow(**asdict(replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_ROUNDS, data="random tensors",
         corpus_sha256="", estimator="int8", estimate_device=setup.device.name,
@@ -83,8 +85,9 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         for stage, error in fitted.errors.items()
     ]
     rows += [
-        replace(common, by=by, metric="effective_cores", value=value, unit="1", measured="simulated")
-        for by, value in worth.items()
+        replace(common, by=by, metric=metric, value=value, unit=unit, measured="simulated")
+        for by, values in worth.items()
+        for metric, value, unit in zip(("effective_cores", "wake"), values, ("1", "us"), strict=True)
     ]
     for number, case in enumerate(cases):
         row = replace(common, case=number, context_tokens=case[0], retention=sum(case[1]) / len(case[1]))
@@ -94,7 +97,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
             rows.append(replace(row, mode=mode, metric="makespan", value=took))
             for by in BY:
                 simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
-                value = courses[number][mode, by](worth[by])
+                value = courses[number][mode, by](*worth[by])
                 rows.append(replace(simulated, metric="makespan", value=value))
                 rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
     return rows
@@ -157,8 +160,8 @@ def _work_of(spans: dict[str, dict[str, float]], groups: list[Group]) -> Work:
 def _courses(
     setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, device: Device, layer: Layer, spans: dict, keys: int,
     retention: list[float],
-) -> dict[tuple[str, str], Callable[[float], float]]:  # fmt: skip
-    """By mode and source of costs: the simulated makespan for a number of cores."""
+) -> dict[tuple[str, str], Callable[[float, float], float]]:  # fmt: skip
+    """By mode and source of costs: the simulated makespan for a number of cores and a time to wake."""
     chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
     groups, rows = chunk.groups(), chunk.q.shape[1]
     made = {}
@@ -176,23 +179,25 @@ def _courses(
         plan = base.scheduler.plan(works["profile"]) if mode == "planned" else in_order
         how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": setup.device.name}
         for by, work in works.items():
-            made[mode, by] = lambda worth, work=work, plan=plan, how=how: simulate(work, plan, cores=worth, **how).makespan_us
+            made[mode, by] = lambda worth, wake, work=work, plan=plan, how=how: (
+                simulate(work, plan, cores=worth, wake_us=wake, **how).makespan_us
+            )
     return made
 
 
-def _effective_cores(courses: list[dict], measured: list[dict[str, float]], by: str) -> float:
-    """The number of cores with the least median error of overlapped runs."""
+def _fit_contention(courses: list[dict], measured: list[dict[str, float]], by: str) -> tuple[float, float]:
+    """(cores, wake_us) with the least squared error of overlapped runs: what stages that run at once do to one another."""
 
-    def error(worth: float) -> float:
-        off = [
-            abs(course[mode, by](worth) / took[mode] - 1)
+    def error(cores_worth: float, wake_us: float) -> float:
+        return sum(
+            (course[mode, by](cores_worth, wake_us) / took[mode] - 1) ** 2
             for course, took in zip(courses, measured, strict=True)
             for mode in MODES
             if mode != "off"
-        ]
-        return float(np.median(off))
+        )
 
-    return float(min(np.linspace(0.5, cores(), 61), key=error))
+    grid = [(float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)]
+    return min(grid, key=lambda pair: error(*pair))
 
 
 def _single(groups: list[Group]) -> list[Group]:

@@ -78,11 +78,22 @@ def test_three_stages_on_two_cores_slow_each_other_down():
     assert simulate(work, plan, cores=1, device="NPU").makespan_us == pytest.approx(21)
 
 
+def test_a_stage_that_waited_takes_time_to_wake():
+    work = Work((Launch((0,), 5.0), Launch((1,), 5.0)), (1.0, 1.0), (9.0, 1.0))
+    plan = Plan((0, 1), (0, 1))
+    assert simulate(work, plan).makespan_us == 16  # selected at 6 and 11, attended to at 15 and 16
+    # Selection waits twice; attention waits once, and finds its second head there.
+    assert simulate(work, plan, wake_us=2.0).makespan_us == 20
+    assert simulate(work, plan, wake_us=2.0, mode="off").makespan_us == 22
+
+
 def test_refusals():
     with pytest.raises(InputError, match="plan: expected an order"):
         simulate(CHAIN, Plan((0,), (0,)))
     with pytest.raises(InputError, match="mode: expected one of off, overlap"):
         simulate(CHAIN, IN_ORDER, mode="fused")
+    with pytest.raises(InputError, match="wake_us: expected a time"):
+        simulate(CHAIN, IN_ORDER, wake_us=-1)
     with pytest.raises(InputError, match="queue_heads of at least 1"):
         simulate(CHAIN, IN_ORDER, queue_heads=0)
 
