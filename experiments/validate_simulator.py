@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from shadowattn.graphs import GraphBank
 from shadowattn.kernels import choose
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.executor import ScorePool, run_sequential
+from shadowattn.online.executor import Ran, ScorePool, run_sequential
 from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Launch, Plan, Work
@@ -53,25 +54,24 @@ class CaseRow(Row):
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[CaseRow]:
-    """Measured and simulated makespans of a dozen cases in every mode; those finished in `folder` are not measured again.
+    """Measured and simulated makespans of a dozen cases in every mode; once measured in `folder` they are not again.
 
-    How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on one half of
-    the cases, those of equal retentions; the errors that count are those of the other half.
+    How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on every
+    second case; the errors that count are those of the others.
     """
     base = make_pipeline(setup.config)
     latency, _ = measure_latency(setup, bank, base)
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     fitted = fit_device(latency, layer, name=processor(), cores=cores())
     units, cases = Units(folder / "cells"), _cases(setup, latency)
-    found = []
-    for number, case in enumerate(bar(cases, "cases")):
-        found.append(units.get(str(number), lambda case=case: _measured(setup, bank, base, latency, *case)))
+    say(f"cases: {len(cases)}, in {len(MODES)} ways each, all taking turns")
+    found = units.get("cases", lambda: _measured(setup, bank, base, latency, cases))
     courses = [
         _courses(setup, bank, base, latency, fitted.device, layer, one["spans"], *case)
         for case, one in zip(bar(cases, "simulate"), found, strict=True)
     ]
-    measured, half = [one["makespan"] for one in found], len(cases) // 2
-    worth = {by: _fit_contention(courses[:half], measured[:half], by) for by in BY}
+    measured = [one["makespan"] for one in found]
+    worth = {by: _fit_contention(courses[::2], measured[::2], by) for by in BY}
     fits = ", ".join(f"{stage} {error:.1%}" for stage, error in fitted.errors.items())
     say(f"fitted: median errors over the profile's points {fits}")
     for by, (worth_cores, wake_us) in worth.items():
@@ -91,7 +91,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     ]
     for number, case in enumerate(cases):
         row = replace(common, case=number, context_tokens=case[0], retention=sum(case[1]) / len(case[1]))
-        row = replace(row, flag="fitted on this case" if number < half else "")
+        row = replace(row, flag="" if number % 2 else "fitted on this case")
         for mode in MODES:
             took = measured[number][mode]
             rows.append(replace(row, mode=mode, metric="makespan", value=took))
@@ -115,30 +115,39 @@ def _cases(setup: Setup, latency: LatencyProfile) -> list[tuple[int, list[float]
 
 
 def _measured(
-    setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, keys: int, retention: list[float]
-) -> dict[str, dict]:
-    """Median makespans by mode, and median spans of sequential runs, all in the same rounds.
+    setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, cases: list[tuple[int, list[float]]]
+) -> list[dict[str, dict]]:
+    """For each case median makespans by mode, and median spans of sequential runs.
 
-    `off` copies its scores as the others do, so that all do the same work.
+    All cases take turns, so that a busy minute of the machine is no case's own. `off` copies its scores as the others do, so that
+    all do the same work.
     """
-    chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
-    threads = base.budgets(setup.device.name)
-    pipelines = {mode: Pipeline(mode, base.queue_heads, threads, base.scheduler, latency) for mode in MODES if mode != "off"}
-    calls = {mode: lambda mode=mode: ran[mode].append(pipelines[mode].run(chunk, keep_lists=False)) for mode in pipelines}
-    ran, pool = {mode: [] for mode in MODES}, ScorePool()
-    calls["off"] = lambda: ran["off"].append(
-        run_sequential(chunk, _single(chunk.groups()), threads=threads, keep_lists=False, pool=pool)
-    )
-    ran["fused, off"] = []
-    calls["fused, off"] = lambda: ran["fused, off"].append(
-        run_sequential(chunk, chunk.groups(), threads=threads, keep_lists=False, pool=pool)
-    )
+    threads, pool = base.budgets(setup.device.name), ScorePool()
+    ran: dict[tuple[int, str], list[Timeline]] = defaultdict(list)
+    calls = {}
+    for number, (keys, retention) in enumerate(cases):
+        chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
+        ways = {mode: _pipelined(chunk, Pipeline(mode, base.queue_heads, threads, base.scheduler, latency)) for mode in MODES[1:]}
+        for name, launches in (("off", _single(chunk.groups())), ("fused, off", chunk.groups())):
+            ways[name] = partial(run_sequential, chunk, launches, threads=threads, keep_lists=False, pool=pool)
+        for name, way in ways.items():
+            calls[number, name] = lambda key=(number, name), way=way: ran[key].append(way().timeline)
     interleave(calls, rounds=_ROUNDS, warmup=3)
-    timelines = {mode: [one.timeline for one in all_of[-_ROUNDS:]] for mode, all_of in ran.items()}
-    return {
-        "makespan": {mode: float(np.median([timeline.makespan_us for timeline in timelines[mode]])) for mode in MODES},
-        "spans": {"single": _spans(timelines["off"]), "fused": _spans(timelines["fused, off"])},
-    }
+
+    def makespan(number: int, mode: str) -> float:
+        return float(np.median([timeline.makespan_us for timeline in ran[number, mode][-_ROUNDS:]]))
+
+    return [
+        {
+            "makespan": {mode: makespan(number, mode) for mode in MODES},
+            "spans": {"single": _spans(ran[number, "off"][-_ROUNDS:]), "fused": _spans(ran[number, "fused, off"][-_ROUNDS:])},
+        }
+        for number in range(len(cases))
+    ]
+
+
+def _pipelined(chunk: Chunk, pipeline: Pipeline) -> Callable[[], Ran]:
+    return lambda: pipeline.run(chunk, keep_lists=False)
 
 
 def _spans(timelines: list[Timeline]) -> dict[str, dict[str, float]]:
