@@ -1,7 +1,7 @@
 """Allocators: from importance to a retention for every head. One file each.
 
 To add one: a frozen dataclass with an `allocate` method in a file of its own name, an entry in `BY_NAME`, a YAML of the same
-name in `conf/allocator/` and its dataclass in `experiments/config.py`.
+name in `conf/allocator/` and its dataclass in `experiments/parts.py`.
 """
 
 from collections.abc import Sequence

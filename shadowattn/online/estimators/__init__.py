@@ -12,7 +12,7 @@ from shadowattn.types import Heads, Lists, Selection
 class Estimator(Protocol):
     """Scores of keys for query rows.
 
-    To add one: write a class with this method in a file of its own name, a dataclass for it in `experiments/config.py`,
+    To add one: write a class with this method in a file of its own name, a dataclass for it in `experiments/parts.py`,
     and a YAML of the same name in `conf/estimator/`.
     """
 

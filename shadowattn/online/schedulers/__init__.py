@@ -1,7 +1,7 @@
 """Schedulers: the order of launches and heads. One file each (section 3.4).
 
 To add one: a frozen dataclass with a `plan` method in a file of its own name, a YAML of the same name in `conf/scheduler/` and
-its dataclass in `experiments/config.py`.
+its dataclass in `experiments/parts.py`.
 """
 
 from typing import Protocol
