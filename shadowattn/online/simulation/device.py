@@ -64,7 +64,7 @@ class Device:
     `launch_us` and `estimate_ns` (a multiply-accumulate of the whole rectangle) are of the estimate on `estimate_on`;
     `select_us` and `select_ns` (a score) of selection; `attend_us` and `attend_ns` (a kept pair and dimension) of sparse
     attention; `dense_ns` (a pair and dimension) of dense attention and `score_ns` (the same) of scores in floating point, both
-    on a core.
+    on a core. Selection and attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Device:
     attend_ns: Number
     dense_ns: Number
     score_ns: Number
+    bandwidth_gb_s: Number | None = None  # of memory; None where nothing is known of it
     core_speeds: dict[str, Number] = field(default_factory=dict)  # of other kinds of core, the one described being 1
 
     def on_core(self, kind: str) -> "Device":
@@ -95,11 +96,14 @@ class Device:
 
     def head_select_us(self, chunk: ChunkShape, *, query_block: int = 1) -> float:
         """One head's lists."""
-        return self.select_us.value + chunk.pairs / query_block * self.select_ns.value * 1e-3
+        scores = chunk.pairs / query_block
+        return self.select_us.value + max(scores * self.select_ns.value * 1e-3, self._memory_us(scores))
 
     def head_attend_us(self, layer: Layer, chunk: ChunkShape, retention: float) -> float:
         """One head's attention on its lists."""
-        return self.attend_us.value + retention * chunk.pairs * layer.head_dim * self.attend_ns.value * 1e-3
+        kept = retention * chunk.pairs * layer.head_dim
+        once = 2 * chunk.keys * layer.head_dim  # a chunk's rows share what is in the cache
+        return self.attend_us.value + max(kept * self.attend_ns.value * 1e-3, self._memory_us(once))
 
     def head_dense_us(self, layer: Layer, chunk: ChunkShape) -> float:
         """One head's dense attention on a core."""
@@ -108,6 +112,10 @@ class Device:
     def head_score_us(self, layer: Layer, chunk: ChunkShape) -> float:
         """One head's scores in floating point on a core."""
         return chunk.pairs * layer.head_dim * self.score_ns.value * 1e-3
+
+    def _memory_us(self, values: float) -> float:
+        """What memory needs at least for so many 4-byte values."""
+        return 4e-3 * values / self.bandwidth_gb_s.value if self.bandwidth_gb_s else 0.0
 
     def work(self, layer: Layer, chunk: ChunkShape, groups: list[Group], retention: list[float], *, query_block: int = 1) -> Work:
         """Costs of a chunk with these launches and a retention for each head."""
@@ -132,7 +140,7 @@ def load_device(name: str) -> Device:
         numbers = {
             known.name: Number(float(content[known.name]["value"]), content[known.name]["kind"], content[known.name]["source"])
             for known in fields(Device)
-            if known.name not in ("name", "estimate_on", "core_speeds")
+            if known.name in content and known.name not in ("name", "estimate_on", "core_speeds")
         }
         speeds = {kind: Number(**given) for kind, given in content.get("core_speeds", {}).items()}
         device = Device(name=content["name"], estimate_on=content["estimate_on"], core_speeds=speeds, **numbers)

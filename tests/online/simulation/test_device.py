@@ -1,6 +1,7 @@
 """Descriptions of devices: every number with its source, costs by hand, a fit that finds what it was made from."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -35,6 +36,14 @@ def test_costs_by_hand():
     work = SIMPLE.work(LAYER, CHUNK, [Group((0, 1))], [0.5, 1.0])
     assert work.launches[0].estimate_us == 26
     assert work.attend_us == (5.5, 9.0)
+
+
+def test_memory_is_a_floor():
+    slow = replace(SIMPLE, bandwidth_gb_s=number(1e-3))  # 4 µs a value
+    assert slow.head_select_us(CHUNK) == 1 + 7 * 4
+    assert slow.head_attend_us(LAYER, CHUNK, 0.5) == 2 + 2 * 4 * 4
+    fast = replace(SIMPLE, bandwidth_gb_s=number(1e3))
+    assert fast.head_select_us(CHUNK) == SIMPLE.head_select_us(CHUNK)
 
 
 def test_a_prompt_is_the_sum_of_its_chunks():
