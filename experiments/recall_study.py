@@ -196,7 +196,7 @@ def table(rows: pd.DataFrame, title: str) -> Table:
             f"{100 * pooled:.2f}",
             f"{100 * worst.value:.1f} ({worst.layer}.{worst['head']})",
             "pass" if gate else "fail",
-            f"{figures['score_correlation']:.4f}",
+            f"{figures['score_correlation']:.4f}" if "score_correlation" in figures else "",
             _percent(figures, "clipped_heads"),
             f"{_percent(figures, 'q_zero')}, {_percent(figures, 'k_zero')}" if "q_zero" in figures else "",
             f"{figures['loss_increase']:.4f}" if "loss_increase" in figures else "",

@@ -55,10 +55,11 @@ def _heads(axis, rows: pd.DataFrame) -> None:
 
 
 def buckets(rows: pd.DataFrame, path: Path) -> Path:
-    """Fig. 14: recall, clipping and loss against the number of buckets and against σ, by raw and by log lookup."""
+    """Fig. 14: recall, clipping, zeros and loss against the number of buckets and against σ, by raw and by log lookup."""
     panels = {
         "recall": "share of the exact top 20 % missed",
         "clipped_heads": "heads that a bucket clips",
+        "q_zero": "values of Q that become 0",
         "loss_increase": "loss increase at retention 0.2, nat",
     }
     least = rows[rows.metric == "recall"].retention.min()
@@ -66,7 +67,7 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
         (rows.lookup == "dynamic") & (rows.metric == "recall") & (rows.granularity == "row") & (rows.retention == least)
     ]
     rows = rows[(rows.buckets > 0) & (rows.estimator == "int8")]
-    with figure(path, columns=2, rows=3) as axes:
+    with figure(path, columns=2, rows=len(panels)) as axes:
         for line, (metric, label) in enumerate(panels.items()):
             of = rows[rows.metric == metric]
             if metric == "recall":
@@ -89,10 +90,11 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
             for axis in axes[line]:
                 axis.set_ylabel(label, fontsize=8)
                 axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
-        axes[2, 0].set_xlabel("buckets, σ = 0.5")
-        axes[2, 1].set_xlabel("σ, 9 buckets")
+        axes[-1, 0].set_xlabel("buckets, σ = 0.5")
+        axes[-1, 1].set_xlabel("σ, 9 buckets")
         for axis in axes[:, 1]:
             axis.set_xscale("log")
+            axis.set_xlim(axes[0, 1].get_xlim())
         axes[0, 0].legend(fontsize=7)
         first = rows.iloc[0]
         axes[0, 0].figure.suptitle(
