@@ -270,7 +270,7 @@ def _merge(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Rows of this run in place of earlier ones of the same cases; written atomically."""
     case = ["part", "model", "dtype", "keys", "rows", "retention"]
     if path.is_file():
-        earlier = pd.read_csv(path)
+        earlier = pd.read_csv(path, dtype={"config_hash": str})
         again = earlier.set_index(case).index.isin(rows.set_index(case).index)
         rows = pd.concat([earlier[~again], rows], ignore_index=True)
     path.parent.mkdir(parents=True, exist_ok=True)

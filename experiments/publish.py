@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 
 def read_reference(path: Path) -> pd.DataFrame:
     """Committed rows; an empty flag stays an empty string."""
-    return pd.read_csv(path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS})
+    return pd.read_csv(path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS}, dtype={"config_hash": str})
 
 
 def publish(run: Path) -> list[Path]:

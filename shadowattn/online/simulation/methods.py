@@ -7,7 +7,7 @@ import numpy as np
 
 from shadowattn.errors import InputError
 from shadowattn.online.plan import Group
-from shadowattn.online.schedulers.local_search import LocalSearch
+from shadowattn.online.schedulers.johnson import Johnson
 from shadowattn.online.simulation.course import simulate
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer
 
@@ -61,11 +61,18 @@ def npu_full(device: Device, layer: Layer, chunk: ChunkShape, retention: float) 
 
 
 def ours(device: Device, layer: Layer, chunk: ChunkShape, retention: float, *, query_block: int = 1) -> Cost:
-    """The estimate on the device in launches of four heads, selection and attention on one core behind it, in a planned order."""
-    groups = [Group(tuple(range(at, min(at + 4, layer.heads)))) for at in range(0, layer.heads, 4)]
+    """The estimate on the device, selection and attention on one core behind it, in a planned order.
+
+    Launches are of one, two or four heads, whichever is fastest: many heads share the fixed part of a launch, few let the core
+    begin earlier.
+    """
+    return min((_pipelined(device, layer, chunk, retention, size, query_block) for size in (1, 2, 4)), key=lambda c: c.total_us)
+
+
+def _pipelined(device: Device, layer: Layer, chunk: ChunkShape, retention: float, size: int, query_block: int) -> Cost:
+    groups = [Group(tuple(range(at, min(at + size, layer.heads)))) for at in range(0, layer.heads, size)]
     work = device.work(layer, chunk, groups, [retention] * layer.heads, query_block=query_block)
-    plan = LocalSearch(machines=2).plan(work)
-    course = simulate(work, plan, cores=device.cores.value, device=device.estimate_on)
+    course = simulate(work, Johnson().plan(work), cores=device.cores.value, device=device.estimate_on)
     return Cost(course.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
 
 
