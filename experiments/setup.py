@@ -306,6 +306,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
     _check_pipeline(make_pipeline(config), methods, config.study)
     if config.decode not in DECODES:
         raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {config.decode!r}")
+    if config.decode == "shared" and any(map(on_device, methods.values())):
+        raise InputError("decode=shared: ranks keys by scores, and graphs that select return none; use decode=dense")
     for name, method in methods.items():
         if needs_grid(method.estimator):  # the native estimate, whatever the attention kernel
             native.require()

@@ -143,3 +143,25 @@ def test_numbers_that_are_missing_stay_numbers(tmp_path):
     rows = read_reference(tmp_path / "rows.csv")
     assert rows.sigma.isna().all()
     assert rows.flag.tolist() == [""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["graphs.inputs=dynamic"], "graphs.inputs: expected one of static, unit, runtime"),
+        (["graphs.output=int4"], "graphs.output: expected one of float, target_requant, fixed_output"),
+        (["graphs.shapes=best"], "graphs.shapes: expected one of planned, powers"),
+        (["graphs.lookup=cosine"], "graphs.lookup: expected one of raw, log"),
+        (["graphs.compile_threads=0"], "graphs.compile_threads: expected at least 1"),
+        (["selection=device", "estimator=oracle"], "expected estimator=int8, whose graphs select, got oracle"),
+        (["selection=device", "selection.query_block=32"], "use block_score=max, or selection=per_row"),
+        (["selection=device", "decode=shared"], "graphs that select return none; use decode=dense"),
+        (["selection.key_block=16"], "needs selection.place=device"),
+        (["grid.pattern=cross", "estimator=int8_fused"], "needs grid.pattern=product, got cross"),
+        (["device=gpu"], "no GPU among OpenVINO's devices"),
+    ],
+)
+def test_wrong_options_of_graphs_are_refused(run, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        run("default", "experiment=default", *arguments)
+    assert message in capsys.readouterr().err
