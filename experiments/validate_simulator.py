@@ -176,13 +176,12 @@ def _courses(
     made = {}
     for mode in MODES:
         launches = _single(groups) if mode in ("off", "overlap") else groups
-        by_device = device.work(layer, ChunkShape(rows, keys), launches, retention)
-        served = device.work(layer, ChunkShape(rows, _capacity(bank, chunk, keys)), launches, retention)
+        served = _capacity(bank, chunk, keys)
         own = spans["single" if mode in ("off", "overlap") else "fused"]
         works = {
             "spans": _work_of(own, launches),
             "profile": latency.work(launches, retention, keys=keys),
-            "device": replace(by_device, launches=served.launches),
+            "device": device.work(layer, ChunkShape(rows, keys), launches, retention, capacity=served),
         }
         in_order = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         plan = base.scheduler.plan(works["profile"]) if mode == "planned" else in_order

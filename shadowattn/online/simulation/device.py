@@ -13,7 +13,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.plan import Group, Launch, Work
 
 KINDS = ("published", "fitted", "assumed", "datasheet", "measured")
-_ON_CORE = ("select_us", "select_ns", "attend_us", "attend_ns", "dense_ns", "score_ns")
+_ON_CORE = ("copy_ns", "select_us", "select_ns", "list_ns", "attend_us", "attend_ns", "read_ns", "dense_ns", "score_ns")
 _FOLDER = Path(__file__).parent / "devices"
 
 
@@ -64,7 +64,9 @@ class Device:
     `launch_us` and `estimate_ns` (a multiply-accumulate of the whole rectangle) are of the estimate on `estimate_on`;
     `select_us` and `select_ns` (a score) of selection; `attend_us` and `attend_ns` (a kept pair and dimension) of sparse
     attention; `dense_ns` (a pair and dimension) of dense attention and `score_ns` (the same) of scores in floating point, both
-    on a core. Selection and attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
+    on a core. Three small costs may be known besides: `copy_ns` (a score of the keys there are, brought from the device),
+    `list_ns` (a kept pair, written into its list) and `read_ns` (a value of K or V, read once for a chunk). Selection and
+    attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
     """
 
     name: str
@@ -78,7 +80,10 @@ class Device:
     attend_ns: Number
     dense_ns: Number
     score_ns: Number
-    bandwidth_gb_s: Number | None = None  # of memory; None where nothing is known of it
+    copy_ns: Number | None = None  # None where nothing is known of it, here and below
+    list_ns: Number | None = None
+    read_ns: Number | None = None
+    bandwidth_gb_s: Number | None = None
     core_speeds: dict[str, Number] = field(default_factory=dict)  # of other kinds of core, the one described being 1
 
     def on_core(self, kind: str) -> "Device":
@@ -86,24 +91,30 @@ class Device:
         if kind not in self.core_speeds:
             raise InputError(f"{self.name}: expected a core of {', '.join(self.core_speeds) or 'one kind'}, got {kind!r}")
         speed = self.core_speeds[kind].value
-        slower = {name: getattr(self, name) for name in _ON_CORE}
+        slower = {name: number for name in _ON_CORE if (number := getattr(self, name)) is not None}
         return replace(self, **{name: replace(number, value=number.value / speed) for name, number in slower.items()})
 
-    def estimate_us(self, layer: Layer, chunk: ChunkShape, heads: int, *, query_block: int = 1) -> float:
-        """One launch of `heads` heads; blocks of rows that share a list send one query each."""
-        products = heads * -(-chunk.rows // query_block) * chunk.keys * layer.head_dim
-        return self.launch_us.value + products * self.estimate_ns.value * 1e-3
+    def estimate_us(self, layer: Layer, chunk: ChunkShape, heads: int, *, capacity: int = 0, query_block: int = 1) -> float:
+        """One launch of `heads` heads on a graph for `capacity` keys (0: as many as there are).
 
-    def head_select_us(self, chunk: ChunkShape, *, query_block: int = 1) -> float:
+        Blocks of rows that share a list send one query each.
+        """
+        rows = heads * -(-chunk.rows // query_block)
+        products = rows * max(capacity, chunk.keys) * layer.head_dim
+        return self.launch_us.value + 1e-3 * (products * self.estimate_ns.value + rows * chunk.keys * _known(self.copy_ns))
+
+    def head_select_us(self, chunk: ChunkShape, retention: float, *, query_block: int = 1) -> float:
         """One head's lists."""
         scores = chunk.pairs / query_block
-        return self.select_us.value + max(scores * self.select_ns.value * 1e-3, self._memory_us(scores))
+        per_score = self.select_ns.value + retention * _known(self.list_ns)
+        return self.select_us.value + max(1e-3 * scores * per_score, self._memory_us(scores))
 
     def head_attend_us(self, layer: Layer, chunk: ChunkShape, retention: float) -> float:
         """One head's attention on its lists."""
         kept = retention * chunk.pairs * layer.head_dim
         once = 2 * chunk.keys * layer.head_dim  # a chunk's rows share what is in the cache
-        return self.attend_us.value + max(kept * self.attend_ns.value * 1e-3, self._memory_us(once))
+        busy = 1e-3 * (kept * self.attend_ns.value + once * _known(self.read_ns))
+        return self.attend_us.value + max(busy, self._memory_us(once))
 
     def head_dense_us(self, layer: Layer, chunk: ChunkShape) -> float:
         """One head's dense attention on a core."""
@@ -117,14 +128,27 @@ class Device:
         """What memory needs at least for so many 4-byte values."""
         return 4e-3 * values / self.bandwidth_gb_s.value if self.bandwidth_gb_s else 0.0
 
-    def work(self, layer: Layer, chunk: ChunkShape, groups: list[Group], retention: list[float], *, query_block: int = 1) -> Work:
+    def work(
+        self,
+        layer: Layer,
+        chunk: ChunkShape,
+        groups: list[Group],
+        retention: list[float],
+        *,
+        capacity: int = 0,
+        query_block: int = 1,
+    ) -> Work:
         """Costs of a chunk with these launches and a retention for each head."""
-        launches = (Launch(g.heads, self.estimate_us(layer, chunk, len(g.heads), query_block=query_block)) for g in groups)
+        on_device = {"capacity": capacity, "query_block": query_block}
         return Work(
-            tuple(launches),
-            tuple(self.head_select_us(chunk, query_block=query_block) for _ in retention),
+            tuple(Launch(group.heads, self.estimate_us(layer, chunk, len(group.heads), **on_device)) for group in groups),
+            tuple(self.head_select_us(chunk, kept, query_block=query_block) for kept in retention),
             tuple(self.head_attend_us(layer, chunk, kept) for kept in retention),
         )
+
+
+def _known(number: Number | None) -> float:
+    return number.value if number else 0.0
 
 
 def shipped() -> list[str]:

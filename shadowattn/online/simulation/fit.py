@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
 
 from shadowattn.errors import InputError
 from shadowattn.online.latency import Latency, LatencyProfile
@@ -18,58 +20,48 @@ class Fitted:
 
 
 def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) -> Fitted:
-    """What of `profile` a description holds: of each stage a fixed part and one that grows with its work, neither negative.
+    """What of `profile` a description holds: of each stage a fixed part and what grows with its work, none negative.
 
-    Relative errors are what is least, so that short launches count as much as long ones. Dense costs are not in a profile;
-    they are set to 0, and `methods.full` must not be asked of such a device. Raises `InputError` on too few points.
+    Relative errors are what is least, so that short launches count as much as long ones. Heads that keep every key have no
+    list to make and are left out of selection's. Dense costs are not in a profile; they are set to 0, and `methods.full` must
+    not be asked of such a device. Raises `InputError` on too few points.
     """
     rows = int(profile.binding["rows"])
 
-    def products(point: Latency) -> float:  # the whole rectangle of the graph that served it
-        return point.heads * rows * (point.capacity or point.keys) * layer.head_dim
+    def estimate(point: Latency) -> dict[str, float]:
+        scores = point.heads * rows  # the whole rectangle of the graph that served it, the part with keys copied
+        return {"estimate_ns": scores * (point.capacity or point.keys) * layer.head_dim, "copy_ns": scores * point.keys}
 
-    def scores(point: Latency) -> float:
-        return ChunkShape(rows, point.keys).pairs
+    def select(point: Latency) -> dict[str, float]:
+        pairs = ChunkShape(rows, point.keys).pairs
+        return {"select_ns": pairs, "list_ns": point.retention * pairs}
 
-    def kept(point: Latency) -> float:
-        return point.retention * ChunkShape(rows, point.keys).pairs * layer.head_dim
+    def attend(point: Latency) -> dict[str, float]:
+        kept = point.retention * ChunkShape(rows, point.keys).pairs
+        return {"attend_ns": kept * layer.head_dim, "read_ns": 2 * point.keys * layer.head_dim}
 
-    fixed, slope, errors = {}, {}, {}
-    for stage, work_of in (("estimate", products), ("select", scores), ("attend", kept)):
-        points = [point for point in profile.points if point.stage == stage]
-        if len({work_of(point) for point in points}) < 2:
+    numbers, errors = {}, {}
+    for stage, fixed, work_of in (
+        ("estimate", "launch_us", estimate),
+        ("select", "select_us", select),
+        ("attend", "attend_us", attend),
+    ):
+        points = [p for p in profile.points if p.stage == stage and (stage != "select" or p.retention < 1)]
+        if len({point.keys for point in points}) < 2:
             raise InputError(f"latency profile: expected {stage} at several lengths to fit a device, got {len(points)} points")
-        fixed[stage], slope[stage], errors[stage] = _line([(work_of(p), p.median_us) for p in points])
-
-    def number(value: float, stage: str) -> Number:
+        work = pd.DataFrame([{fixed: 1.0} | {unit: 1e-3 * value for unit, value in work_of(point).items()} for point in points])
+        values, errors[stage] = _fit(work.to_numpy(), np.array([point.median_us for point in points]))
         source = f"least squares over this machine's latency profile, median error of {stage} {errors[stage]:.1%}"
-        return Number(float(value), "fitted", source)
+        numbers |= {column: Number(float(value), "fitted", source) for column, value in zip(work, values, strict=True)}
 
     unknown = Number(0.0, "assumed", "not in a latency profile")
-    return Fitted(
-        Device(
-            name=name,
-            estimate_on="CPU",
-            cores=Number(float(cores), "measured", "the processor's cores"),
-            launch_us=number(fixed["estimate"], "estimate"),
-            estimate_ns=number(slope["estimate"] * 1e3, "estimate"),
-            select_us=number(fixed["select"], "select"),
-            select_ns=number(slope["select"] * 1e3, "select"),
-            attend_us=number(fixed["attend"], "attend"),
-            attend_ns=number(slope["attend"] * 1e3, "attend"),
-            dense_ns=unknown,
-            score_ns=unknown,
-        ),
-        errors,
-    )
+    known = Number(float(cores), "measured", "the processor's cores")
+    return Fitted(Device(name=name, estimate_on="CPU", cores=known, dense_ns=unknown, score_ns=unknown, **numbers), errors)
 
 
-def _line(points: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """(fixed, slope, median relative error) of the line with the least relative squares, neither part negative."""
-    x, y = np.array(points, dtype=np.float64).T
-    fixed, slope = np.linalg.lstsq(np.stack([1 / y, x / y], 1), np.ones_like(y), rcond=None)[0]
-    if fixed < 0:
-        fixed, slope = 0.0, float((x / y).sum() / ((x / y) ** 2).sum())
-    elif slope < 0:
-        fixed, slope = float((1 / y).sum() / ((1 / y) ** 2).sum()), 0.0
-    return float(fixed), float(slope), float(np.median(np.abs((fixed + slope * x) / y - 1)))
+def _fit(work: np.ndarray, took: np.ndarray) -> tuple[np.ndarray, float]:
+    """(values, median relative error): the least relative squares of `work` [points, parts] × values, none negative."""
+    relative = work / took[:, None]
+    size = np.linalg.norm(relative, axis=0)  # parts differ by orders of magnitude
+    values = nnls(relative / size, np.ones_like(took))[0] / size
+    return values, float(np.median(np.abs(relative @ values - 1)))

@@ -41,14 +41,14 @@ def full(device: Device, layer: Layer, chunk: ChunkShape, retention: float) -> C
 def sparse(device: Device, layer: Layer, chunk: ChunkShape, retention: float) -> Cost:
     """C/G-Sparse: scores, selection and sparse attention, all on one core, in float32: dense's cost for what is kept."""
     score, dense = device.head_score_us(layer, chunk), device.head_dense_us(layer, chunk)
-    core = layer.heads * (score + device.head_select_us(chunk) + SPARSE_OVERHEAD * retention * dense)
+    core = layer.heads * (score + device.head_select_us(chunk, retention) + SPARSE_OVERHEAD * retention * dense)
     return Cost(core, 0.0, core)
 
 
 def block_sparse(device: Device, layer: Layer, chunk: ChunkShape, retention: float) -> Cost:
     """C/G-Block-Sparse: the same with queries and keys pooled over 64 × 64 blocks before the scores."""
     score, dense = device.head_score_us(layer, chunk), device.head_dense_us(layer, chunk)
-    pooled = (score + device.head_select_us(chunk)) / _BLOCK**2
+    pooled = (score + device.head_select_us(chunk, retention)) / _BLOCK**2
     core = layer.heads * (pooled + retention * dense)
     return Cost(core, 0.0, core)
 

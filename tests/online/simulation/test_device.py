@@ -30,7 +30,7 @@ def test_costs_by_hand():
     assert CHUNK.pairs == 7
     assert SIMPLE.estimate_us(LAYER, CHUNK, 2) == 10 + 2 * 2 * 4
     assert SIMPLE.estimate_us(LAYER, CHUNK, 2, query_block=2) == 10 + 2 * 1 * 4
-    assert SIMPLE.head_select_us(CHUNK) == 8
+    assert SIMPLE.head_select_us(CHUNK, 0.5) == 8
     assert SIMPLE.head_attend_us(LAYER, CHUNK, 0.5) == 2 + 3.5
     assert SIMPLE.head_dense_us(LAYER, CHUNK) == 14
     work = SIMPLE.work(LAYER, CHUNK, [Group((0, 1))], [0.5, 1.0])
@@ -38,12 +38,23 @@ def test_costs_by_hand():
     assert work.attend_us == (5.5, 9.0)
 
 
+def test_small_costs_by_hand():
+    device = replace(SIMPLE, copy_ns=number(1000), list_ns=number(4000), read_ns=number(500))
+    assert device.estimate_us(LAYER, CHUNK, 2, capacity=6) == 10 + 2 * 2 * 6 + 2 * 2 * 4
+    assert device.head_select_us(CHUNK, 0.5) == 1 + 7 + 14
+    assert device.head_select_us(CHUNK, 0.5, query_block=2) == 1 + 3.5 + 7
+    assert device.head_attend_us(LAYER, CHUNK, 0.5) == 2 + 3.5 + 2 * 4 / 2
+    halved = replace(device, core_speeds={"slow": number(0.5)}).on_core("slow")
+    assert (halved.copy_ns.value, halved.list_ns.value, halved.read_ns.value) == (2000, 8000, 1000)
+    assert replace(SIMPLE, core_speeds={"slow": number(0.5)}).on_core("slow").list_ns is None
+
+
 def test_memory_is_a_floor():
     slow = replace(SIMPLE, bandwidth_gb_s=number(1e-3))  # 4 µs a value
-    assert slow.head_select_us(CHUNK) == 1 + 7 * 4
+    assert slow.head_select_us(CHUNK, 0.5) == 1 + 7 * 4
     assert slow.head_attend_us(LAYER, CHUNK, 0.5) == 2 + 2 * 4 * 4
     fast = replace(SIMPLE, bandwidth_gb_s=number(1e3))
-    assert fast.head_select_us(CHUNK) == SIMPLE.head_select_us(CHUNK)
+    assert fast.head_select_us(CHUNK, 0.5) == SIMPLE.head_select_us(CHUNK, 0.5)
 
 
 def test_a_prompt_is_the_sum_of_its_chunks():
@@ -103,16 +114,20 @@ def test_what_was_fitted_to_the_paper_still_fits():
 def test_a_fit_finds_what_a_profile_was_made_from():
     layer, rows = Layer(4, 2, 64), 32
     points = []
-    for keys in (64, 128, 256, 512):
+    for keys, capacity in ((64, 128), (128, 128), (256, 512), (512, 512)):
         chunk = ChunkShape(rows, keys)
-        points += [_point("estimate", h, 1.0, keys, 20 + h * rows * keys * 64 * 1e-4) for h in (1, 2)]
+        for heads in (1, 2):
+            took = 20 + heads * rows * (capacity * 64 * 1e-4 + keys * 7e-4)
+            points.append(_point("estimate", heads, 1.0, keys, took, capacity))
         for retention in (0.1, 0.5):
-            points.append(_point("select", 1, retention, keys, 5 + chunk.pairs * 1e-3))
-            points.append(_point("attend", 1, retention, keys, 3 + retention * chunk.pairs * 64 * 2e-4))
+            points.append(_point("select", 1, retention, keys, 5 + chunk.pairs * (1e-3 + retention * 2e-3)))
+            points.append(_point("attend", 1, retention, keys, 3 + retention * chunk.pairs * 64 * 2e-4 + keys * 128 * 5e-4))
+        points.append(_point("select", 1, 1.0, keys, 1e6))  # no list is made, whatever that takes
     fitted = fit_device(LatencyProfile({"rows": rows}, tuple(points)), layer, name="made", cores=2)
     made = fitted.device
     values = [x.value for x in (made.launch_us, made.estimate_ns, made.select_us, made.select_ns, made.attend_us, made.attend_ns)]
     assert values == pytest.approx([20, 0.1, 5, 1, 3, 0.2])
+    assert [x.value for x in (made.copy_ns, made.list_ns, made.read_ns)] == pytest.approx([0.7, 2, 0.5])
     assert max(fitted.errors.values()) < 1e-9
 
 
@@ -121,8 +136,8 @@ def test_too_little_to_fit_is_refused():
         fit_device(LatencyProfile({"rows": 8}, ()), LAYER, name="none", cores=1)
 
 
-def _point(stage, heads, retention, keys, us):
-    return Latency(stage, heads, -1, 0, retention, keys, us, us, 1)
+def _point(stage, heads, retention, keys, us, capacity=0):
+    return Latency(stage, heads, -1, capacity, retention, keys, us, us, 1)
 
 
 @pytest.mark.parametrize(
