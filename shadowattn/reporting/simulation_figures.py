@@ -15,18 +15,23 @@ _BY = {
 
 
 def validation(rows: pd.DataFrame, path: Path) -> Path:
-    """Simulated against measured makespan, by three sources of costs; the band is 10 %, hollow points were fitted on."""
+    """Simulated against measured makespan, by three sources of costs; the band is 10 %, hollow points were fitted on.
+
+    Bars: the 95 % interval of the measured medians.
+    """
     makespans = rows[rows.metric == "makespan"]
     measured = makespans[makespans.measured == "measured"].set_index(["case", "mode"]).value / 1e3
+    itself = measured * rows[rows.metric == "uncertainty"].set_index(["case", "mode"]).value
     fitted = sorted(makespans[makespans.flag != ""].case.unique())
     with figure(path, columns=3, rows=1) as axes:
         for axis, by in zip(axes.flat, _BY, strict=True):
             simulated = makespans[makespans.by == by].set_index(["case", "mode"]).value / 1e3
             for index, mode in enumerate(simulated.index.unique("mode")):
                 x, y = (of.xs(mode, level="mode").sort_index() for of in (measured, simulated))
-                look = {"linestyle": "none", "marker": _MARKERS[index], "markersize": 5, "color": f"C{index}"}
-                axis.plot(x[fitted], y[fitted], markerfacecolor="none", **look)
-                axis.plot(x.drop(fitted), y.drop(fitted), label=mode, **look)
+                bars = itself.xs(mode, level="mode").sort_index()
+                look = {"linestyle": "none", "marker": _MARKERS[index], "markersize": 5, "color": f"C{index}", "elinewidth": 0.7}
+                axis.errorbar(x[fitted], y[fitted], xerr=bars[fitted], markerfacecolor="none", **look)
+                axis.errorbar(x.drop(fitted), y.drop(fitted), xerr=bars.drop(fitted), label=mode, **look)
             ends = [0.9 * measured.min(), 1.1 * measured.max()]
             axis.plot(ends, ends, color="0.6", linewidth=1)
             axis.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color="0.9", zorder=0)

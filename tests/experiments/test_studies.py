@@ -109,7 +109,14 @@ def test_the_simulator_is_compared_with_the_executor(run, monkeypatch):
     assert set(rows[rows.metric == "error"]["mode"]) == {"off", "overlap", "fused", "planned"}
     assert set(rows[rows.metric == "error"].measured) == {"simulated"}
     assert (rows[(rows.metric == "makespan")].value > 0).all()
+    assert (rows.metric == "uncertainty").sum() == 12 * 4
     assert (folder / "validate_simulator.png").is_file()
+
+
+def test_a_medians_uncertainty_is_between_order_statistics():
+    assert validate_simulator._uncertainty([5.0] * 9) == 0
+    assert validate_simulator._uncertainty([float(x) for x in range(100)]) == pytest.approx((60 - 40) / 2 / 49.5)
+    assert validate_simulator._uncertainty([1.0, 3.0]) == pytest.approx(0.5)  # two runs: all that was seen
 
 
 @pytest.mark.parametrize("name", ["fig10", "fig15", "table8"])
