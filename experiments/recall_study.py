@@ -21,7 +21,7 @@ from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.evaluation.recall import GRANULARITIES, Recall, measure_recall
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.buckets import DISTANCES
-from shadowattn.graphs.quantization import compile_int8, nncf_graph
+from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid, watch_attention
 from shadowattn.online.estimators.int8 import Int8
@@ -105,7 +105,8 @@ def _nncf(setup: Setup) -> FixedGraph:
             for _ in prefill_chunks(setup.loaded.model, window, chunk_tokens=chunk_tokens):
                 pass
     kept = samples[:: -(-len(samples) // _NNCF_SAMPLES)]
-    return FixedGraph(compile_int8(nncf_graph(shape, kept), what="nncf"), shape)
+    graph = nncf_graph(shape, kept)
+    return FixedGraph(compile_int8(graph, what="nncf"), shape, input_steps(graph))
 
 
 def _rows(setup: Setup, name: str, settings: DictConfig, found: Recall) -> list[RecallRow]:

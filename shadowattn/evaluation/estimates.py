@@ -3,6 +3,7 @@
 The integers are computed by float32 products, which are exact here; a test holds them to the graphs'.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +61,7 @@ class Quantised:
         measured = [absmax_scales(q), absmax_scales(keys)]
         scales = [x * (INT8_MAX / most) for x in (measured if self.grid is None else self._buckets(*measured))]
         q8, k8 = (_integers(x, scale, most) for x, scale in zip((q, keys), scales, strict=True))
-        self._count(q, keys, q8, k8, measured, scales, most)
+        self._seen = _value_figures({"q": (q, q8, scales[0]), "k": (keys, k8, scales[1])}, most)
         product = q8[:, rows] @ k8.mT
         if self.requant is not None:
             multipliers = torch.tensor(
@@ -89,34 +90,47 @@ class Quantised:
         ]
         return list(torch.tensor(pairs).unbind(1))
 
-    def _count(self, q, keys, q8, k8, measured, scales, most) -> None:
-        """Shares of heads and of values, and of the integers that a head's values make use of."""
-        above = most / INT8_MAX
-        clipped = [m > s * above * (1 + 1e-6) for m, s in zip(measured, scales, strict=True)]
-        self._seen = {"clipped_heads": float((clipped[0] | clipped[1]).double().mean())}
-        for name, x, x8, scale in (("q", q, q8, scales[0]), ("k", keys, k8, scales[1])):
-            levels = [len(head.unique()) for head in x8]
-            self._seen |= {
-                f"{name}_zero": float(((x8 == 0) & (x != 0)).double().mean()),
-                f"{name}_saturated": float((x.abs() > (most + 0.5) * scale[:, None, None]).double().mean()),
-                f"{name}_levels": sum(levels) / len(levels) / (2 * most + 1),
-            }
-
 
 class FixedGraph:
-    """A compiled graph of one key head and its query heads, whoever quantised it: NNCF's, for one."""
+    """A compiled graph of one key head and its query heads, whoever quantised it: NNCF's, for one.
 
-    def __init__(self, model: ov.CompiledModel, shape: GraphShape):
+    `steps`: what the integers of its inputs `q` and `k` stand for, −128 … 127 of them.
+    """
+
+    def __init__(self, model: ov.CompiledModel, shape: GraphShape, steps: Mapping[str, float]):
         self._graph = Graph(model, shape, GraphForm(), (None, None), Arena([model]))
+        self._steps = steps
+        self._seen: dict[str, float] = {}
 
     def scores(self, q: Tensor, k: Tensor, rows: slice) -> Tensor:
-        group = q.shape[0] // k.shape[0]
+        group, values = q.shape[0] // k.shape[0], {}
+        for name, x in (("q", q), ("k", k.repeat_interleave(group, 0))):
+            step = torch.full((len(x),), self._steps[name])
+            values[name] = x, _integers(x, step, INT8_MAX, least=-INT8_MAX - 1), step
+        self._seen = _value_figures(values, INT8_MAX)
         parts = [self._graph.run(q[g * group : (g + 1) * group], k[g : g + 1])[:, rows].clone() for g in range(k.shape[0])]
         return torch.cat(parts)
 
     def figures(self, scores: Tensor, visible: Tensor) -> dict[str, float]:
-        return {}
+        return dict(self._seen)
 
 
-def _integers(x: Tensor, scales: Tensor, most: int) -> Tensor:
-    return torch.round(x / scales[:, None, None]).clamp(-most, most)
+def _value_figures(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], most: int) -> dict[str, float]:
+    """Of values [H, T, D], their integers and their scales [H], by name.
+
+    Shares of heads that are clipped, of values lost to zero and cut at the end, of the 2 · most + 1 integers that a head uses.
+    """
+    clipped = [x.abs().amax((1, 2)) > scales * most * (1 + 1e-6) for x, _, scales in values.values()]
+    made = {"clipped_heads": float(torch.stack(clipped).any(0).double().mean())}
+    for name, (x, integers, scales) in values.items():
+        levels = [len(head.unique()) for head in integers]
+        made |= {
+            f"{name}_zero": float(((integers == 0) & (x != 0)).double().mean()),
+            f"{name}_saturated": float((x.abs() > (most + 0.5) * scales[:, None, None]).double().mean()),
+            f"{name}_levels": sum(levels) / len(levels) / (2 * most + 1),
+        }
+    return made
+
+
+def _integers(x: Tensor, scales: Tensor, most: int, *, least: int | None = None) -> Tensor:
+    return torch.round(x / scales[:, None, None]).clamp(-most if least is None else least, most)

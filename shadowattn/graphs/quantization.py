@@ -44,6 +44,16 @@ def nncf_graph(shape: GraphShape, samples: Sequence[tuple[np.ndarray, np.ndarray
     return quantised
 
 
+def input_steps(model: ov.Model) -> dict[str, float]:
+    """By name of the input, the step between the integers that NNCF gave it: symmetric, −128 … 127."""
+    made = {}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "FakeQuantize":
+            low, high = (node.input_value(index).get_node().data.item() for index in (1, 2))
+            made[node.input_value(0).get_any_name()] = (high - low) / (node.get_attributes()["levels"] - 1)
+    return made
+
+
 def compile_int8(model: ov.Model, *, what: str) -> ov.CompiledModel:
     """Compiles for the CPU. Raises `InputError` where the plugin would run the product in floating point, unsaid."""
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -10,7 +10,7 @@ from shadowattn.evaluation.estimates import FixedGraph, Quantised
 from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import estimation_graph
-from shadowattn.graphs.quantization import compile_int8
+from shadowattn.graphs.quantization import compile_int8, input_steps
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.types import Requant, ScaleGrid
@@ -127,9 +127,11 @@ def test_a_fixed_graph_scores_every_group():
     shape = GraphShape(2, 40, 64, 64, 2)
     model = estimation_graph(shape, GraphForm(), 0.02, 0.02)
     q, k, _ = qkv(4, 2, 40, 60, 64)
-    scores = FixedGraph(compile_int8(model, what="test"), shape).scores(q, k, slice(8, 40))
-    expected = Quantised(ScaleGrid((0.02,), (0.02,))).scores(q, k, slice(8, 40)) * 0.02**2
-    torch.testing.assert_close(scores, expected)
+    fixed = FixedGraph(compile_int8(model, what="test"), shape, input_steps(model))
+    same = Quantised(ScaleGrid((0.02,), (0.02,)))
+    torch.testing.assert_close(fixed.scores(q, k, slice(8, 40)), same.scores(q, k, slice(8, 40)) * 0.02**2)
+    assert fixed.figures(q, q) == pytest.approx(same.figures(q, q), abs=0.005)  # −128 is one more integer
+    assert fixed.figures(q, q)["q_saturated"] > 0
 
 
 def test_the_gate_is_the_authors():

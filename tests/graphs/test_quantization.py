@@ -5,7 +5,7 @@ import pytest
 
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphShape
-from shadowattn.graphs.quantization import compile_int8, nncf_graph
+from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
 
 SHAPE = GraphShape(4, 16, 64, 48, group=2)
 
@@ -21,6 +21,13 @@ def test_scores_are_close_and_run_in_int8():
     exact = q @ k.swapaxes(2, 3)
     assert np.abs(scores - exact).max() < 0.04 * np.abs(exact).max()
     assert not np.array_equal(scores, exact)
+
+
+def test_steps_are_those_of_the_calibration():
+    made = input_steps(nncf_graph(SHAPE, [(q, 4 * k) for q, k in samples()]))
+    for name, values in zip(("q", "k"), zip(*samples(), strict=True), strict=True):
+        most = np.mean([np.abs(x).max() for x in values]) * (4 if name == "k" else 1)  # a mean over samples is its default
+        assert made[name] == pytest.approx(most / 127.5, rel=0.01)
 
 
 def test_a_preset_that_falls_back_to_floating_point_is_refused():
