@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 import openvino as ov
@@ -43,8 +44,8 @@ class GraphBank:
         self.form, self.distance = form, distance
         self._read = read
         self._core = ov.Core()
-        self._arena: Arena | None = None
         self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
+        self._length = 0  # of the graphs that hold memory
 
     @classmethod
     def build(
@@ -93,17 +94,22 @@ class GraphBank:
         hints = self._hints  # of the calling thread's budget
         known = store.read(todo) if store else {}
 
-        def compiled(key: tuple[GraphShape, int]) -> ov.CompiledModel:
+        def compiled(key: tuple[GraphShape, int]) -> Graph:
             if key in known:
-                return self._core.import_model(known[key], self.device, hints)
-            return self._core.compile_model(self._read(*key), self.device, hints)
+                model = self._core.import_model(known[key], self.device, hints)
+            else:
+                model = self._core.compile_model(self._read(*key), self.device, hints)
+            graph = self._bound(key, model)
+            graph.infer()  # frees most of what compiling took
+            graph.release()
+            return graph
 
+        budget = current_budget()
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-            models = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
+            graphs = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
+        self._graphs |= {(*key, budget): graph for key, graph in graphs.items()}
         if store and len(known) < len(todo):
-            store.write(models)
-        for key, model in models.items():
-            self._add(key, model).infer()  # the first inference allocates, and frees most of what compiling took
+            store.write({key: graph.model for key, graph in graphs.items()})
         _return_freed_memory()
         return len(known)
 
@@ -166,7 +172,11 @@ class GraphBank:
     @property
     def buffer_bytes(self) -> int:
         """Memory of the inputs and outputs that all graphs share."""
-        return self._arena.bytes if self._arena else 0
+        return self._arena.bytes
+
+    @cached_property
+    def _arena(self) -> Arena:
+        return Arena(estimation_graph(shape, self.form) for shape in self.shapes)
 
     @property
     def _identity(self) -> str:
@@ -181,18 +191,25 @@ class GraphBank:
     def _graph(self, key: tuple[GraphShape, int]) -> Graph:
         compiled = *key, current_budget()
         if compiled not in self._graphs:
-            self._add(key, self._core.compile_model(self._read(*key), self.device, self._hints))
+            self._graphs[compiled] = self._bound(key, self._core.compile_model(self._read(*key), self.device, self._hints))
+        self._release_others(key[0].keys)
         return self._graphs[compiled]
 
-    def _add(self, key: tuple[GraphShape, int], model: ov.CompiledModel) -> Graph:
+    def _bound(self, key: tuple[GraphShape, int], model: ov.CompiledModel) -> Graph:
         if self.device == "CPU" and not runs_in_int8(model):
             raise RuntimeError(f"the CPU plugin compiled {key[0]} in floating point; an INT8 estimate was expected")
-        if self._arena is None:
-            self._arena = Arena(estimation_graph(shape, self.form) for shape in self.shapes)
         shape, slot = key
         scales = self.pairs[slot] if self.form.bakes_scales else (None, None)
-        graph = self._graphs[*key, current_budget()] = Graph(model, shape, self.form, scales, self._arena)
-        return graph
+        return Graph(model, shape, self.form, scales, self._arena)
+
+    def _release_others(self, keys: int) -> None:
+        """A prompt uses graphs of one length at a time, and a graph with float32 inputs holds its keys again as integers."""
+        if keys != self._length:
+            for graph in self._graphs.values():
+                if graph.shape.keys == self._length:
+                    graph.release()
+            _return_freed_memory()
+            self._length = keys
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -91,6 +91,10 @@ class Graph:
         """One inference on whatever the inputs hold: what a call costs without the copies."""
         self._request.infer(share_outputs=True)
 
+    def release(self) -> None:
+        """Hands back the memory between inputs and output; the next run allocates it again."""
+        self.model.release_memory()
+
 
 def _bytes(port) -> int:
     count = 1
