@@ -90,13 +90,15 @@ def _cache(folder: Path) -> dict[str, float]:
     """The same by OpenVINO's own cache, filled first: it knows a graph again because node names are fixed."""
     import openvino as ov
 
+    from shadowattn.graphs.cpu import cpu_hints
+
     files = sorted((folder / "bank").glob("*.xml"))
     shutil.rmtree(folder / "cache", ignore_errors=True)
     for _ in range(2):
         core = ov.Core()
         core.set_property({"CACHE_DIR": str(folder / "cache")})
         start = time.perf_counter()
-        models = [core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}) for path in files]
+        models = [core.compile_model(path, "CPU", cpu_hints()) for path in files]
         seconds = time.perf_counter() - start
     if not all(model.get_property("LOADED_FROM_CACHE") for model in models):
         raise RuntimeError("expected every graph to come from OpenVINO's cache")
@@ -110,11 +112,12 @@ def _calls() -> dict[str, float]:
     import torch
 
     from shadowattn.graphs import GraphForm, GraphShape
+    from shadowattn.graphs.cpu import cpu_hints
     from shadowattn.graphs.estimation import estimation_graph
     from shadowattn.graphs.graph import Arena, Graph
 
     shape, form = GraphShape(1, 1, 64, 16), GraphForm()
-    model = ov.Core().compile_model(estimation_graph(shape, form, 0.1, 0.1), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    model = ov.Core().compile_model(estimation_graph(shape, form, 0.1, 0.1), "CPU", cpu_hints())
     graph = Graph(model, shape, form, (0.1, 0.1), Arena([model]))
     q, k = torch.randn(1, 1, 64), torch.randn(1, 16, 64)
     figures = {}

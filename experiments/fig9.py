@@ -90,7 +90,7 @@ def _row(setup: Setup, chunk: Chunk) -> StageRow:
     return replace(
         StageRow(**asdict(study.common_row(setup, torch.zeros(0, 1)))), path_kind="timing", unit="ms", n=_ROUNDS,
         retention=float(chunk.retention.mean()), layer=chunk.layer, allocator=part_name(method.allocator),
-        estimator=part_name(method.estimator), estimate_device=setup.device.name, context_tokens=chunk.k.shape[1],
+        estimator=part_name(method.estimator), estimate_device=setup.device.label, context_tokens=chunk.k.shape[1],
         **method.selection,
     )  # fmt: skip
 

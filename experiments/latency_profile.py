@@ -33,7 +33,7 @@ def _rows(setup: Setup, profile: LatencyProfile) -> list[StageRow]:
     row = StageRow(**asdict(study.common_row(setup, torch.zeros(0, 1))))
     row = replace(
         row, method=setup.config.method, path_kind="timing", data="random tensors", corpus_sha256="", allocator="none", unit="us",
-        estimator=part_name(method.estimator), estimate_device=setup.device.name, **method.selection,
+        estimator=part_name(method.estimator), estimate_device=setup.device.label, **method.selection,
     )  # fmt: skip
     made = []
     for point in profile.points:

@@ -152,7 +152,7 @@ def _quality_rows(setup: Setup, offline: Offline, estimates: Mapping[str, DictCo
         row = replace(_common(setup, name, settings, n=windows.numel() - len(windows)), retention=setup.config.retention)
         increases = np.subtract(cell["window_losses"], dense["window_losses"])
         error = float(increases.std(ddof=1) / len(increases) ** 0.5) if len(increases) > 1 else math.nan
-        row = replace(row, estimate_device=setup.device.name, unit="nat")
+        row = replace(row, estimate_device=setup.device.label, unit="nat")
         rows.append(replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"]))
         rows.append(replace(row, metric="loss_increase_error", value=error))
     return rows

@@ -94,7 +94,7 @@ def _run(config: DictConfig) -> None:
     folder = Path(config.paths.results) / "runs" / config.experiment / setup.config_hash
     say(
         f"{config.experiment} {setup.config_hash}: {setup.loaded.name} on {setup.corpus.name}, estimate on "
-        f"{setup.device.name}, kernel {setup.kernel}{_kernel_level(setup.kernel)}"
+        f"{setup.device.label}, kernel {setup.kernel}{_kernel_level(setup.kernel)}"
     )
     if (folder / "meta.json").exists():
         rows = _finished_rows(folder)

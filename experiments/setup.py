@@ -122,7 +122,7 @@ def prepare(config: DictConfig) -> Setup:
         "dtype": config.model.dtype,
         "corpus": corpus.sha256,
         "context_tokens": context_tokens,
-        "device": device.name,
+        "device": device.label,
         "kernel": kernel,
         "shadowattn": versions()["shadowattn"],
     }

@@ -196,7 +196,7 @@ def _bank(
         GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=graphs.lookup).save(folder)
     bank = GraphBank.load(folder, device=setup.device.name)
     say(
-        f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.name} ({setup.device.reason}), "
+        f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.label} ({setup.device.reason}), "
         f"{plan.waste:.0%} of their scores padding"
     )
     with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):

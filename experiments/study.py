@@ -154,7 +154,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         retention=retention,
         estimator=part_name(method.estimator),
         allocator=part_name(method.allocator),
-        estimate_device=setup.device.name if needs_bank(method.estimator) else "none",
+        estimate_device=setup.device.label if needs_bank(method.estimator) else "none",
         **method.selection,
         dense_above=setup.dense_above(method.selection.query_block),
     )

@@ -78,7 +78,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         say(f"by {by}: {cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
     common = CaseRow(**asdict(replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_ROUNDS, data="random tensors",
-        corpus_sha256="", estimator="int8", estimate_device=setup.device.name,
+        corpus_sha256="", estimator="int8", estimate_device=setup.device.label,
     )))  # fmt: skip
     rows = [
         replace(common, by="device", metric="fit_error", method=stage, value=error, unit="1", measured="simulated")

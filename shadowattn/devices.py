@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import openvino as ov
 
 from shadowattn.errors import InputError
+from shadowattn.graphs.cpu import multiplies_exactly
 from shadowattn.selfcheck import check_device
 
 DEVICES = ("auto", "npu", "gpu", "cpu")
@@ -24,6 +25,11 @@ class EstimateDevice:
 
     name: str
     reason: str
+
+    @property
+    def label(self) -> str:
+        """As rows have it: a CPU whose INT8 products saturate multiplies in float32 (`graphs.cpu`)."""
+        return self.name if self.name != "CPU" or multiplies_exactly() else "CPU in float32"
 
 
 @dataclass(frozen=True)

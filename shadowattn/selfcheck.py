@@ -17,7 +17,8 @@ import torch
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, runs_in_int8
+from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
+from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.quantize import quantize
 from shadowattn.types import Requant
@@ -27,6 +28,8 @@ _REQUANT = Requant("target_requant", 3e-3)
 # A driver that takes longer to compile one matrix product hangs.
 _TIMEOUT_S = 600
 _RUNS, _LONG_S, _RETENTION = 30, 2.0, 0.2
+# Where sums of products grow largest: hardware that saturates them is found out.
+POSITIVE = "static, positive values"
 # Of normal values: their absmax over a head is near four.
 _SCALE = 4.2 / 127
 
@@ -34,6 +37,7 @@ CASES: dict[str, tuple[GraphShape, GraphForm]] = {
     "probe": (GraphShape(1, 16, 64, 16), FLOAT),
     "static": (_CHUNK, FLOAT),
     "static, long": (replace(_CHUNK, keys=4096), FLOAT),
+    POSITIVE: (_CHUNK, FLOAT),
     "static, INT8 scores": (_CHUNK, GraphForm(requant=_REQUANT)),
     "static, group folded": (replace(_CHUNK, group=4), FLOAT),
     "static, mask": (_CHUNK, GraphForm(mask=True)),
@@ -72,15 +76,18 @@ class Outcome:
 def run_case(device: str, case: str) -> Outcome:
     """Compiles, runs, compares and times one case in this process. Whatever the device raises becomes the outcome's `error`."""
     shape, form = CASES[case]
-    hints = {"INFERENCE_PRECISION_HINT": "f32"} if device == "CPU" else {}
+    hints = cpu_hints() if device == "CPU" else {}
+    whole = device == "CPU" and not multiplies_exactly()
     try:
         start = time.perf_counter()
-        model = ov.Core().compile_model(estimation_graph(shape, form, _SCALE, _SCALE), device, hints)
+        model = ov.Core().compile_model(estimation_graph(shape, form, _SCALE, _SCALE, whole=whole), device, hints)
         compile_s = time.perf_counter() - start
         graph = Graph(model, shape, form, (_SCALE, _SCALE), Arena([model]))
         generator = torch.Generator().manual_seed(0)
         q = _normal(shape.heads, shape.rows, shape.head_dim, generator)
         k = _normal(shape.kv_heads, shape.keys, shape.head_dim, generator)
+        if case == POSITIVE:
+            q, k = q.abs(), k.abs()
         scales = {"q_scales": torch.full((len(q),), _SCALE), "k_scales": torch.full((len(k),), _SCALE)}
         out = graph.run(q, k, **scales, first_row=shape.keys - shape.rows).clone()
         seconds = []

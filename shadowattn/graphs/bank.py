@@ -15,7 +15,8 @@ from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
 from shadowattn.graphs import storage
 from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
-from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, runs_in_int8
+from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
+from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import RetentionProfile
@@ -98,7 +99,7 @@ class GraphBank:
             if key in known:
                 model = self._core.import_model(known[key], self.device, hints)
             else:
-                model = self._core.compile_model(self._read(*key), self.device, hints)
+                model = self._core.compile_model(self._model(key), self.device, hints)
             graph = self._bound(key, model)
             graph.infer()  # frees most of what compiling took
             graph.release()
@@ -185,18 +186,24 @@ class GraphBank:
 
     @property
     def _hints(self) -> dict[str, str | int | bool]:
-        # The CPU plugin's default on BF16 machines would round the scores to bfloat16.
-        return {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints() if self.device == "CPU" else {}
+        return cpu_hints() | compile_hints() if self.device == "CPU" else {}
 
     def _graph(self, key: tuple[GraphShape, int]) -> Graph:
         compiled = *key, current_budget()
         if compiled not in self._graphs:
-            self._graphs[compiled] = self._bound(key, self._core.compile_model(self._read(*key), self.device, self._hints))
+            self._graphs[compiled] = self._bound(key, self._core.compile_model(self._model(key), self.device, self._hints))
         self._release_others(key[0].keys)
         return self._graphs[compiled]
 
+    def _model(self, key: tuple[GraphShape, int]) -> ov.Model:
+        """What is compiled: the graph itself, but where INT8 products are not exact, the one whose float32 product is."""
+        if self.device != "CPU" or multiplies_exactly():
+            return self._read(*key)
+        shape, slot = key
+        return estimation_graph(shape, self.form, *self.pairs[slot], whole=True)
+
     def _bound(self, key: tuple[GraphShape, int], model: ov.CompiledModel) -> Graph:
-        if self.device == "CPU" and not runs_in_int8(model):
+        if self.device == "CPU" and multiplies_exactly() and not runs_in_int8(model):
             raise RuntimeError(f"the CPU plugin compiled {key[0]} in floating point; an INT8 estimate was expected")
         shape, slot = key
         scales = self.pairs[slot] if self.form.bakes_scales else (None, None)

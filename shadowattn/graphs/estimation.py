@@ -3,7 +3,7 @@
 No 1/√D and no softmax: neither changes the order of one row's scores (section 2.2).
 
 What makes the CPU plugin run the product in INT8 is the FakeQuantize on *both* inputs; without one it computes in float32 and
-says nothing (`runs_in_int8` looks).
+says nothing (`cpu.runs_in_int8` looks).
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,9 @@ class GraphForm:
 FLOAT = GraphForm()
 
 
-def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float = 1.0, k_scale: float = 1.0) -> ov.Model:
+def estimation_graph(
+    shape: GraphShape, form: GraphForm = FLOAT, q_scale: float = 1.0, k_scale: float = 1.0, *, whole: bool = False
+) -> ov.Model:
     """The static graph of one shape and form; `q_scale` and `k_scale` matter where the form builds them in.
 
     Inputs, by name, G = shape.kv_heads and M = group · rows: `q` [1, G, M, D] and `k` [1, G, keys, D], float32 or (unit) int8;
@@ -77,6 +79,9 @@ def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float 
     rows past the last count as the last. Output `scores` [1, G, M, keys], float32 (the integer product, for static scales
     times q_scale · k_scale) or int8; or int32 `indices` [1, G, M, top_k]; M and keys divided by the pool, and heads by themselves
     again where the graph pools or selects. Inputs beyond ±127 steps are clipped.
+
+    `whole`: static scales multiply the product instead of its factors, which then are whole numbers. The same scores, but a
+    product in float32 is exact, too; one in 16-bit floats would overflow.
     """
     _check(shape, form)
     batch, rows = shape.kv_heads, shape.group * shape.rows
@@ -85,14 +90,16 @@ def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float 
     q, k = inputs
     step = 1.0
     if form.inputs == "static":
-        q, k, step = _quantize(q, q_scale), _quantize(k, k_scale), q_scale * k_scale
+        q, k, step = quantized(q, q_scale, whole=whole), quantized(k, k_scale, whole=whole), q_scale * k_scale
     elif form.inputs == "unit":
-        q, k = (_quantize(op.convert(x, ov.Type.f32), 1.0) for x in (q, k))
+        q, k = (quantized(op.convert(x, ov.Type.f32), 1.0) for x in (q, k))
     else:
         steps = [_input("q_steps", [1, batch, rows, 1], ov.Type.f32), _input("k_steps", [1, batch, 1, 1], ov.Type.f32)]
         inputs += steps
-        q, k = (_quantize(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
+        q, k = (quantized(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
     out = op.matmul(q, k, transpose_a=False, transpose_b=True)
+    if whole and form.inputs == "static":
+        out = op.multiply(out, op.constant(np.float32(step)))
     if form.mask:
         inputs.append(_input("positions", [2], ov.Type.i32))
         out = _mask(out, inputs[-1], shape)
@@ -113,19 +120,6 @@ def estimation_graph(shape: GraphShape, form: GraphForm = FLOAT, q_scale: float 
     return _model(out, inputs, "indices" if form.indices else "scores")
 
 
-def runs_in_int8(compiled: ov.CompiledModel) -> bool:
-    """Whether the compiled product really is an INT8 primitive, read from the runtime model.
-
-    Meaningful for OpenVINO's CPU plugin, which names its primitives; others leave the name out, and the answer is False.
-    """
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
-        if "layerType" in info and info["layerType"].astype(str) == "MatMul":
-            types = {value.get_element_type().get_type_name() for value in node.inputs()}
-            return info["primitiveType"].astype(str).lower().endswith("_i8") and types <= {"i8", "u8"}
-    return False
-
-
 def _check(shape: GraphShape, form: GraphForm) -> None:
     rows, keys = form.pool
     if shape.rows % rows or shape.keys % keys:
@@ -143,9 +137,14 @@ def _input(name: str, shape: list[int], dtype: ov.Type):
     return parameter
 
 
-def _quantize(x, scale: float):
-    low, high = (op.constant(np.float32([sign * INT8_MAX * scale])) for sign in (-1, 1))
-    return op.fake_quantize(x, low, high, low, high, _LEVELS)
+def quantized(x, scale: float, *, whole: bool = False):
+    """x clipped to ±127 steps and rounded to whole ones: what makes a plugin take the product for one of INT8.
+
+    FakeQuantize rounds x / scale + 127 half to even, so a value midway between two steps goes to the odd one.
+    """
+    given = [op.constant(np.float32([sign * INT8_MAX * scale])) for sign in (-1, 1)]
+    made = [op.constant(np.float32([sign * INT8_MAX])) for sign in (-1, 1)] if whole else given
+    return op.fake_quantize(x, *given, *made, _LEVELS)
 
 
 def _requantize(x, multiplier: float):

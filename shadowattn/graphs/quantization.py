@@ -13,7 +13,7 @@ from openvino import opset13 as op
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import runs_in_int8
+from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 
 PRESETS = ("performance", "mixed")
 
@@ -55,10 +55,13 @@ def input_steps(model: ov.Model) -> dict[str, float]:
 
 
 def compile_int8(model: ov.Model, *, what: str) -> ov.CompiledModel:
-    """Compiles for the CPU. Raises `InputError` where the plugin would run the product in floating point, unsaid."""
+    """Compiles for the CPU. Raises `InputError` where the plugin would run the product in floating point, unsaid.
+
+    On a processor whose INT8 products saturate, what passes is compiled again to multiply in float32 (`cpu.cpu_hints`).
+    """
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     if not runs_in_int8(compiled):
         raise InputError(
             f"{what}: expected an INT8 product, but the CPU plugin compiled it in floating point; use another preset"
         )
-    return compiled
+    return compiled if multiplies_exactly() else ov.Core().compile_model(model, "CPU", cpu_hints())

@@ -7,7 +7,8 @@ import torch
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
-from shadowattn.graphs.estimation import INPUTS, runs_in_int8
+from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
+from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.quantize import absmax_scales, quantize
 from shadowattn.kernels import choose
 from shadowattn.online.estimators.int8 import Int8
@@ -35,7 +36,7 @@ def test_every_compiled_graph_runs_in_int8(bank):
         for q_scale, k_scale in bank.pairs:
             graph = bank.lookup(q_scale, k_scale, heads=shape.heads, rows=1, keys=shape.keys, head_dim=64)
             assert (graph.q_scale, graph.k_scale, graph.shape) == (q_scale, k_scale, shape)
-            assert runs_in_int8(graph.model)
+            assert runs_in_int8(graph.model) == multiplies_exactly()
 
 
 def test_lookup_takes_the_nearest_scales_and_the_smallest_shape(bank):
@@ -215,7 +216,7 @@ def test_compiled_blobs_are_found_again(bank, tmp_path):
         loaded = GraphBank.load(folder)
         counts.append(loaded.compile(blobs=tmp_path / "blobs"))
         graph = loaded.lookup(0.02, 0.02, heads=2, rows=20, keys=50, head_dim=64)
-        assert runs_in_int8(graph.model)
+        assert runs_in_int8(graph.model) == multiplies_exactly()
         scores.append(graph.run(q, k).clone())
     assert counts == [0, len(bank)]
     assert scores[0].equal(scores[1])

@@ -11,7 +11,8 @@ from openvino import opset13 as op
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import FLOAT, INPUTS, INT8_MAX, MASKED, GraphForm, estimation_graph, runs_in_int8
+from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
+from shadowattn.graphs.estimation import FLOAT, INPUTS, INT8_MAX, MASKED, GraphForm, estimation_graph
 from shadowattn.types import Requant
 
 REQUANTS = (None, Requant("target_requant", 2e-3), Requant("fixed_output", 0.09))
@@ -19,7 +20,7 @@ SCALES = 0.03, 0.05
 
 
 def compile_graph(model):
-    return ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return ov.Core().compile_model(model, "CPU", cpu_hints())
 
 
 def all_forms():
@@ -34,14 +35,15 @@ def all_forms():
 @pytest.mark.parametrize("form", list(all_forms()), ids=str)
 def test_the_product_runs_in_int8(form):
     shape = GraphShape(4, 32, 64, 64, group=2, top_k=3 if form.indices else 0)
-    assert runs_in_int8(compile_graph(estimation_graph(shape, form, *SCALES)))
+    assert runs_in_int8(compile_graph(estimation_graph(shape, form, *SCALES))) == multiplies_exactly()
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128])
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_so_it_does_for_every_head_dimension(inputs, heads, head_dim):
-    assert runs_in_int8(compile_graph(estimation_graph(GraphShape(heads, 32, head_dim, 64), GraphForm(inputs))))
+    made = compile_graph(estimation_graph(GraphShape(heads, 32, head_dim, 64), GraphForm(inputs)))
+    assert runs_in_int8(made) == multiplies_exactly()
 
 
 def test_a_graph_without_fake_quantize_is_found_out():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.quantize import absmax_scales, quantize
 from shadowattn.threads import compile_hints, current_budget, thread_budget
@@ -58,5 +59,5 @@ def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
 @lru_cache(maxsize=16)
 def _compiled(shape: GraphShape, threads: int | None) -> ov.CompiledModel:
     with thread_budget(threads):
-        hints = {"INFERENCE_PRECISION_HINT": "f32"} | compile_hints()
+        hints = cpu_hints() | compile_hints()
         return ov.Core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", hints)

@@ -1,0 +1,61 @@
+"""On processors whose INT8 sums saturate, graphs multiply in float32, and their integers stay exact."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from shadowattn.graphs import GraphForm, GraphShape
+from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly
+from shadowattn.graphs.estimation import estimation_graph
+from shadowattn.types import Requant
+from tests.tensors import qkv
+
+_LARGEST = """
+import torch
+from shadowattn.devices import find_estimate_device
+from shadowattn.graphs.cpu import multiplies_exactly
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+
+q, k = torch.rand(2, 8, 64), torch.rand(1, 40, 64)  # of one sign: sums of pairs leave 16 bits
+q[..., 0], k[..., 0] = 1.0, 1.0
+estimator = Int8Tensor.of(q, k)
+scores = estimator.estimate(q, k, layer=0, positions=32 + torch.arange(8))
+expected = torch.round(q * 127) @ torch.round(k * 127).mT
+print(multiplies_exactly(), torch.equal(scores, expected), find_estimate_device("cpu").label)
+"""
+
+
+def run_with(isa):
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa}
+    done = subprocess.run([sys.executable, "-c", _LARGEST], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's instruction sets are those of x86-64")
+def test_without_vnni_graphs_multiply_in_float32():
+    assert run_with("AVX2") == "False True CPU in float32"
+
+
+def test_the_hint_follows_from_what_this_processor_does():
+    assert ("LP_TRANSFORMS_MODE" in cpu_hints()) == (not multiplies_exactly())
+
+
+@pytest.mark.parametrize("requant", [None, Requant("target_requant", 2e-3)])
+def test_whole_factors_give_the_same_scores(requant):
+    """What multiplies in float32 on such processors is the same estimate."""
+    q, k, _ = qkv(4, 2, 8, 40, 64)
+    given = [x[None].numpy() for x in (q.reshape(2, 16, 64), k)]
+    shape, scales = GraphShape(4, 8, 64, 40, group=2), (0.02, 0.03)
+    scores = [
+        ov.Core().compile_model(estimation_graph(shape, GraphForm(requant=requant), *scales, whole=whole), "CPU", hints)(given)[0]
+        for whole, hints in ((False, cpu_hints()), (True, {"INFERENCE_PRECISION_HINT": "f32", "LP_TRANSFORMS_MODE": False}))
+    ]
+    if requant is None:
+        np.testing.assert_array_equal(*(np.rint(s / (scales[0] * scales[1])) for s in scores))
+    else:
+        assert np.abs(scores[0].astype(int) - scores[1]).max() <= 1
