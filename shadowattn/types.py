@@ -198,8 +198,8 @@ class ScaleGrid:
                 f"grid.pattern: {self.pattern} needs a middle scale, got {len(self.q_scales)} × {len(self.k_scales)}"
             )
         for name, scales in (("q_scales", self.q_scales), ("k_scales", self.k_scales)):
-            if not scales or any(not 0 < scale < float("inf") for scale in scales):
-                raise InputError(f"{name}: expected positive finite scales, got {list(scales)}; calibrate again")
+            if not scales or any(not 1e-15 <= scale <= 1e15 for scale in scales):  # else products leave float32
+                raise InputError(f"{name}: expected scales of 1e-15 … 1e15, got {list(scales)}; calibrate again")
 
     @property
     def pairs(self) -> tuple[tuple[float, float], ...]:

@@ -21,11 +21,16 @@ from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import RetentionProfile
 
+_REBUILD = (
+    "build one that fits: GraphBank.build(profile, plan_shapes(...)), or python -m experiments.run with this model and length"
+)
+
 
 class GraphBank:
     """Static INT8 Q·K graphs for every scale pair of a profile and every shape asked for.
 
-    Where the form takes scales as inputs, one graph of a shape serves all pairs.
+    Where the form takes scales as inputs, one graph of a shape serves all pairs. For one thread at a time: graphs share the
+    memory of their inputs and outputs.
     """
 
     def __init__(
@@ -75,7 +80,10 @@ class GraphBank:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
-        """Writes every graph (`.xml`, `.bin`) and `manifest.json`, all or nothing; an existing folder is replaced."""
+        """Writes every graph (`.xml`, `.bin`) and `manifest.json`, all or nothing. An existing bank is replaced.
+
+        Raises `InputError` where the folder holds anything else, or cannot be written.
+        """
         return storage.save(Path(folder), self.pairs, self.form, self.distance, {key: self._read(*key) for key in self.keys})
 
     def compile(
@@ -90,9 +98,10 @@ class GraphBank:
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
         is exported to it. `progress` may wrap the iterable in a bar.
         """
-        store = storage.Blobs(Path(blobs), self._core, self.device, self._identity) if blobs is not None else None
-        todo = [key for key in self.keys if (*key, current_budget()) not in self._graphs]
-        hints = self._hints  # of the calling thread's budget
+        budget = current_budget()
+        store = storage.Blobs(Path(blobs), self._core, self.device, self._identity, budget) if blobs is not None else None
+        todo = [key for key in self.keys if (*key, budget) not in self._graphs]
+        hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
         known = store.read(todo) if store else {}
 
         def compiled(key: tuple[GraphShape, int]) -> Graph:
@@ -105,12 +114,11 @@ class GraphBank:
             graph.release()
             return graph
 
-        budget = current_budget()
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
             graphs = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
         self._graphs |= {(*key, budget): graph for key, graph in graphs.items()}
         if store and len(known) < len(todo):
-            store.write({key: graph.model for key, graph in graphs.items()})
+            store.write({key: self._graphs[*key, budget].model for key in self.keys})
         _return_freed_memory()
         return len(known)
 
@@ -134,25 +142,24 @@ class GraphBank:
         """The smallest shape of the bank that serves such a launch."""
         dims = sorted({shape.head_dim for shape in self.shapes})
         if head_dim not in dims:
-            raise InputError(f"head_dim: the bank was built for {dims}, got {head_dim}; build a bank for this model")
+            raise InputError(f"head_dim: the bank was built for {dims}, got {head_dim}; {_REBUILD}")
         fitting = [s for s in self.shapes if s.head_dim == head_dim and s.heads == heads]
         if not fitting:
-            raise InputError(f"heads: the bank launches {self.launch_heads} heads at once, got {heads}; build a bank for it")
+            sizes = sorted({s.heads for s in self.shapes if s.head_dim == head_dim})
+            raise InputError(f"heads: the bank launches {sizes} heads at once, got {heads}; {_REBUILD}")
+        built = {(s.rows, s.keys) for s in fitting}
+        built = sorted(b for b in built if not any(b != c and b[0] <= c[0] and b[1] <= c[1] for c in built))
         fitting = [s for s in fitting if s.rows >= rows and s.keys >= keys]
         if not fitting:
-            most = max((s.rows, s.keys) for s in self.shapes)
+            sizes = ", ".join(f"{most_rows} rows on {most_keys} keys" for most_rows, most_keys in built)
             raise InputError(
-                f"length: the bank was built for up to {most[0]} rows on {most[1]} keys, got {rows} on {keys}; "
-                "build a bank for a longer context or use a shorter prompt"
+                f"length: the bank was built for up to {sizes}, got {rows} on {keys}; {_REBUILD}, or use a shorter prompt"
             )
         shortest = min(s.keys for s in fitting)
         fitting = [s for s in fitting if s.top_k >= top_k]
         if not fitting:
             most_k = max(s.top_k for s in self.shapes if s.keys == shortest)
-            raise InputError(
-                f"top_k: the bank's graphs return up to {most_k} indices a row, {top_k} are needed; "
-                "build a bank for this retention"
-            )
+            raise InputError(f"top_k: the bank's graphs return up to {most_k} indices a row, {top_k} are needed; {_REBUILD}")
         return min(fitting, key=lambda s: (s.keys, s.top_k, s.rows))
 
     @property

@@ -37,10 +37,12 @@ def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale
     """The bucket with the least squared error to the measured scales; ties to the first.
 
     `raw` compares the scales themselves, as the authors do, `log` their logarithms, so that twice and half are equally far.
-    A head whose scale exceeds its bucket's is clipped.
+    A head whose scale exceeds its bucket's is clipped. Raises `InputError` where a scale is not positive and finite.
     """
     if distance not in DISTANCES:
         raise InputError(f"lookup: expected one of {', '.join(DISTANCES)}, got {distance!r}")
+    if not (0 < q_scale < math.inf and 0 < k_scale < math.inf):
+        raise InputError(f"lookup: expected positive finite scales, got {q_scale} and {k_scale}")
     scale = math.log if distance == "log" else float
     q, k = scale(q_scale), scale(k_scale)
     return min(range(len(pairs)), key=lambda i: (scale(pairs[i][0]) - q) ** 2 + (scale(pairs[i][1]) - k) ** 2)

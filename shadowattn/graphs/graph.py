@@ -6,6 +6,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
 from shadowattn.graphs.quantize import quantize
@@ -66,7 +67,11 @@ class Graph:
         memory that the next run of any graph of the bank overwrites.
         """
         heads, rows, dim = q.shape
-        kv_heads, keys, _ = k.shape
+        kv_heads, keys, k_dim = k.shape
+        given, room = (heads, rows, dim, kv_heads, keys, k_dim), self.shape
+        most = (room.heads, room.rows, room.head_dim, room.kv_heads, room.keys, room.head_dim)
+        if 0 in given or any(a > b for a, b in zip(given, most, strict=True)) or not dim == k_dim == room.head_dim:
+            raise InputError(f"expected q and k that fit a graph of {room}, got {list(q.shape)} and {list(k.shape)}")
         # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
         by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)
         if self.form.inputs == "unit":

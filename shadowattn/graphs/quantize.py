@@ -10,8 +10,10 @@ from shadowattn.graphs.estimation import INT8_MAX
 def absmax_scales(x: Tensor) -> Tensor:
     """The real value of one integer step, absmax / 127 over each head's rows; float32 [heads] for x [heads, rows, D].
 
-    Raises `InputError` on NaN or infinity: a ranking of such keys would mean nothing.
+    Raises `InputError` on NaN or infinity, whose ranking would mean nothing, and where there are no values at all.
     """
+    if 0 in x.shape[1:]:
+        raise InputError(f"expected at least one row and one dimension, got q or k of shape {list(x.shape)}")
     largest = torch.maximum(-x.amin((1, 2)), x.amax((1, 2))).float()
     if not torch.isfinite(largest).all():
         raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")

@@ -3,22 +3,22 @@
 import io
 import json
 import re
-import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import openvino as ov
 
-from shadowattn.artifacts import sha256, write_json
+from shadowattn.artifacts import content_hash, sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
 from shadowattn.types import Requant
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
-_REBUILD = "delete the folder and run the same command again to rebuild it"
 
 Key = tuple[GraphShape, int]
 
@@ -37,11 +37,8 @@ class Saved:
 def save(
     folder: Path, pairs: tuple[tuple[float, float], ...], form: GraphForm, distance: str, models: dict[Key, ov.Model]
 ) -> Path:
-    """Writes all or nothing; an existing folder is replaced."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        staged = Path(scratch) / "bank"
-        staged.mkdir()
+    """Writes all or nothing. An existing bank is replaced; any other folder that is not empty is refused with `InputError`."""
+    with _staged(folder, "bank") as staged:
         graphs = []
         for key, model in models.items():
             name = _name(key)
@@ -49,22 +46,25 @@ def save(
             files = {f"{name}{end}": sha256(staged / f"{name}{end}") for end in (".xml", ".bin")}
             graphs.append(_entry(key, pairs, form) | {"files": files})
         manifest = {"schema_version": SCHEMA_VERSION, "openvino": ov.get_version(), "form": asdict(form), "lookup": distance}
-        (staged / MANIFEST).write_text(json.dumps(manifest | {"pairs": pairs, "graphs": graphs}, indent=1))
-        if folder.exists():
-            shutil.rmtree(folder)
-        staged.replace(folder)
+        manifest |= {"pairs": pairs, "graphs": graphs}
+        write_json(staged / MANIFEST, manifest | {"content_hash": content_hash(manifest)})
     return folder
 
 
 def load(folder: Path) -> Saved:
-    """Reads the manifest and checks every file it names. Raises `InputError` on the first that is not as it was written."""
+    """Reads the manifest and checks itself and every file it names. Raises `InputError` on what is not as it was written."""
+    remedy = f"rebuild it with: rm -r {folder}, then the same command, or GraphBank.build(profile, shapes).save in Python"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        version = manifest["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"bank {folder}: no readable {MANIFEST} ({error}); {_REBUILD}") from error
+        version, digest = manifest["schema_version"], manifest.pop("content_hash", None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"bank {folder}: no readable {MANIFEST} ({error}); {remedy}") from error
     if version != SCHEMA_VERSION:
-        raise InputError(f"bank {folder}: expected schema version {SCHEMA_VERSION}, got {version}; {_REBUILD}")
+        raise InputError(f"bank {folder}: expected schema version {SCHEMA_VERSION}, got {version}; {remedy}")
+    if digest != content_hash(manifest):
+        raise InputError(f"bank {folder}: {MANIFEST} is altered; {remedy}")
+    if manifest["openvino"] != ov.get_version():
+        raise InputError(f"bank {folder}: built with OpenVINO {manifest['openvino']}, here is {ov.get_version()}; {remedy}")
     try:
         form, requant = manifest["form"], manifest["form"]["requant"]
         form = GraphForm(**form | {"pool": tuple(form["pool"]), "requant": Requant(**requant) if requant else None})
@@ -74,21 +74,49 @@ def load(folder: Path) -> Saved:
             for g in manifest["graphs"]
         }
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise InputError(f"bank {folder}: {MANIFEST} does not hold what it should ({error}); {_REBUILD}") from error
+        raise InputError(f"bank {folder}: {MANIFEST} does not hold what it should ({error}); {remedy}") from error
     for files in graphs.values():
-        _check(folder, files, f"bank {folder}", _REBUILD)
+        _check(folder, files, f"bank {folder}", remedy)
     xml = {key: folder / next(name for name in files if name.endswith(".xml")) for key, files in graphs.items()}
     return Saved(pairs, tuple({shape for shape, _ in graphs}), form, manifest["lookup"], xml)
 
 
+@contextmanager
+def _staged(folder: Path, what: str) -> Iterator[Path]:
+    """A folder beside to write to, which takes the place of `folder` when all is written; the old one goes only then."""
+    folder = folder.resolve()  # a link stays one
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
+            raise InputError(f"{what} {folder}: expected a new folder, an empty one or a bank's, and it holds other things")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+            new, old = Path(scratch) / "new", Path(scratch) / "old"
+            new.mkdir()
+            yield new
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+    except OSError as error:
+        raise InputError(f"{what} {folder}: cannot be written ({error}); give a folder that can") from error
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and not {"graphs", "bank"}.isdisjoint(manifest)
+
+
 class Blobs:
-    """Compiled graphs of one device, driver and OpenVINO version: no other can read them.
+    """Compiled graphs of one device, driver and OpenVINO version: no other can read them. A thread budget is compiled in, too.
 
     `bank` is the hash of what the graphs are made from; blobs of another bank count for nothing and are overwritten.
     """
 
-    def __init__(self, root: Path, core: ov.Core, device: str, bank: str):
-        self.folder, self._bank = root / device_key(core, device), bank
+    def __init__(self, root: Path, core: ov.Core, device: str, bank: str, threads: int | None):
+        name = device_key(core, device) + (f"-{threads}-threads" if threads else "")
+        self.folder, self._bank = root / name, bank
         self._remedy = f"rebuild with: rm -r {self.folder}, then the same command"
 
     def read(self, keys: list[Key]) -> dict[Key, io.BytesIO]:
@@ -107,16 +135,14 @@ class Blobs:
         return {key: io.BytesIO((self.folder / name).read_bytes()) for key, name in found.items()}
 
     def write(self, models: dict[Key, ov.CompiledModel]) -> None:
-        """Exports all, the manifest last, which makes them count."""
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.folder.mkdir(parents=True)
-        files = {}
-        for key, model in models.items():
-            path = self.folder / f"{_name(key)}.blob"
-            path.write_bytes(model.export_model().getvalue())
-            files[path.name] = sha256(path)
-        write_json(self.folder / MANIFEST, {"schema_version": SCHEMA_VERSION, "bank": self._bank, "files": files})
+        """Exports all or nothing."""
+        with _staged(self.folder, "blobs") as staged:
+            files = {}
+            for key, model in models.items():
+                path = staged / f"{_name(key)}.blob"
+                path.write_bytes(model.export_model().getvalue())
+                files[path.name] = sha256(path)
+            write_json(staged / MANIFEST, {"schema_version": SCHEMA_VERSION, "bank": self._bank, "files": files})
 
 
 def device_key(core: ov.Core, device: str) -> str:

@@ -9,12 +9,14 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import INPUTS
+from shadowattn.graphs.graph import Graph
 from shadowattn.graphs.quantize import absmax_scales, quantize
 from shadowattn.kernels import choose
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.path import select_keys
 from shadowattn.online.selection import Rule
 from shadowattn.reference import select
+from shadowattn.threads import thread_budget
 from shadowattn.types import Heads, Requant, ScaleGrid
 from tests.profiles import bank_for, profile_for
 from tests.tensors import qkv
@@ -88,9 +90,26 @@ def test_saving_again_replaces(bank, tmp_path):
     (folder / "left over").write_text("")
     bank.save(folder)
     assert not (folder / "left over").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["bank"]
 
 
-@pytest.mark.parametrize("damage", ["altered", "truncated", "missing", "no manifest", "broken manifest", "other version"])
+def test_saving_spares_what_is_no_bank(bank, tmp_path):
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("ten years")
+    (precious / "manifest.json").write_text('{"schema_version": 1, "stage": "scales"}')
+    for folder, message in ((precious, "holds other things"), (precious / "thesis.tex", "cannot be written")):
+        with pytest.raises(InputError, match=message):
+            bank.save(folder)
+    assert sorted(path.name for path in precious.iterdir()) == ["manifest.json", "thesis.tex"]
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    bank.save(link)
+    assert link.is_symlink()
+    assert len(GraphBank.load(link)) == len(bank)
+
+
+@pytest.mark.parametrize("damage", ["altered", "truncated", "missing", "no manifest", "broken manifest", "list", "other version"])
 def test_a_damaged_bank_is_refused(bank, tmp_path, damage):
     folder = bank.save(tmp_path / "bank")
     manifest = folder / "manifest.json"
@@ -105,10 +124,77 @@ def test_a_damaged_bank_is_refused(bank, tmp_path, damage):
         manifest.unlink()
     elif damage == "broken manifest":
         manifest.write_text(manifest.read_text()[:-20])
+    elif damage == "list":
+        manifest.write_text("[]")
     else:
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 99}))
     with pytest.raises(InputError, match="rebuild"):
         GraphBank.load(folder)
+
+
+@pytest.mark.parametrize("change", ["pairs", "lookup", "swapped files", "doubled keys", "requant", "dropped", "openvino"])
+def test_a_plausible_manifest_that_is_not_the_written_one_is_refused(bank, tmp_path, change):
+    folder = bank.save(tmp_path / "bank")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    graphs = manifest["graphs"]
+    if change == "pairs":
+        manifest["pairs"] = manifest["pairs"][:-1]
+    elif change == "lookup":
+        manifest["lookup"] = "log"
+    elif change == "swapped files":
+        graphs[0]["files"], graphs[1]["files"] = graphs[1]["files"], graphs[0]["files"]
+    elif change == "doubled keys":
+        graphs[0]["N"] *= 2
+    elif change == "requant":
+        manifest["form"]["requant"] = {"mode": "fixed_output", "value": 0.1}
+    elif change == "dropped":
+        del graphs[-1]
+    else:
+        manifest["openvino"] = "2019.1.0"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="is altered; rebuild it with: rm -r"):
+        GraphBank.load(folder)
+
+
+def test_a_bank_of_another_openvino_is_refused(bank, tmp_path, monkeypatch):
+    folder = bank.save(tmp_path / "bank")
+    monkeypatch.setattr(ov, "get_version", lambda: "2099.0.0")
+    with pytest.raises(InputError, match=r"built with OpenVINO .*, here is 2099\.0\.0; rebuild"):
+        GraphBank.load(folder)
+
+
+def test_inputs_that_fit_no_graph_are_refused(bank):
+    graph = bank.lookup(0.02, 0.02, heads=2, rows=20, keys=50, head_dim=64)
+    q, k, _ = qkv(2, 1, 20, 50, 64)
+    for wrong in ((q[:, :0], k), (q, k[:, :0]), (q, k[..., :1]), (q.repeat(2, 1, 1), k), (q, k.repeat(1, 2, 1))):
+        with pytest.raises(InputError, match="expected q and k that fit a graph of"):
+            graph.run(*wrong)
+    for scales in ((float("nan"), 0.02), (0.02, 0.0)):
+        with pytest.raises(InputError, match="positive finite scales"):
+            bank.lookup(*scales, heads=2, rows=20, keys=50, head_dim=64)
+    with pytest.raises(InputError, match="at least one row"):
+        absmax_scales(q[:, :0])
+
+
+def test_blobs_of_every_thread_budget_are_kept(tmp_path):
+    def compiled(threads, lazily=False):
+        made = bank_for(tiny_model())
+        with thread_budget(threads):
+            if lazily:
+                made.lookup(0.02, 0.02, heads=1, rows=1, keys=1, head_dim=64)
+            return made.compile(blobs=tmp_path), len(made)
+
+    assert compiled(1, lazily=True) == (0, 54)
+    assert [compiled(threads)[0] for threads in (2, 1, None, 2, 1, None)] == [0, 54, 0, 54, 54, 54]
+
+
+def test_graphs_of_other_lengths_hand_back_their_memory(monkeypatch):
+    bank, released = bank_for(tiny_model()), []
+    monkeypatch.setattr(Graph, "release", lambda graph: released.append(graph.shape.keys))
+    for keys in (30, 30, 60, 30):
+        bank.lookup(0.02, 0.02, heads=1, rows=1, keys=keys, head_dim=64)
+    assert released == [32, 64]
 
 
 def test_estimator_serves_every_head_from_its_own_bucket(bank):
