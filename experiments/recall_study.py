@@ -45,7 +45,7 @@ class RecallRow(PlacedRow):
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[RecallRow]:
     """Rows of every estimate, one after the other; those finished in `folder` before are not measured again."""
     estimates = {str(name): settings for name, settings in setup.config.recall.estimates.items()}
-    _check(estimates)
+    _check(estimates, list(setup.config.recall.retentions))
     units, windows = Units(folder / "cells"), setup.heldout()
     say(f"recall: {len(estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
     rows = []
@@ -55,13 +55,17 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     return rows + _quality_rows(setup, offline, estimates, units)
 
 
-def _check(estimates: Mapping[str, DictConfig]) -> None:
+def _check(estimates: Mapping[str, DictConfig], retentions: list[float]) -> None:
     if not estimates:
         raise InputError("recall.estimates: expected at least one way to estimate, got none; see conf/exp/table4.yaml")
+    if not retentions or not all(0 < retention <= 1 for retention in retentions):
+        raise InputError(f"recall.retentions: expected at least one, above 0 and at most 1, got {retentions}")
     for name, settings in estimates.items():
         check_choices(f"recall.estimates.{name}", settings, {"output": OUTPUTS, "lookup": DISTANCES})
         Mean(settings.sigma, settings.steps, settings.pattern)
         Quantised(bits=settings.bits, smooth=settings.smooth)
+        if settings.output != "float" and (settings.dynamic or settings.smooth or settings.bits != 8):
+            raise InputError(f"recall.estimates.{name}.output: {settings.output} needs 8 bits, a grid and no smoothing")
         if settings.quality and (settings.dynamic or settings.smooth or settings.nncf or settings.bits != 8):
             raise InputError(f"recall.estimates.{name}.quality: expected an INT8 estimate with buckets, as a bank has them")
 

@@ -14,7 +14,7 @@ from experiments.config import ImportanceConfig, MethodConfig, SelectionConfig
 from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.budget import head_retentions
 from shadowattn.data.text import Corpus, line_windows, token_windows
-from shadowattn.devices import EstimateDevice, find_estimate_device
+from shadowattn.devices import EstimateDevice, drivers, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
 from shadowattn.graphs.buckets import DISTANCES
@@ -126,6 +126,8 @@ def prepare(config: DictConfig) -> Setup:
         "kernel": kernel,
         "shadowattn": versions()["shadowattn"],
     }
+    if config.study == "selfcheck":  # its subject is what is installed here
+        hashed |= {"drivers": drivers(), "openvino": versions()["openvino"]}
     setup = Setup(
         config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions, questions
     )

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from filelock import FileLock
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -24,6 +25,7 @@ from experiments.setup import (
     rule_options,
 )
 from shadowattn.artifacts import Stage, content_hash, sha256
+from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.planner import (
     ShapePlan,
@@ -133,10 +135,11 @@ def device_bank(setup: Setup, offline: Offline, profile: RetentionProfile, selec
     pool = (selection.query_block, selection.key_block)
     form = replace(graph_form(setup, offline), mask=True, pool=pool, indices=True)
     counts = Counter(round(value * _SHARES) for layer in profile.retention for value in layer if value < 1)
+    counts = counts or Counter({_SHARES: 1})  # every head is dense: the graphs are built, and never run
     buckets = best_capacities(counts, max(counts), setup.config.graphs.top_k_buckets)
     pairs = len(offline.grid.pairs) * len(buckets)
     shapes, plan = graph_shapes(setup, form, pairs=pairs, step=math.lcm(*pool))
-    shapes = with_top_k(shapes, [(bucket + 0.5) / _SHARES for bucket in buckets], key_block=selection.key_block)
+    shapes = with_top_k(shapes, [min(1.0, (bucket + 0.5) / _SHARES) for bucket in buckets], key_block=selection.key_block)
     return _bank(setup, offline, form, shapes, plan)[0]
 
 
@@ -176,10 +179,16 @@ def graph_shapes(setup: Setup, form: GraphForm, *, pairs: int, step: int = 1) ->
     """Shapes for the prompts of this run, and their plan. Where scales are built in, each takes `pairs` graphs."""
     graphs, model = setup.config.graphs, setup.shape
     heads = {"heads": model.heads, "kv_heads": model.kv_heads, "launch_heads": tuple(graphs.launch_heads), "fold": graphs.fold}
-    each = len(launch_sizes(**heads)) * (pairs if form.bakes_scales else 1)
+    sizes = len(launch_sizes(**heads))
+    each = sizes * (pairs if form.bakes_scales else 1)
+    if graphs.limit < each:
+        raise InputError(
+            f"graphs.limit: a single shape takes {sizes} × {each // sizes} graphs, launch sizes × buckets, got a limit of "
+            f"{graphs.limit}; raise it, or use graphs.inputs=unit, fewer graphs.launch_heads or a smaller grid"
+        )
     lengths = chunk_lengths(setup.prompt_tokens, graphs.chunk_tokens)
     plan = plan_capacities(
-        lengths, context_tokens=max(setup.prompt_tokens), limit=max(1, graphs.limit // each), policy=graphs.shapes, step=step
+        lengths, context_tokens=max(setup.prompt_tokens), limit=graphs.limit // each, policy=graphs.shapes, step=step
     )
     return plan_shapes(plan, head_dim=model.head_dim, **heads), plan
 
@@ -191,20 +200,22 @@ def _bank(
     inputs = {"shapes": [asdict(shape) for shape in shapes], "grid": asdict(offline.grid)}
     inputs |= {"form": asdict(form), "lookup": graphs.lookup}
     folder = _root(setup) / f"bank-{content_hash(inputs)}"
-    if not (folder / MANIFEST).exists():
-        profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), 1.0)
-        GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=graphs.lookup).save(folder)
-    bank = GraphBank.load(folder, device=setup.device.name)
-    say(
-        f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.label} ({setup.device.reason}), "
-        f"{plan.waste:.0%} of their scores padding"
-    )
-    with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):
-        bank.compile(
-            blobs=folder.with_name(f"{folder.name}-compiled"),
-            threads=graphs.compile_threads,
-            progress=lambda models: bar(models, "compile", total=len(bank)),
+    _root(setup).mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):  # another run may want the same bank now
+        if not (folder / MANIFEST).exists():
+            profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), 1.0)
+            GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=graphs.lookup).save(folder)
+        bank = GraphBank.load(folder, device=setup.device.name)
+        say(
+            f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.label} ({setup.device.reason}), "
+            f"{plan.waste:.0%} of their scores padding"
         )
+        with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):
+            bank.compile(
+                blobs=folder.with_name(f"{folder.name}-compiled"),
+                threads=graphs.compile_threads,
+                progress=lambda models: bar(models, "compile", total=len(bank)),
+            )
     return bank, folder.name
 
 

@@ -82,7 +82,10 @@ class Units:
         return read_json(path, f"rebuild with: rm {path}, then the same command")
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.@-]', '_', key)}.json"
+        name = re.sub(r"[^A-Za-z0-9_.@-]", "_", key)
+        if name != key:  # names that look alike now stay apart
+            name += f"-{content_hash(key)}"
+        return self.folder / f"{name}.json"
 
 
 class Stage:

@@ -53,7 +53,7 @@ def find_estimate_device(requested: str) -> EstimateDevice:
         raise InputError(f"device: expected one of {', '.join(DEVICES)}, got {requested!r}")
     if requested == "cpu":
         return EstimateDevice("CPU", "asked for")
-    name = "GPU" if requested == "gpu" else "NPU"
+    name = _listed("GPU" if requested == "gpu" else "NPU")
     problem = find_problem(name)
     if problem is None:
         return EstimateDevice(name, "listed by OpenVINO, and a small INT8 graph ran on it")
@@ -75,11 +75,26 @@ def find_problem(name: str) -> str | None:
     return None
 
 
+def _listed(name: str) -> str:
+    """The device as OpenVINO lists it: the first one, such as GPU.0, where there are several of a kind."""
+    several = [device for device in sorted(ov.Core().available_devices) if device.split(".")[0] == name]
+    return several[0] if several else name
+
+
+def drivers() -> dict[str, str]:
+    """Of every device that OpenVINO lists, its full name and driver."""
+    core = ov.Core()
+    return {
+        name: f"{_property(core, name, 'FULL_DEVICE_NAME')}, driver {_property(core, name, 'DRIVER_VERSION')}"
+        for name in core.available_devices
+    }
+
+
 def survey() -> list[Capability]:
     """Every device that OpenVINO lists, tried with a small graph; and NPU and GPU also where they are missing."""
     core = ov.Core()
     found = []
-    for name in sorted({*core.available_devices, "NPU", "GPU"}):
+    for name in sorted({*core.available_devices, _listed("NPU"), _listed("GPU")}):
         problem = find_problem(name)
         if name not in core.available_devices:
             found.append(Capability(name, "not found", "none", (), problem))

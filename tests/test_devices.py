@@ -60,6 +60,15 @@ def test_npuw_is_never_taken_for_an_npu():
     assert devices.find_problem("NPU").startswith("no NPU among")
 
 
+def test_of_several_gpus_the_first_is_taken(monkeypatch):
+    monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "GPU.1", "GPU.0"])
+    monkeypatch.setattr(devices, "check_device", lambda name, cases: [selfcheck.Outcome("probe", recall=1.0)])
+    assert devices.find_estimate_device("gpu").name == "GPU.0"
+    monkeypatch.setattr(devices, "_property", lambda core, name, wanted: f"{name} {wanted}")
+    assert [capability.name for capability in devices.survey()] == ["CPU", "GPU.0", "GPU.1", "NPU"]
+    assert devices.drivers()["GPU.1"] == "GPU.1 FULL_DEVICE_NAME, driver GPU.1 DRIVER_VERSION"
+
+
 def test_the_survey_names_what_is_here_and_what_is_not():
     found = {capability.name: capability for capability in devices.survey()}
     assert {"CPU", "GPU", "NPU"} <= set(found)

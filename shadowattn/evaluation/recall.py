@@ -57,18 +57,25 @@ def measure_recall(
 ) -> dict[str, Recall]:
     """Runs the windows [W, T] through the model, dense, and ranks every chunk's keys by every estimate.
 
-    Of each chunk its last 32 rows are looked at, those that see most; scales are still measured over the whole chunk, as online.
+    Of each chunk its last 32 rows are looked at, those that see most, and of a shorter chunk at a window's end none; scales are
+    still measured over the whole chunk, as online.
     """
     if chunk_tokens < POOLED_ROWS:
         raise InputError(
             f"graphs.chunk_tokens: expected at least {POOLED_ROWS} rows, which recall is measured on, got {chunk_tokens}"
+        )
+    if windows.shape[1] < POOLED_ROWS:
+        raise InputError(
+            f"expected windows of at least {POOLED_ROWS} tokens, which recall is measured on, got {windows.shape[1]}"
         )
     wanted = torch.tensor(list(retentions), dtype=torch.float64)
     counts = {name: _Counts(len(retentions)) for name in estimates}
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         q, k = q[0].float(), k[0].float()
-        rows = slice(max(0, q.shape[1] - POOLED_ROWS), q.shape[1])
+        if q.shape[1] < POOLED_ROWS:
+            return
+        rows = slice(q.shape[1] - POOLED_ROWS, q.shape[1])
         visible = 1 + torch.arange(k.shape[1])[-q.shape[1] :][rows]
         keys = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
         exact = q[:, rows] @ keys.mT

@@ -103,22 +103,28 @@ def with_top_k(shapes: Sequence[GraphShape], shares: Sequence[float], *, key_blo
 
 
 def _least_waste(lengths: Counter[tuple[int, int]], height: int, longest: int, limit: int, step: int) -> ShapePlan:
-    """Tries every number of heights; for each the best heights by rows, then the best keys for those heights."""
+    """For every number of heights: the best heights for the keys and the best keys for the heights, in turn until neither helps.
+
+    Each is exact for the other; both together need not be.
+    """
+    most_heights = len({_up(rows, step) for rows, _ in lengths} | {height})
     best = None
-    for row_count in range(1, limit + 1):
-        by_rows = Counter()
-        for (rows, keys), count in lengths.items():
-            by_rows[rows] += count * keys
-        heights = best_capacities(by_rows, height, row_count, step)
-        by_keys = Counter()
-        for (rows, keys), count in lengths.items():
-            by_keys[keys] += count * _fitting(heights, rows)
-        capacities = best_capacities(by_keys, longest, max(1, limit // len(heights)), step)
-        plan = _plan(lengths, heights, capacities, "planned")
-        if best is None or plan.waste < best.waste - 1e-12:
-            best = plan
-        if len(heights) < row_count:
-            break  # there are no more heights to tell apart
+    for row_count in range(1, min(limit, most_heights) + 1):
+        capacities, found = None, None
+        while True:
+            by_rows, by_keys = Counter(), Counter()
+            for (rows, keys), count in lengths.items():
+                by_rows[rows] += count * (_fitting(capacities, keys) if capacities else keys)
+            heights = best_capacities(by_rows, height, row_count, step)
+            for (rows, keys), count in lengths.items():
+                by_keys[keys] += count * _fitting(heights, rows)
+            capacities = best_capacities(by_keys, longest, limit // len(heights), step)
+            plan = _plan(lengths, heights, capacities, "planned")
+            if found is not None and plan.waste > found.waste - 1e-12:
+                break
+            found = plan
+        if best is None or found.waste < best.waste - 1e-12:
+            best = found
     return best
 
 

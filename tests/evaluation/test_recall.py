@@ -151,3 +151,15 @@ def test_refusals():
         Quantised(requant=Requant("target_requant", 0.1))
     with pytest.raises(InputError, match=f"at least {POOLED_ROWS} rows"):
         measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=16)
+    with pytest.raises(InputError, match="windows of at least 32 tokens"):
+        measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=32)
+
+
+def test_a_short_chunk_at_the_end_does_not_count():
+    """32 rows pooled are 32, or none."""
+    tokens = torch.randint(0, 50, (1, 40), generator=torch.Generator().manual_seed(0))
+    found = [
+        measure_recall(tiny_model(), window, {"one": Quantised(bits=3)}, [0.2], chunk_tokens=32)["one"].heads
+        for window in (tokens, tokens[:, :32])
+    ]
+    assert found[0] == found[1]

@@ -48,12 +48,33 @@ def test_buckets_and_their_quality(run):
         ("{bad: {bits: 1}}", "bits: expected 2 … 8"),
         ("{bad: {dynamic: true, quality: true}}", "quality: expected an INT8 estimate"),
         ("{bad: {sigma: 1}}", "sigma above 0 and not 1"),
+        ("{bad: {dynamic: true, output: target_requant}}", "output: target_requant needs 8 bits, a grid and no smoothing"),
+        ("{bad: {smooth: true, output: fixed_output}}", "output: fixed_output needs 8 bits"),
     ],
 )
 def test_estimates_that_make_no_sense_are_refused(run, capsys, estimate, message):
     with pytest.raises(SystemExit):
         run("recall", "study=recall", "experiment=recall", f"+recall.estimates={estimate}", "graphs.chunk_tokens=32")
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("retentions", ["[]", "[0]", "[0.2,1.5]"])
+def test_recall_at_impossible_retentions_is_refused(run, capsys, retentions):
+    with pytest.raises(SystemExit):
+        run("recall", "study=recall", "experiment=recall", "+recall.estimates={one: {}}", f"recall.retentions={retentions}")
+    assert "recall.retentions: expected at least one, above 0 and at most 1" in capsys.readouterr().err
+
+
+def test_estimates_of_similar_names_are_not_mistaken_for_one_another(run):
+    estimates = "+recall.estimates={two a: {dynamic: true}, two_a: {dynamic: true, bits: 2}}"
+    rows = rows_of(run("recall", "study=recall", "experiment=recall", estimates, "graphs.chunk_tokens=32"))
+    first, second = rows[rows.metric == "recall"].groupby("method").value.mean()
+    assert first > second + 0.05
+
+
+def test_graphs_that_select_serve_a_profile_without_sparse_heads(run):
+    rows = rows_of(run("default", "experiment=default", "selection=device", "retention=1", "allocator=uniform"))
+    assert abs(rows[rows.metric == "loss_increase"].value).max() < 1e-6
 
 
 def test_the_bank_is_measured(run, monkeypatch, tmp_path):
@@ -160,6 +181,7 @@ def test_numbers_that_are_missing_stay_numbers(tmp_path):
         (["graphs.shapes=best"], "graphs.shapes: expected one of planned, powers"),
         (["graphs.lookup=cosine"], "graphs.lookup: expected one of raw, log"),
         (["graphs.compile_threads=0"], "graphs.compile_threads: expected at least 1"),
+        (["graphs.limit=5"], "graphs.limit: a single shape takes 1 × 9 graphs, launch sizes × buckets, got a limit of 5"),
         (["selection=device", "estimator=oracle"], "expected estimator=int8, whose graphs select, got oracle"),
         (["selection=device", "selection.query_block=32"], "use block_score=max, or selection=per_row"),
         (["selection=device", "decode=shared"], "graphs that select return none; use decode=dense"),

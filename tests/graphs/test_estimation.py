@@ -92,6 +92,24 @@ def test_scores_are_numpys_integers(inputs, requant, mask, shape, folded, scale,
     assert (scores[~visible] == -128).all()
 
 
+@pytest.mark.parametrize("scale", [0.03, 0.5, 2.0**-5])
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_midway_between_two_steps_an_input_is_off_by_one_at_most(inputs, scale):
+    """Documented: FakeQuantize rounds such a value to the odd step where integers outside a graph are rounded to the even one."""
+    shape, form = GraphShape(1, 64, 64, 64), GraphForm(inputs)
+    steps = np.random.default_rng(0).integers(-127, 127, (1, 1, 64, 64)) + 0.5
+    q, k = np.float32(steps * scale), np.float32(np.eye(64)[None, None] * scale)
+    given_inputs = [q, k]
+    if inputs == "unit":
+        given_inputs = [np.rint(q / scale).astype(np.int8), np.rint(k / scale).astype(np.int8)]
+    elif inputs == "runtime":
+        given_inputs += [np.full((1, 1, 64, 1), 1 / scale, np.float32), np.full((1, 1, 1, 1), 1 / scale, np.float32)]
+    scores = compile_graph(estimation_graph(shape, form, scale, scale))(given_inputs)[0]
+    integers = np.rint(scores / scale**2) if form.bakes_scales else scores
+    assert np.abs(integers - np.rint(q / scale)).max() <= 1
+    assert np.abs(integers - steps).max() <= 0.5 + 1e-6  # either neighbour
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     inputs=st.sampled_from(INPUTS),
