@@ -1,7 +1,8 @@
 """What a bank costs: seconds to build, compile, load; memory; microseconds a call. `python -m benchmarks.bank SHAPE`.
 
-54 graphs, 9 buckets × 6 shapes, 256 query rows on up to 4096 keys: launches of one head and of all heads that can be folded. Each
-phase runs in a process of its own, as it would for a user; imports are not counted. Linux only, for the memory.
+54 graphs, 9 buckets × 6 shapes, 256 query rows on up to 4096 keys: launches of one head and of all heads that can be folded. Or
+the bank that a file describes (`describe`), `python -m benchmarks.bank FILE.json`. Each phase runs in a process of its own, as
+it would for a user; imports are not counted. Linux only, for the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
+
+from shadowattn.artifacts import write_json
 
 # Query heads, key/value heads, head dimension (table 5 of the paper).
 SHAPES = {
@@ -32,8 +36,14 @@ _ROWS, _KEYS = 256, (1024, 2048, 4096)
 _CALLS, _TIMES = 2000, 3
 
 
+def describe(path: Path, grid, shapes, form) -> Path:
+    """Writes down a bank's `ScaleGrid`, `GraphShape`s and `GraphForm`, to be measured in other processes."""
+    write_json(path, {"grid": asdict(grid), "shapes": [asdict(shape) for shape in shapes], "form": asdict(form)})
+    return path
+
+
 def measure_bank(shape: str) -> dict[str, float]:
-    """All phases for the bank of one model's shape, each three times in a fresh process; medians."""
+    """All phases for the bank of one model's shape, or of a file, each three times in a fresh process; medians."""
     with tempfile.TemporaryDirectory() as folder:
         figures = {}
         for phase in PHASES:
@@ -46,6 +56,8 @@ def measure_bank(shape: str) -> dict[str, float]:
 
 def _build(bank_of, folder: Path) -> dict[str, float]:
     """Builds, compiles on all cores, runs every graph once; then memory and calls."""
+    import torch
+
     q, k = _tensors(bank_of())
     before = _resident()
     start = time.perf_counter()
@@ -55,7 +67,8 @@ def _build(bank_of, folder: Path) -> dict[str, float]:
     compiled = time.perf_counter()
     for shape, slot in bank.keys:
         graph = bank.lookup(*bank.pairs[slot], heads=shape.heads, rows=shape.rows, keys=shape.keys, head_dim=shape.head_dim)
-        graph.run(q[: shape.heads], k[: shape.kv_heads, : shape.keys])
+        scales = {"q_scales": torch.full((shape.heads,), 0.03), "k_scales": torch.full((shape.kv_heads,), 0.03)}
+        graph.run(q[: shape.heads, : shape.rows], k[: shape.kv_heads, : shape.keys], **scales)
     figures = {
         "graphs": len(bank),
         "build_s": built - start,
@@ -135,22 +148,29 @@ def _tensors(bank):
     """Q and K for the largest graph, made before memory is counted."""
     import torch
 
-    heads, kv_heads = (max(getattr(shape, name) for shape in bank.shapes) for name in ("heads", "kv_heads"))
-    head_dim = bank.shapes[0].head_dim
-    return torch.randn(heads, _ROWS, head_dim), torch.randn(kv_heads, max(_KEYS), head_dim)
+    heads, rows, kv_heads, keys, dim = (
+        max(getattr(shape, name) for shape in bank.shapes) for name in ("heads", "rows", "kv_heads", "keys", "head_dim")
+    )
+    return torch.randn(heads, rows, dim), torch.randn(kv_heads, keys, dim)
 
 
 def _bank_of(shape: str):
-    from shadowattn.graphs import GraphBank
+    from shadowattn.graphs import GraphBank, GraphForm, GraphShape
     from shadowattn.graphs.planner import ShapePlan, plan_shapes
-    from shadowattn.types import RetentionProfile, ScaleGrid
+    from shadowattn.types import Requant, RetentionProfile, ScaleGrid
 
-    heads, kv_heads, head_dim = SHAPES[shape]
-    scales = ScaleGrid((0.05, 0.1, 0.2), (0.05, 0.1, 0.2))
-    profile = RetentionProfile(((1.0,) * heads,), scales, head_dim, "", shape, "uniform")
-    plan = ShapePlan((_ROWS,), _KEYS, 0.0, "powers")
-    shapes = plan_shapes(plan, heads=heads, kv_heads=kv_heads, head_dim=head_dim, launch_heads=(1, heads))
-    return lambda: GraphBank.build(profile, shapes)
+    if shape in SHAPES:
+        heads, kv_heads, head_dim = SHAPES[shape]
+        scales, form = ScaleGrid((0.05, 0.1, 0.2), (0.05, 0.1, 0.2)), GraphForm()
+        plan = ShapePlan((_ROWS,), _KEYS, 0.0, "powers")
+        shapes = plan_shapes(plan, heads=heads, kv_heads=kv_heads, head_dim=head_dim, launch_heads=(1, heads))
+    else:
+        described = json.loads(Path(shape).read_text())
+        scales, requant = ScaleGrid(**described["grid"]), described["form"]["requant"]
+        shapes = tuple(GraphShape(**one) for one in described["shapes"])
+        form = GraphForm(described["form"]["inputs"], Requant(**requant) if requant else None)
+    profile = RetentionProfile(((1.0,) * shapes[0].heads,), scales, shapes[0].head_dim, "", shape, "uniform")
+    return lambda: GraphBank.build(profile, shapes, form=form)
 
 
 def _resident() -> int:
@@ -161,8 +181,10 @@ def _resident() -> int:
 def main() -> None:
     """One phase where it is named, else all of them."""
     shape = sys.argv[1] if len(sys.argv) > 1 else ""
-    if shape not in SHAPES or len(sys.argv) not in (2, 4):
-        raise SystemExit(f"error: expected one of {', '.join(SHAPES)}, got {' '.join(sys.argv[1:]) or 'nothing'}\n{__doc__}")
+    if not (shape in SHAPES or Path(shape).is_file()) or len(sys.argv) not in (2, 4):
+        raise SystemExit(
+            f"error: expected one of {', '.join(SHAPES)} or a file, got {' '.join(sys.argv[1:]) or 'nothing'}\n{__doc__}"
+        )
     if len(sys.argv) == 2:
         for name, value in measure_bank(shape).items():
             print(f"{name:24} {value:.4g}")

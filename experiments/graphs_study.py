@@ -14,7 +14,7 @@ from benchmarks.interleave import Timing, ratio
 from experiments import study
 from experiments.progress import bar, say
 from experiments.setup import Setup
-from experiments.stages import Offline
+from experiments.stages import Offline, graph_form, graph_shapes
 from shadowattn.artifacts import Units
 from shadowattn.devices import survey
 from shadowattn.graphs import GraphBank
@@ -23,6 +23,8 @@ from shadowattn.reporting import graph_figures
 from shadowattn.reporting.rows import Row
 
 _FORM_SHAPES = ("qwen2_1_5b", "phonelm_0_5b")
+# The bank that a run with this configuration builds.
+OWN = "this run"
 _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _PROMPTS, _LONGEST = 500, 4096
 
@@ -35,7 +37,7 @@ class GraphRow(Row):
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[GraphRow]:
-    """Banks of four models' shapes, plans for prompts of any length, and one launch in every form."""
+    """This run's bank, banks of four models' shapes, plans for prompts of any length, and one launch in every form."""
     units = Units(folder / "cells")
     for device in survey():
         say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
@@ -44,12 +46,16 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         corpus_sha256="", context_tokens=_LONGEST,
     )  # fmt: skip
     row = GraphRow(**vars(row))
-    say(f"banks: 54 graphs each for {', '.join(bank_benchmark.SHAPES)}; every phase in a process of its own")
-    rows = []
-    for shape in bar(list(bank_benchmark.SHAPES), "banks"):
-        figures = units.get(f"bank-{shape}", lambda shape=shape: bank_benchmark.measure_bank(shape))
+    say(f"banks: this run's, and of 54 graphs each for {', '.join(bank_benchmark.SHAPES)}; every phase in a process of its own")
+    form = graph_form(setup, offline)
+    shapes, plan = graph_shapes(setup, form, pairs=len(offline.grid.pairs))
+    own = str(bank_benchmark.describe(folder / "bank.json", offline.grid, shapes, form))
+    rows = [replace(row, method=OWN, metric="padding", value=plan.waste, n=1, shapes=len(shapes))]
+    for name, shape in bar([(OWN, own), *((shape, shape) for shape in bank_benchmark.SHAPES)], "banks"):
+        figures = units.get(f"bank-{name}", lambda shape=shape: bank_benchmark.measure_bank(shape))
+        of = row if name == OWN else replace(row, model=shape)
         rows += [
-            replace(row, method=shape, model=shape, metric=metric, value=float(figures[metric]), unit=unit, n=1)
+            replace(of, method=name, metric=metric, value=float(figures[metric]), unit=unit, n=1)
             for metric, unit in bank_benchmark.UNITS.items()
         ]
     for shape in bar(_FORM_SHAPES, "forms"):
@@ -98,8 +104,9 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
 
 
 def table(rows: pd.DataFrame, title: str) -> Table:
-    """A line for each bank, beside the bars of two cores."""
+    """A line for each bank; the bars are for 54 graphs on two cores."""
     columns = {
+        "graphs": ("graphs", 1.0, "{:.0f}"),
         "build_and_compile_s": ("build + compile s (< 3)", 1.0, "{:.2f}"),
         "load_s": ("load s (< 0.5)", 1.0, "{:.2f}"),
         "openvino_cache_s": ("by OpenVINO's cache s", 1.0, "{:.2f}"),
@@ -108,8 +115,8 @@ def table(rows: pd.DataFrame, title: str) -> Table:
         "infer_us": ("call µs, bound (< 30)", 1.0, "{:.1f}"),
         "call_us": ("with copies µs", 1.0, "{:.1f}"),
     }
-    made = Table("bank of 54 graphs", *(name for name, _, _ in columns.values()), title=title)
-    for shape in bank_benchmark.SHAPES:
-        values = rows[rows.method == shape].set_index("metric").value
-        made.add_row(shape, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
+    made = Table("bank", *(name for name, _, _ in columns.values()), title=title)
+    for name in (OWN, *bank_benchmark.SHAPES):
+        values = rows[rows.method == name].set_index("metric").value
+        made.add_row(name, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
     return made

@@ -31,7 +31,7 @@ def _seconds(axis, rows: pd.DataFrame) -> None:
     axis.set_yticks([i + 0.3 for i in range(len(names))], names)
     for metric, style in (("build_and_compile_s", "--"), ("load_s", ":")):
         axis.axvline(_BARS[metric], color="0.4", linestyle=style, linewidth=1)
-    axis.set(xlabel="seconds for 54 graphs; bars: 3 to build and compile, 0.5 to load", xscale="log")
+    axis.set(xlabel="seconds; bars for 54 graphs: 3 to build and compile, 0.5 to load", xscale="log")
     axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
 
 
@@ -42,8 +42,8 @@ def _memory(axis, rows: pd.DataFrame) -> None:
         values = [float(banks[(banks.method == name) & (banks.metric == metric)].value.iloc[0]) / 1e6 for name in names]
         axis.barh(names, values, 0.6, label=label)
     axis.axvline(_BARS["resident_bytes"] / 1e6, color="0.4", linestyle="--", linewidth=1)
-    axis.set(xlabel="MB for 54 graphs (dashed: the bar)")
-    axis.legend(fontsize=7)
+    axis.set(xlabel="MB (dashed: the bar for 54 graphs)")
+    axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
 
 
 def _padding(axis, rows: pd.DataFrame) -> None:

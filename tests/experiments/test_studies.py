@@ -81,7 +81,8 @@ def test_the_bank_is_measured(run, monkeypatch, tmp_path):
     """In this process, and a small one: a process for each phase of each model takes a minute."""
 
     def small(shape: str) -> dict[str, float]:
-        figures = bank_benchmark._build(lambda: bank_for(tiny_model()), tmp_path)
+        bank_of = bank_benchmark._bank_of(shape) if shape.endswith(".json") else lambda: bank_for(tiny_model())
+        figures = bank_benchmark._build(bank_of, tmp_path)
         return figures | bank_benchmark._load(tmp_path) | bank_benchmark._cache(tmp_path) | {"disk_bytes": 1}
 
     monkeypatch.setattr(bank_benchmark, "_CALLS", 20)
@@ -98,6 +99,9 @@ def test_the_bank_is_measured(run, monkeypatch, tmp_path):
     assert values["graphs"] == 54
     assert min(values["load_s"], values["build_and_compile_s"], values["openvino_cache_s"]) > 0
     assert values["infer_us"] < values["call_us"]
+    own = rows[rows.method == "this run"].set_index("metric").value
+    described = bank_benchmark._bank_of(str(folder / "bank.json"))()
+    assert len(described) == own["graphs"] == len(described.pairs) * len(described.shapes)
     waste = rows[rows.metric == "waste"].pivot(index="shapes", columns="method", values="value")
     assert (waste["planned"] <= waste.min(axis=1) + 1e-12).all()
     assert (folder / "graphs.png").is_file()
