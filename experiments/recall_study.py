@@ -167,7 +167,7 @@ def _quality(setup: Setup, offline: Offline, settings: DictConfig, windows) -> s
     profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), setup.config.retention)
     profile = replace(profile, scales=grid)
     requant = None if settings.output == "float" else output_requant(setup, grid, settings.output, settings.lookup)
-    form = GraphForm("unit" if setup.device.name == "CPU" else "static", requant)  # the same integers, one graph for all buckets
+    form = GraphForm("unit" if setup.device.name == "CPU" else "static", requant)  # one graph for all buckets
     shapes, _ = graph_shapes(setup, form, pairs=len(grid.pairs))
     bank = GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=settings.lookup)
     return study.measure_cell(setup, windows, study.Attachment(profile, Int8(bank), setup.config.selection))
