@@ -54,7 +54,10 @@ def test_a_listed_device_that_ranks_wrongly_is_not_used(monkeypatch):
 def test_npuw_is_never_taken_for_an_npu():
     """OpenVINO's NPUW compiles for the NPU without one, runs on the CPU and says NPU: only the list of devices counts."""
     graph = estimation_graph(GraphShape(1, 16, 64, 16), FLOAT, 0.1, 0.1)
-    compiled = ov.Core().compile_model(graph, "NPU", {"NPU_USE_NPUW": "YES"})
+    try:
+        compiled = ov.Core().compile_model(graph, "NPU", {"NPU_USE_NPUW": "YES"})
+    except RuntimeError as error:
+        pytest.skip(f"NPUW does not compile on this processor: {str(error)[-100:]}")
     assert "NPU" in str(compiled.get_property("EXECUTION_DEVICES"))
     assert devices.find_estimate_device("auto").name == "CPU"
     assert devices.find_problem("NPU").startswith("no NPU among")

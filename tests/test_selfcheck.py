@@ -7,6 +7,7 @@ import torch
 
 from shadowattn import selfcheck
 from shadowattn.errors import InputError
+from shadowattn.graphs.cpu import multiplies_exactly
 from shadowattn.selfcheck import CASES, check_device, run_case
 
 
@@ -28,7 +29,7 @@ def test_every_form_is_exact_on_the_cpu(case):
     assert outcome.error == ""
     assert outcome.exact == 1
     assert outcome.recall == 1 or ("INT8 scores" in case and outcome.recall > 0.98)  # 256 steps make ties
-    assert outcome.int8
+    assert outcome.int8 == multiplies_exactly()
     assert outcome.p95_ms >= outcome.median_ms > 0
 
 
