@@ -99,7 +99,8 @@ def estimation_graph(
         q, k = (quantized(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
     out = op.matmul(q, k, transpose_a=False, transpose_b=True)
     if whole and form.inputs == "static":
-        out = op.multiply(out, op.constant(np.float32(step)))
+        # Rounding changes nothing here, and keeps the plugin from moving the step in front of the product.
+        out = op.multiply(op.round(out, "half_to_even"), op.constant(np.float32(step)))
     if form.mask:
         inputs.append(_input("positions", [2], ov.Type.i32))
         out = _mask(out, inputs[-1], shape)
@@ -144,7 +145,8 @@ def quantized(x, scale: float, *, whole: bool = False):
     """
     given = [op.constant(np.float32([sign * INT8_MAX * scale])) for sign in (-1, 1)]
     made = [op.constant(np.float32([sign * INT8_MAX])) for sign in (-1, 1)] if whole else given
-    return op.fake_quantize(x, *given, *made, _LEVELS)
+    steps = op.fake_quantize(x, *given, *made, _LEVELS)
+    return op.round(steps, "half_to_even") if whole else steps  # FakeQuantize's own are off by a few units in the last place
 
 
 def _requantize(x, multiplier: float):
