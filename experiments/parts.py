@@ -198,7 +198,7 @@ class OptimalScheduler:
     _target_: str = "shadowattn.online.schedulers.optimal.Optimal"
     machines: int = 3
     limit_s: float = 10.0
-    workers: int = 1
+    workers: int = 8
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Every scheduler gives a valid plan; the guarded are what they promise; the optimum is one."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
-from shadowattn.online.makespan import check_plan, makespan
+from shadowattn.online.makespan import check_plan, finish, makespan, released
 from shadowattn.online.plan import Launch, Plan, Work
 from shadowattn.online.schedulers.bounds import lower_bound
 from shadowattn.online.schedulers.fifo import Fifo
@@ -59,30 +60,62 @@ def test_local_search_is_never_worse_than_what_it_begins_with(work, machines):
         assert searched <= makespan(work, other.plan(work), machines=machines) * (1 + 1e-9) + 1e-9
 
 
+def shortest(work: Work, machines: int = 3) -> float:
+    """Of every order of launches with every order of heads."""
+    releases = [released(work, launches) for launches in permutations(range(len(work.launches)))]
+    orders = list(permutations(range(len(work.select_us))))
+    return min(finish(release, work.select_us, work.attend_us, heads, machines) for release in releases for heads in orders)
+
+
+def scaled(work: Work, scale: float) -> Work:
+    launches = tuple(replace(launch, estimate_us=scale * launch.estimate_us) for launch in work.launches)
+    return Work(launches, *(tuple(scale * cost for cost in costs) for costs in (work.select_us, work.attend_us)))
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e3])
 @settings(max_examples=25, deadline=None)
 @given(work=works(most_heads=5), machines=st.sampled_from([2, 3]))
-def test_the_optimum_is_that_of_all_plans(work, machines):
-    """Every order of launches with every order of heads."""
-    best = min(
-        makespan(work, Plan(launches, heads), machines=machines)
-        for launches in permutations(range(len(work.launches)))
-        for heads in permutations(range(len(work.select_us)))
-    )
+def test_the_optimum_is_that_of_all_plans(scale, work, machines):
+    work = scaled(work, scale)
     solution = Optimal(machines).solve(work)
     assert solution.proven
-    assert solution.makespan_us == pytest.approx(best, abs=0.02)  # costs are rounded to thousandths
+    assert solution.makespan_us == pytest.approx(shortest(work, machines), rel=1e-9)
     assert solution.makespan_us == makespan(work, solution.plan, machines=machines)
     assert solution.bound_us == solution.makespan_us
+
+
+def test_the_optimum_of_costs_of_ten_milliseconds():
+    """Four heads that a search in thousandths of microseconds does not finish in ten seconds, and gets wrong."""
+    work = Work(
+        (Launch((3, 2, 1), 2304.5307354286647), Launch((0,), 1172.0293918064606)),
+        (9479.683496808717, 4767.3246541203725, 4340.464334746424, 2622.705874541672),
+        (9625.423303368432, 1860.8324426928457, 5713.434799032861, 5107.558663733131),
+    )
+    solution = Optimal().solve(work)
+    assert solution.proven
+    assert solution.makespan_us == pytest.approx(30233.64, abs=0.01)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e3])
+@settings(max_examples=12, deadline=None)
+@given(work=works(most_heads=5))
+def test_constraint_programming_says_how_far_its_plan_may_be_from_the_optimum(scale, work):
+    """On works that it is not needed for: its bound is one, and where it is done the plan is the optimum but for the steps."""
+    work = scaled(work, scale)
+    best, start = shortest(work), Fifo().plan(work)
+    if best == 0:
+        return
+    solution = Optimal()._search(work, start, makespan(work, start), lower_bound(work))
+    assert solution.proven
+    assert solution.makespan_us == makespan(work, solution.plan)
+    assert solution.bound_us <= best * (1 + 1e-9) <= solution.makespan_us * (1 + 2e-9)
+    assert solution.makespan_us <= solution.bound_us + 11e-7 * makespan(work, start)
 
 
 @settings(max_examples=25, deadline=None)
 @given(work=works(most_heads=5))
 def test_johnson_is_the_optimum_of_two_machines(work):
-    best = min(
-        makespan(work, Plan(launches, heads), machines=2)
-        for launches in permutations(range(len(work.launches)))
-        for heads in permutations(range(len(work.select_us)))
-    )
+    best = shortest(work, machines=2)
     assert makespan(work, Johnson().plan(work), machines=2) == pytest.approx(best, abs=1e-6)
     assert lower_bound(work, machines=2) == pytest.approx(best, abs=1e-6)
 
@@ -116,5 +149,7 @@ def test_bad_limits_are_refused():
         LocalSearch(limit_us=0)
     with pytest.raises(InputError, match="limit_s: expected a time above 0"):
         Optimal(limit_s=-1)
+    with pytest.raises(InputError, match="workers: expected at least 1"):
+        Optimal(workers=0)
     with pytest.raises(InputError, match="machines: expected 2"):
         LocalSearch(machines=1)
