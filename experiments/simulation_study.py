@@ -15,7 +15,8 @@ from experiments.setup import Setup
 from experiments.stages import Offline
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank
-from shadowattn.online.simulation.device import LAYERS, Device, Layer, load_device
+from shadowattn.online.simulation.description import load_device
+from shadowattn.online.simulation.device import LAYERS, Device, Layer
 from shadowattn.online.simulation.methods import METHODS, Cost, Method, pooled, prompt_cost
 from shadowattn.reporting import simulation_figures
 from shadowattn.reporting.paper import FIG_10, TABLE_8
