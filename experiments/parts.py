@@ -179,6 +179,7 @@ class GreedyScheduler:
 @dataclass
 class GreedyGuardedScheduler:
     _target_: str = "shadowattn.online.schedulers.greedy_guarded.GreedyGuarded"
+    machines: int = 3
 
 
 @dataclass

@@ -22,7 +22,7 @@ from shadowattn.online.schedulers.sequential import Sequential
 from tests.online.test_makespan import EXAMPLE
 from tests.works import works
 
-ALL = [Sequential(), Fifo(), Greedy(), GreedyGuarded(), Johnson(), LocalSearch(3), LocalSearch(2), Optimal(3), Optimal(2)]
+ALL = [Sequential(), Fifo(), Greedy(), GreedyGuarded(3), GreedyGuarded(2), Johnson(), LocalSearch(3), LocalSearch(2), Optimal(3), Optimal(2)]
 
 
 @pytest.mark.parametrize("scheduler", ALL, ids=str)
@@ -48,9 +48,17 @@ def test_greedy_takes_the_launch_that_ends_first_and_the_first_on_ties():
 
 
 @settings(max_examples=60, deadline=None)
-@given(work=works())
-def test_guarded_greedy_is_never_worse_than_fifo(work):
-    assert makespan(work, GreedyGuarded().plan(work)) <= makespan(work, Fifo().plan(work)) * (1 + 1e-9)
+@given(work=works(), machines=st.sampled_from([2, 3]))
+def test_guarded_greedy_is_never_worse_than_fifo(work, machines):
+    guarded, fifo = (makespan(work, s.plan(work), machines=machines) for s in (GreedyGuarded(machines), Fifo()))
+    assert guarded <= fifo + 1e-9
+
+
+def test_a_guard_on_three_machines_is_none_on_two():
+    work = Work((Launch((0,), 1.0), Launch((1,), 9.0), Launch((2,), 9.0)), (6.0, 3.0, 7.0), (8.0, 2.0, 1.0))
+    plans = [scheduler.plan(work) for scheduler in (GreedyGuarded(3), GreedyGuarded(2), Fifo())]
+    three, two, fifo = (makespan(work, plan, machines=2) for plan in plans)
+    assert (three, two) == (pytest.approx(9 / 7 * fifo), fifo)
 
 
 def test_local_search_ends_in_time_where_the_greedy_alone_would_not():
@@ -164,5 +172,6 @@ def test_bad_limits_are_refused():
         Optimal(limit_s=-1)
     with pytest.raises(InputError, match="workers: expected at least 1"):
         Optimal(workers=0)
-    with pytest.raises(InputError, match="machines: expected 2"):
-        LocalSearch(machines=1)
+    for scheduler in (LocalSearch, GreedyGuarded, Optimal):
+        with pytest.raises(InputError, match="machines: expected 2"):
+            scheduler(machines=1)
