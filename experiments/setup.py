@@ -309,6 +309,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
             raise InputError(f"{name}: expected at least {least}, got {config[name.split('.')[0]][name.split('.')[1]]}")
     for part in [*(method.allocator for method in methods.values()), config.calibration, config.grid]:
         instantiate(part)
+    if config.study == "simulation":
+        load_device(config.simulation.device)
     sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)

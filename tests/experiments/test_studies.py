@@ -105,7 +105,7 @@ def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
     assert set(gaps.measured) == {"simulated"}
 
 
-def test_the_simulator_is_compared_with_the_executor(run, monkeypatch):
+def test_the_simulator_is_compared_with_the_executor(run, monkeypatch, capsys):
     monkeypatch.setattr(validate_simulator, "_ROUNDS", 2)
     folder = run("validate_simulator", "+exp=validate_simulator", "graphs.chunk_tokens=16", "latency.retentions=[0.1,0.6]")
     rows = rows_of(folder)
@@ -114,8 +114,13 @@ def test_the_simulator_is_compared_with_the_executor(run, monkeypatch):
     assert (rows[(rows.metric == "makespan")].value > 0).all()
     assert (rows.metric == "uncertainty").sum() == 12 * 4
     assert (folder / "validate_simulator.png").is_file()
-    scale = rows_of(run("study_scale", "+exp=study_scale", f"simulation.device={folder / 'device.yaml'}"))
+    here = f"simulation.device={folder / 'device.yaml'}"
+    assert here in capsys.readouterr().err
+    scale = rows_of(run("study_scale", "+exp=study_scale", here))
     assert set(scale.method) == {"NPU-Full", "ours", "ours, 32-row blocks"}  # nothing is known of dense attention there
+    with pytest.raises(SystemExit):
+        run("fig10", "+exp=fig10", here)
+    assert "expected a description with dense_ns" in capsys.readouterr().err
 
 
 def test_a_medians_uncertainty_is_between_order_statistics():

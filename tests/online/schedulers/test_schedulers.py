@@ -22,7 +22,8 @@ from shadowattn.online.schedulers.sequential import Sequential
 from tests.online.test_makespan import EXAMPLE
 from tests.works import works
 
-ALL = [Sequential(), Fifo(), Greedy(), GreedyGuarded(3), GreedyGuarded(2), Johnson(), LocalSearch(3), LocalSearch(2), Optimal(3), Optimal(2)]
+BY_MACHINES = (GreedyGuarded, LocalSearch, Optimal)
+ALL = [Sequential(), Fifo(), Greedy(), Johnson(), *(part(machines) for part in BY_MACHINES for machines in (2, 3))]
 
 
 @pytest.mark.parametrize("scheduler", ALL, ids=str)
@@ -172,6 +173,6 @@ def test_bad_limits_are_refused():
         Optimal(limit_s=-1)
     with pytest.raises(InputError, match="workers: expected at least 1"):
         Optimal(workers=0)
-    for scheduler in (LocalSearch, GreedyGuarded, Optimal):
+    for scheduler in BY_MACHINES:
         with pytest.raises(InputError, match="machines: expected 2"):
             scheduler(machines=1)
