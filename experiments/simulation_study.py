@@ -170,7 +170,8 @@ def table(rows: pd.DataFrame, title: str) -> Table:
         return made
     costs = rows[rows.metric.isin(("latency", "energy"))]
     methods = costs.method.unique()
-    made = Table("model", "tokens", "heads", "core", *methods, title=f"{title} · simulated {costs.unit.iloc[0]}")
+    heading = f"{title} · simulated {' '.join([costs.unit.iloc[0], *filter(None, costs.flag.unique())])}"
+    made = Table("model", "tokens", "heads", "core", *methods, title=heading)
     for (model, tokens, heads, core), cell in costs.groupby(["model", "context_tokens", "heads", "core"], sort=False):
         values = cell.set_index("method").value
         made.add_row(model, str(tokens), str(heads), core, *(f"{values[name]:.4g}" for name in methods))

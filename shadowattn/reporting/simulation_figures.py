@@ -91,7 +91,7 @@ def table8(rows: pd.DataFrame, path: Path) -> Path:
             look = {"linestyle": "none", "marker": _MARKERS[index], "markeredgecolor": f"C{index}"}
             for part, fill, label in ((of[fitted], "none", "_"), (of[~fitted], f"C{index}", method)):
                 axis.plot(part.published if known else part.model, part.value, markerfacecolor=fill, label=label, **look)
-        axis.set(yscale="log", ylabel="simulated J")
+        axis.set(yscale="log", ylabel=" ".join(["simulated J", *filter(None, [] if known else rows.flag.unique())]))
         if known:
             ends = [0.8 * rows.published.min(), 1.25 * rows.published.max()]
             axis.plot(ends, ends, color="0.6", linewidth=1)

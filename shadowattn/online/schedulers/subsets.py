@@ -2,7 +2,7 @@
 
 For an order of heads, launches by their first head are best: no head then waits for a launch that it does not need. So the
 device's clock follows from which heads are done, and of the orders of a set only those matter that no other beats in both of
-the remaining clocks. Time and memory grow with two to the number of heads: a third of a second for twelve.
+the remaining clocks. Time and memory grow with two to the number of heads: less than half a second for twelve.
 """
 
 from collections.abc import Sequence
