@@ -61,6 +61,9 @@ def _device(where: str, content: Any) -> Device:
     if content["estimate_on"] not in ESTIMATE_ON:
         raise InputError(f"{where}: estimate_on: expected one of {', '.join(ESTIMATE_ON)}, got {content['estimate_on']!r}")
     numbers = {name: _number(f"{where}: {name}", content[name], name in _ABOVE_ZERO) for name in _NUMBERS if name in content}
+    estimate = [name for name in ("launch_us", "estimate_ns", "copy_ns") if name in numbers]
+    if not any(numbers[name].value for name in estimate):
+        raise InputError(f"{where}: expected an estimate that takes time, got 0 for {', '.join(estimate)}")
     of_cores = content.get("core_speeds", {})
     if not isinstance(of_cores, dict) or not all(map(_is_text, of_cores)):
         raise InputError(f"{where}: core_speeds: expected a number for each kind of core by name, got {reprlib.repr(of_cores)}")

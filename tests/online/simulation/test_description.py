@@ -46,6 +46,10 @@ def test_what_is_unknown_stays_unknown(tmp_path):
         ({"cores": NUMBER | {"value": 0}}, "cores: value: expected a finite number above 0, got 0"),
         ({"dense_ns": NUMBER | {"value": 0.0}}, "dense_ns: value: expected a finite number above 0"),
         ({"bandwidth_gb_s": NUMBER | {"value": 0}}, "bandwidth_gb_s: value: expected a finite number above 0, got 0"),
+        (
+            dict.fromkeys(("launch_us", "estimate_ns"), NUMBER | {"value": 0}),
+            "expected an estimate that takes time, got 0 for launch_us, estimate_ns",
+        ),
         ({"bandwith_gb_s": NUMBER}, "expected fields of name, estimate_on, cores"),
         ({"name": None}, "name: expected text, got None"),
         ({"estimate_on": "cpu"}, "estimate_on: expected one of CPU, GPU, NPU, got 'cpu'"),
