@@ -179,6 +179,7 @@ class GreedyScheduler:
 @dataclass
 class GreedyGuardedScheduler:
     _target_: str = "shadowattn.online.schedulers.greedy_guarded.GreedyGuarded"
+    machines: int = 3
 
 
 @dataclass
@@ -198,7 +199,7 @@ class OptimalScheduler:
     _target_: str = "shadowattn.online.schedulers.optimal.Optimal"
     machines: int = 3
     limit_s: float = 10.0
-    workers: int = 1
+    workers: int = 8
 
 
 @dataclass

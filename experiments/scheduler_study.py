@@ -63,7 +63,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
 
 def schedulers(machines: int) -> dict[str, Scheduler]:
     """All but the optimum, by name."""
-    made = (Sequential(), Fifo(), Greedy(), GreedyGuarded(), Johnson(), LocalSearch(machines))
+    made = (Sequential(), Fifo(), Greedy(), GreedyGuarded(machines), Johnson(), LocalSearch(machines))
     return {type(scheduler).__module__.rsplit(".", 1)[-1]: scheduler for scheduler in made}
 
 

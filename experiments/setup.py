@@ -1,7 +1,7 @@
 """What a configuration stands for: the loaded model, the token windows, the device. Everything is checked before any work."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.prefill import DECODES, check_dense_above
 from shadowattn.online.selection import Rule
+from shadowattn.online.simulation.description import load_device
 
 # What is local to a machine, or stands in the hash by its content instead.
 _OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard")
@@ -117,6 +118,8 @@ def prepare(config: DictConfig) -> Setup:
     kernel = choose(config.kernel, head_dim=shape.head_dim, dtype=loaded.model.dtype).name
     hashed = {k: v for k, v in OmegaConf.to_container(config, resolve=True).items() if k not in _OUTSIDE_HASH}
     hashed = by_content(hashed)
+    if config.study == "simulation":
+        hashed["simulation"]["device"] = asdict(load_device(config.simulation.device))
     hashed |= {
         "model": loaded.fingerprint,
         "dtype": config.model.dtype,
@@ -261,9 +264,12 @@ def _check_importance(importance: ImportanceConfig) -> None:
 
 
 def _check_pipeline(pipeline: Pipeline, methods: dict, study: str) -> None:
-    if study in ("latency_profile", "fig9") and pipeline.mode not in ("overlap", "fused"):
+    if study in ("latency_profile", "fig9", "validate_simulator") and pipeline.mode not in ("overlap", "fused"):
         raise InputError(f"pipeline: {study} measures stages that overlap, got {pipeline.mode}; use pipeline=fused")
     for name, method in methods.items():
+        if study == "validate_simulator" and (on_device(method) or not needs_bank(method.estimator)):
+            given = f"{part_name(method.estimator)} with selection.place={method.selection.place}"
+            raise InputError(f"validate_simulator: expected estimator=int8 with selection.place=host, got {given}")
         estimator = get_class(method.estimator._target_)
         selects = on_device(method) or hasattr(estimator, "choose")
         if pipeline.mode in ("fused", "planned") and selects:
@@ -276,6 +282,10 @@ def _check_pipeline(pipeline: Pipeline, methods: dict, study: str) -> None:
 
 
 def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
+    if not config.latency.retentions:
+        raise InputError("latency.retentions: expected at least one value in (0, 1], got none")
+    if not config.scheduling.limit_s > 0:
+        raise InputError(f"scheduling.limit_s: expected a time above 0 s, got {config.scheduling.limit_s:g}")
     for given in (retentions, list(config.latency.retentions)):
         head_retentions(torch.tensor(given, dtype=torch.float64), len(given))
     if "dense" in methods:
@@ -291,6 +301,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         "importance.window_tokens": config.importance.window_tokens - 1,
         "importance.batch": config.importance.batch,
         "latency.repeats": config.latency.repeats,
+        "scheduling.works": config.scheduling.works,
+        "simulation.chunk_tokens": config.simulation.chunk_tokens,
         "evaluation.context_tokens": 1 if config.evaluation.context_tokens is None else config.evaluation.context_tokens - 1,
     }
     for name, count in counts.items():
@@ -299,6 +311,8 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
             raise InputError(f"{name}: expected at least {least}, got {config[name.split('.')[0]][name.split('.')[1]]}")
     for part in [*(method.allocator for method in methods.values()), config.calibration, config.grid]:
         instantiate(part)
+    if config.study == "simulation":
+        load_device(config.simulation.device)
     sensitivity_grid(config.sensitivity.retentions)
     shard([], config.shard.index, config.shard.count)
     _check_importance(config.importance)

@@ -15,14 +15,18 @@ from experiments.setup import Setup
 from experiments.stages import Offline
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank
-from shadowattn.online.simulation.device import LAYERS, Device, Layer, load_device
-from shadowattn.online.simulation.methods import METHODS, Cost, Method, pooled, prompt_cost
+from shadowattn.online.simulation.description import load_device
+from shadowattn.online.simulation.device import LAYERS, Device, Layer
+from shadowattn.online.simulation.methods import METHODS, Cost, Method, known_methods, pooled, prompt_cost
 from shadowattn.reporting import simulation_figures
 from shadowattn.reporting.paper import FIG_10, TABLE_8
 from shadowattn.reporting.rows import Row
 
 FIGURES = ("fig10", "fig15", "table8", "scale")
 _LENGTHS = (1024, 2048, 4096)
+# What the paper measures: the phones of Fig. 10 and of table 8, at one retention and chunk.
+_PAPER_DEVICES = {"fig10": "snapdragon_8_gen_3", "table8": "snapdragon_8_gen_2"}
+_PAPER_RETENTION, _PAPER_CHUNK_TOKENS = 0.2, 128
 # Powers are fitted on these models' energies, the others' predicted.
 _FITTED = ("PhoneLM-0.5B", "PhoneLM-1.5B")
 
@@ -62,6 +66,13 @@ def _cost(setup: Setup, device: Device, layer: Layer, method: Method, tokens: in
     return prompt_cost(device, layer, method, tokens=tokens, chunk_tokens=chunk_tokens, retention=setup.config.retention)
 
 
+def _is_papers(setup: Setup, device: Device) -> bool:
+    """Whether the paper's device is simulated as the paper runs it, so that its values may stand beside."""
+    asked = setup.config.retention, setup.config.simulation.chunk_tokens
+    papers = load_device(_PAPER_DEVICES[setup.config.simulation.figure])
+    return device == papers and asked == (_PAPER_RETENTION, _PAPER_CHUNK_TOKENS)
+
+
 def _fig10(setup: Setup, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
     rows, speedups, lossy = [], [], []
     for model, layer in bar(list(LAYERS.items()), "simulate"):
@@ -73,12 +84,12 @@ def _fig10(setup: Setup, device: Device, row: SimulatedRow) -> list[SimulatedRow
             lossy += [took[name] / took["ours"] for name in ("C/G-Sparse", "C/G-Block-Sparse", "NPU-Full")]
     found = {"mean_speedup": float(np.mean(speedups)), "largest_speedup": max(speedups), "largest_speedup_over_lossy": max(lossy)}
     of = replace(row, model="all", method="ours", unit="1", n=len(speedups))
-    # The mean is what the core's speed was fitted to: nothing is tested by it.
-    fitted = {"mean_speedup": "fitted to this value"} if device.name == "Snapdragon 8 Gen 3" else {}
-    return rows + [
-        replace(of, metric=metric, value=value, published=FIG_10[metric], flag=fitted.get(metric, ""))
-        for metric, value in found.items()
-    ]
+    published = FIG_10 if _is_papers(setup, device) else {}
+    for metric, value in found.items():
+        # The mean is what the core's speed was fitted to: nothing is tested by it.
+        flag = "fitted to this value" if published and metric == "mean_speedup" else ""
+        rows.append(replace(of, metric=metric, value=value, published=published.get(metric, math.nan), flag=flag))
+    return rows
 
 
 def _fig15(setup: Setup, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
@@ -95,31 +106,40 @@ def _fig15(setup: Setup, device: Device, row: SimulatedRow) -> list[SimulatedRow
 
 
 def _table8(setup: Setup, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
-    """Energy = core power × core time + NPU power × NPU time, the two powers fitted on two models over all methods.
+    """Energy = core power × core time + NPU power × NPU time, at the powers of the paper's phone.
 
     How often the paper's kernel ran is unknown, so the powers are no watts; only ratios mean anything.
     """
-    costs = {
-        (model, name): _cost(setup, device, layer, method, 1024)
-        for model, layer in LAYERS.items()
-        for name, method in METHODS.items()
-    }
-    fitted = [(costs[model, name], TABLE_8[model][name]) for model in _FITTED for name in METHODS]
-    times = np.array([[cost.core_us, cost.estimate_us] for cost, _ in fitted])
-    joules = np.array([value for _, value in fitted])
-    powers, *_ = np.linalg.lstsq(times / joules[:, None], np.ones(len(joules)), rcond=None)  # relative errors are what is least
-    rows = []
-    for (model, name), cost in costs.items():
-        value = float(powers @ [cost.core_us, cost.estimate_us])
-        of = replace(row, model=model, method=name, context_tokens=1024, unit="J", heads=LAYERS[model].heads)
-        flag = "fitted to this value" if model in _FITTED else ""
-        rows.append(replace(of, metric="energy", value=value, published=TABLE_8[model][name], flag=flag))
+    papers, is_papers = load_device(_PAPER_DEVICES["table8"]), _is_papers(setup, device)
+    powers, rows = _fitted_powers(papers), []
+    for model, layer in bar(list(LAYERS.items()), "simulate"):
+        for name, method in METHODS.items():
+            cost = _cost(setup, device, layer, method, 1024)
+            of = replace(row, model=model, method=name, context_tokens=1024, unit="J", heads=layer.heads, metric="energy")
+            of = replace(of, value=float(powers @ [cost.core_us, cost.estimate_us]))
+            if is_papers:
+                of = replace(of, published=TABLE_8[model][name], flag="fitted to this value" if model in _FITTED else "")
+            elif device != papers:
+                of = replace(of, flag=f"at the powers of {papers.name}")
+            rows.append(of)
     return rows
 
 
+def _fitted_powers(papers: Device) -> np.ndarray:
+    """(core, NPU) powers in joules a microsecond: relative least squares of two models' published energies over all methods."""
+    how = {"tokens": 1024, "chunk_tokens": _PAPER_CHUNK_TOKENS, "retention": _PAPER_RETENTION}
+    costs = [prompt_cost(papers, LAYERS[model], method, **how) for model in _FITTED for method in METHODS.values()]
+    joules = np.array([TABLE_8[model][name] for model in _FITTED for name in METHODS])
+    times = np.array([[cost.core_us, cost.estimate_us] for cost in costs])
+    return np.linalg.lstsq(times / joules[:, None], np.ones(len(joules)), rcond=None)[0]
+
+
 def _scale(setup: Setup, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
-    """Qwen2-1.5B's layer against context; and a layer of head dimension 128 against heads, at 32 thousand tokens."""
-    methods = METHODS | {"ours, 32-row blocks": pooled}
+    """Qwen2-1.5B's layer against context; and a layer of head dimension 128 against heads, at 32 thousand tokens.
+
+    Methods in floating point are left out where nothing is known of the device's.
+    """
+    methods = known_methods(device) | {"ours, 32-row blocks": pooled}
     cells = [(LAYERS["Qwen2-1.5B"], 4096 << step, "context") for step in range(9)]
     cells += [(Layer(heads, heads, 128), 32768, "heads") for heads in (4, 8, 16, 32, 64)]
     rows = []
@@ -148,9 +168,11 @@ def table(rows: pd.DataFrame, title: str) -> Table:
             texts = (f"{row.value:.3g}", f"{row.published:.3g}", f"{row.value / row.published - 1:+.0%}")
             made.add_row(row.model, row.method, row.metric.replace("_", " "), *texts, row.flag)
         return made
-    latency = rows[rows.metric == "latency"]
-    made = Table("model", "tokens", "heads", "core", *latency.method.unique(), title=f"{title} · simulated ms")
-    for (model, tokens, heads, core), cell in latency.groupby(["model", "context_tokens", "heads", "core"], sort=False):
+    costs = rows[rows.metric.isin(("latency", "energy"))]
+    methods = costs.method.unique()
+    heading = f"{title} · simulated {' '.join([costs.unit.iloc[0], *filter(None, costs.flag.unique())])}"
+    made = Table("model", "tokens", "heads", "core", *methods, title=heading)
+    for (model, tokens, heads, core), cell in costs.groupby(["model", "context_tokens", "heads", "core"], sort=False):
         values = cell.set_index("method").value
-        made.add_row(model, str(tokens), str(heads), core, *(f"{values[name]:.4g}" for name in latency.method.unique()))
+        made.add_row(model, str(tokens), str(heads), core, *(f"{values[name]:.4g}" for name in methods))
     return made

@@ -30,6 +30,7 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Launch, Plan, Work
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation import simulate
+from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer
 from shadowattn.online.simulation.fit import fit_device
 from shadowattn.online.timeline import Timeline
@@ -56,6 +57,8 @@ class CaseRow(Row):
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[CaseRow]:
     """Measured and simulated makespans of a dozen cases in every mode; once measured in `folder` they are not again.
 
+    The device fitted to the profile goes into the run's folder as a description.
+
     How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on every
     second case; the errors that count are those of the others.
     """
@@ -63,6 +66,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     latency, _ = measure_latency(setup, bank, base)
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     fitted = fit_device(latency, layer, name=processor(), cores=cores())
+    path = save_device(fitted.device, folder / "device.yaml")
+    say(f"this machine's description: simulation.device={path}")
     units, cases = Units(folder / "cells"), _cases(setup, latency)
     say(f"cases: {len(cases)}, in {len(MODES)} ways each, all taking turns")
     found = units.get("cases", lambda: _measured(setup, bank, base, latency, cases))

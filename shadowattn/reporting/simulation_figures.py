@@ -55,9 +55,12 @@ def fig10(rows: pd.DataFrame, path: Path) -> Path:
             axis.set_xticks(range(len(lengths)), [str(length) for length in lengths])
             axis.set(yscale="log", ylabel="ms", title=model, xlabel="tokens")
         axes.flat[0].legend(fontsize=7)
-        checks = rows[rows.published.notna()].itertuples()
-        text = "; ".join(f"{c.metric.replace('_', ' ')} {c.value:.2g} (published {c.published:g})" for c in checks)
-        axes.flat[0].figure.suptitle(f"SIMULATED, {rows.device.iloc[0]}, one layer at retention 0.2\n{text}", fontsize=9)
+        found = rows[rows.metric != "latency"]
+        beside = [f" (published {value:g})" if value > 0 else "" for value in found.published]
+        names = found.metric.str.replace("_", " ")
+        texts = [f"{name} {value:.2g}{text}" for name, value, text in zip(names, found.value, beside, strict=True)]
+        title = f"SIMULATED, {rows.device.iloc[0]}, one layer at retention {rows.retention.iloc[0]:g}"
+        axes.flat[0].figure.suptitle(f"{title}\n{'; '.join(texts)}", fontsize=9)
     return path
 
 
@@ -80,20 +83,19 @@ def fig15(rows: pd.DataFrame, path: Path) -> Path:
 
 
 def table8(rows: pd.DataFrame, path: Path) -> Path:
-    """Table 8: simulated against published energy; hollow points were fitted to."""
-    with figure(path, columns=1, rows=1) as axes:
-        axis = axes
+    """Table 8: simulated against published energy, hollow points fitted to; by model where nothing is published."""
+    known = rows.published.notna().all()
+    with figure(path, columns=1, rows=1) as axis:
         for index, (method, of) in enumerate(rows.groupby("method", sort=False)):
-            for fitted, fill in ((of.flag != "", "none"), (of.flag == "", f"C{index}")):
-                part = of[fitted]
-                label = method if fill != "none" else "_"
-                axis.plot(
-                    part.published, part.value, linestyle="none", marker=_MARKERS[index], markerfacecolor=fill,
-                    markeredgecolor=f"C{index}", label=label,
-                )  # fmt: skip
-        ends = [0.8 * rows.published.min(), 1.25 * rows.published.max()]
-        axis.plot(ends, ends, color="0.6", linewidth=1)
-        axis.set(xscale="log", yscale="log", xlabel="published J", ylabel="simulated J (hollow: fitted to)")
+            fitted = (of.flag != "") & known
+            look = {"linestyle": "none", "marker": _MARKERS[index], "markeredgecolor": f"C{index}"}
+            for part, fill, label in ((of[fitted], "none", "_"), (of[~fitted], f"C{index}", method)):
+                axis.plot(part.published if known else part.model, part.value, markerfacecolor=fill, label=label, **look)
+        axis.set(yscale="log", ylabel=" ".join(["simulated J", *filter(None, [] if known else rows.flag.unique())]))
+        if known:
+            ends = [0.8 * rows.published.min(), 1.25 * rows.published.max()]
+            axis.plot(ends, ends, color="0.6", linewidth=1)
+            axis.set(xscale="log", xlabel="published J", ylabel="simulated J (hollow: fitted to)")
         axis.legend(fontsize=7)
         axis.set_title(f"SIMULATED, {rows.device.iloc[0]}: energy of one kernel, 1024 tokens", fontsize=8)
     return path

@@ -168,7 +168,15 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["pipeline.select_threads=0"], "select_threads: expected at least 1 or null, got 0"),
         (["+exp=latency_profile", "latency.repeats=0"], "latency.repeats: expected at least 1, got 0"),
         (["+exp=latency_profile", "latency.retentions=[0.2,2]"], "(0, 1]"),
+        (["+exp=latency_profile", "latency.retentions=[]"], "latency.retentions: expected at least one value"),
         (["+exp=latency_profile", "pipeline=off"], "stages that overlap"),
+        (["+exp=validate_simulator", "pipeline=off"], "validate_simulator measures stages that overlap, got off"),
+        (["+exp=validate_simulator", "estimator=oracle"], "expected estimator=int8 with selection.place=host"),
+        (["+exp=validate_simulator", "selection=device"], "got int8 with selection.place=device"),
+        (["+exp=study_schedulers", "scheduling.works=0"], "scheduling.works: expected at least 1, got 0"),
+        (["+exp=study_schedulers", "scheduling.limit_s=0"], "scheduling.limit_s: expected a time above 0 s, got 0"),
+        (["+exp=fig10", "simulation.chunk_tokens=0"], "simulation.chunk_tokens: expected at least 1, got 0"),
+        (["+exp=fig10", "simulation.device=iphone"], "expected one of intel_core_ultra_7_155h"),
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The studies of the estimate and of the pipeline from the command line, on a tiny model."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,8 @@ from benchmarks import bank as bank_benchmark
 from experiments import graphs_study, scheduler_study, validate_simulator
 from experiments.publish import read_reference
 from shadowattn import selfcheck
+from shadowattn.online.simulation.description import load_device, save_device
+from shadowattn.online.simulation.device import Number
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 from tests.profiles import bank_for
@@ -127,7 +130,7 @@ def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
     assert set(gaps.measured) == {"simulated"}
 
 
-def test_the_simulator_is_compared_with_the_executor(run, monkeypatch):
+def test_the_simulator_is_compared_with_the_executor(run, monkeypatch, capsys):
     monkeypatch.setattr(validate_simulator, "_ROUNDS", 2)
     folder = run("validate_simulator", "+exp=validate_simulator", "graphs.chunk_tokens=16", "latency.retentions=[0.1,0.6]")
     rows = rows_of(folder)
@@ -136,6 +139,13 @@ def test_the_simulator_is_compared_with_the_executor(run, monkeypatch):
     assert (rows[(rows.metric == "makespan")].value > 0).all()
     assert (rows.metric == "uncertainty").sum() == 12 * 4
     assert (folder / "validate_simulator.png").is_file()
+    here = f"simulation.device={folder / 'device.yaml'}"
+    assert here in capsys.readouterr().err
+    scale = rows_of(run("study_scale", "+exp=study_scale", here))
+    assert set(scale.method) == {"NPU-Full", "ours", "ours, 32-row blocks"}  # nothing is known of dense attention there
+    with pytest.raises(SystemExit):
+        run("fig10", "+exp=fig10", here)
+    assert "expected a description with dense_ns" in capsys.readouterr().err
 
 
 def test_a_medians_uncertainty_is_between_order_statistics():
@@ -154,6 +164,31 @@ def test_simulated_figures_are_marked_as_such(run, name):
     if name != "fig15":
         known = rows[rows.published.notna()]
         assert len(known) == (20 if name == "table8" else 3)
+
+
+@pytest.mark.parametrize("other", ["retention=0.1", "simulation.chunk_tokens=64", "simulation.device=intel_core_ultra_7_155h"])
+@pytest.mark.parametrize("name", ["fig10", "table8"])
+def test_published_values_stand_beside_what_was_published_only(run, capsys, name, other):
+    folder = run(name, f"+exp={name}", other)
+    rows = rows_of(folder)
+    assert rows.published.isna().all()
+    assert "fitted to this value" not in set(rows.flag)
+    borrowed = name == "table8" and "device" in other
+    assert (rows.flag == "at the powers of Snapdragon 8 Gen 2").all() == borrowed
+    assert ("simulated J at the powers of Snapdragon 8 Gen 2" in " ".join(capsys.readouterr().out.split())) == borrowed
+    assert (folder / f"{name}.png").is_file()
+
+
+def test_an_edited_description_is_simulated_anew(run, tmp_path):
+    path = save_device(load_device("snapdragon_8_gen_3"), tmp_path / "mine.yaml")
+    command = ("fig15", "+exp=fig15", f"simulation.device={path}")
+    before = run(*command)
+    moved = before.rename(tmp_path / "before")
+    save_device(replace(load_device(str(path)), launch_us=Number(5e4, "assumed", "test")), path)
+    after = run(*command)
+    assert after.name != before.name
+    ours = [of[of.method == "ours"].value.to_numpy() for of in map(rows_of, (moved, after))]
+    assert (ours[1] > ours[0]).all()
 
 
 @pytest.mark.parametrize(

@@ -45,3 +45,22 @@ def test_the_best_scheduler_keeps_its_bars():
     best = rows[rows.method == "local_search"]
     assert best[best.metric == "gap_median"].value.max() <= 0.02
     assert best[(best.metric == "planning_time") & (best.heads == 16)].value.max() < 1000
+
+
+def test_the_page_says_how_much_faster_block_sparse_attention_is_simulated():
+    rows = read_reference(REFERENCE / "fig10.csv")
+    latency = rows[rows.metric == "latency"].set_index(["context_tokens", "model", "method"]).value.unstack()
+    share = latency["C/G-Block-Sparse"] / latency["ours"]
+    assert (share < 1).sum() == 11
+    low, high = ([getattr(share[tokens], end)() for end in ("min", "max")] for tokens in (1024, 4096))
+    text = f"({low[0]:.2f} to {low[1]:.2f} of the time at 1024 tokens, {high[0]:.2f} to {high[1]:.2f} at 4096)"
+    assert text in " ".join((ROOT / "docs" / "simulation.md").read_text().split())
+
+
+def test_the_page_says_how_many_optima_were_proven():
+    rows = read_reference(REFERENCE / "study_schedulers.csv")
+    proven = rows[rows.metric == "proven"]
+    page = (ROOT / "docs" / "scheduling.md").read_text()
+    for (machines, costs), of in proven.groupby(["machines", "costs"]):
+        shares = " | ".join(f"{100 * value:.0f}" for value in of.sort_values("heads").value)
+        assert f"| {machines}, {costs} | {shares} |" in page

@@ -4,6 +4,8 @@ Ties within 1e-9 go to the launch given first and to the lower head, as in the a
 heads (1, 10) and (8, 1) in one launch it takes the second first and ends at 29 where first in, first out ends at 22.
 """
 
+import math
+import time
 from dataclasses import dataclass
 
 from shadowattn.online.makespan import check_work
@@ -15,20 +17,27 @@ _TIE = 1e-9
 @dataclass(frozen=True)
 class Greedy:
     def plan(self, work: Work) -> Plan:
-        check_work(work)
-        clocks, launches, heads = (0.0, 0.0, 0.0), [], []
-        left = list(range(len(work.launches)))
-        while left:
-            best = None
-            for launch in left:
-                tried = _launch(work, launch, clocks)
-                if best is None or tried[1][2] < best[1][1][2] - _TIE:
-                    best = launch, tried
-            launch, (order, clocks) = best
-            left.remove(launch)
-            launches.append(launch)
-            heads += order
-        return Plan(tuple(launches), tuple(heads))
+        return greedy_plan(work)
+
+
+def greedy_plan(work: Work, *, end: float = math.inf) -> Plan | None:
+    """The greedy's plan, or None where `time.perf_counter()` is past `end` before it is made."""
+    check_work(work)
+    clocks, launches, heads = (0.0, 0.0, 0.0), [], []
+    left = list(range(len(work.launches)))
+    while left:
+        best = None
+        for launch in left:
+            if time.perf_counter() > end:
+                return None
+            tried = _launch(work, launch, clocks)
+            if best is None or tried[1][2] < best[1][1][2] - _TIE:
+                best = launch, tried
+        launch, (order, clocks) = best
+        left.remove(launch)
+        launches.append(launch)
+        heads += order
+    return Plan(tuple(launches), tuple(heads))
 
 
 def _launch(work: Work, launch: int, clocks: tuple[float, float, float]) -> tuple[list[int], tuple[float, float, float]]:

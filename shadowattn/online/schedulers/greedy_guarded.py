@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shadowattn.online.makespan import makespan
+from shadowattn.online.makespan import check_machines, makespan
 from shadowattn.online.plan import Plan, Work
 from shadowattn.online.schedulers.fifo import Fifo
 from shadowattn.online.schedulers.greedy import Greedy
@@ -10,8 +10,14 @@ from shadowattn.online.schedulers.greedy import Greedy
 
 @dataclass(frozen=True)
 class GreedyGuarded:
-    """Never worse than `Fifo` on three machines."""
+    """Never worse than `Fifo` on `machines`, as in `makespan`; the authors' guard is of three."""
+
+    machines: int = 3
+
+    def __post_init__(self):
+        check_machines(self.machines)
 
     def plan(self, work: Work) -> Plan:
         greedy, fifo = Greedy().plan(work), Fifo().plan(work)
-        return greedy if makespan(work, greedy) <= makespan(work, fifo) + 1e-9 else fifo
+        taken = [makespan(work, plan, machines=self.machines) for plan in (greedy, fifo)]
+        return greedy if taken[0] <= taken[1] + 1e-9 else fifo

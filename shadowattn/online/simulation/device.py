@@ -4,22 +4,17 @@ A cost is a fixed part and one that grows with the work. Which numbers are publi
 device's file says (`devices/NAME.yaml`), and nothing that it does not hold is made up.
 """
 
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-
-import yaml
+from dataclasses import dataclass, field, replace
 
 from shadowattn.errors import InputError
 from shadowattn.online.plan import Group, Launch, Work
 
-KINDS = ("published", "fitted", "assumed", "datasheet", "measured")
 _ON_CORE = ("copy_ns", "select_us", "select_ns", "list_ns", "attend_us", "attend_ns", "read_ns", "dense_ns", "score_ns")
-_FOLDER = Path(__file__).parent / "devices"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A value, where it comes from, and which kind of knowledge that is (`KINDS`)."""
+    """A value, where it comes from, and which kind of knowledge that is (`description.KINDS`)."""
 
     value: float
     kind: str
@@ -63,10 +58,10 @@ class Device:
 
     `launch_us` and `estimate_ns` (a multiply-accumulate of the whole rectangle) are of the estimate on `estimate_on`;
     `select_us` and `select_ns` (a score) of selection; `attend_us` and `attend_ns` (a kept pair and dimension) of sparse
-    attention; `dense_ns` (a pair and dimension) of dense attention and `score_ns` (the same) of scores in floating point, both
-    on a core. Three small costs may be known besides: `copy_ns` (a score of the keys there are, brought from the device),
-    `list_ns` (a kept pair, written into its list) and `read_ns` (a value of K or V, read once for a chunk). Selection and
-    attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
+    attention. Others may be unknown. `dense_ns` (a pair and dimension) of dense attention and `score_ns` (the same) of scores in
+    floating point, both on a core: methods that need them are then refused. `copy_ns` (a score of the keys there are, brought
+    from the device), `list_ns` (a kept pair, written into its list) and `read_ns` (a value of K or V, read once for a chunk):
+    small, and then left out. Selection and attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
     """
 
     name: str
@@ -78,9 +73,9 @@ class Device:
     select_ns: Number
     attend_us: Number
     attend_ns: Number
-    dense_ns: Number
-    score_ns: Number
-    copy_ns: Number | None = None  # None where nothing is known of it, here and below
+    dense_ns: Number | None = None  # None where nothing is known of it, here and below
+    score_ns: Number | None = None
+    copy_ns: Number | None = None
     list_ns: Number | None = None
     read_ns: Number | None = None
     bandwidth_gb_s: Number | None = None
@@ -104,9 +99,9 @@ class Device:
         return self.launch_us.value + 1e-3 * (products * self.estimate_ns.value + rows * chunk.keys * _known(self.copy_ns))
 
     def head_select_us(self, chunk: ChunkShape, retention: float, *, query_block: int = 1) -> float:
-        """One head's lists."""
+        """One head's lists. Where it keeps every key nothing is ranked: only the list is written."""
         scores = chunk.pairs / query_block
-        per_score = self.select_ns.value + retention * _known(self.list_ns)
+        per_score = (self.select_ns.value if retention < 1 else 0.0) + retention * _known(self.list_ns)
         return self.select_us.value + max(1e-3 * scores * per_score, self._memory_us(scores))
 
     def head_attend_us(self, layer: Layer, chunk: ChunkShape, retention: float) -> float:
@@ -117,12 +112,17 @@ class Device:
         return self.attend_us.value + max(busy, self._memory_us(once))
 
     def head_dense_us(self, layer: Layer, chunk: ChunkShape) -> float:
-        """One head's dense attention on a core."""
-        return chunk.pairs * layer.head_dim * self.dense_ns.value * 1e-3
+        """One head's dense attention on a core. Raises `InputError` where its cost is unknown."""
+        return chunk.pairs * layer.head_dim * self._needed("dense_ns") * 1e-3
 
     def head_score_us(self, layer: Layer, chunk: ChunkShape) -> float:
-        """One head's scores in floating point on a core."""
-        return chunk.pairs * layer.head_dim * self.score_ns.value * 1e-3
+        """One head's scores in floating point on a core. Raises `InputError` where their cost is unknown."""
+        return chunk.pairs * layer.head_dim * self._needed("score_ns") * 1e-3
+
+    def _needed(self, name: str) -> float:
+        if (number := getattr(self, name)) is None:
+            raise InputError(f"{self.name}: expected a description with {name}, got one where it is unknown; add its value")
+        return number.value
 
     def _memory_us(self, values: float) -> float:
         """What memory needs at least for so many 4-byte values."""
@@ -149,33 +149,3 @@ class Device:
 
 def _known(number: Number | None) -> float:
     return number.value if number else 0.0
-
-
-def shipped() -> list[str]:
-    """Names of the descriptions that come with the package."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
-
-
-def load_device(name: str) -> Device:
-    """A shipped description by name, or one of your own by its path. Raises `InputError` where it is none."""
-    path = Path(name) if name.endswith(".yaml") else _FOLDER / f"{name}.yaml"
-    try:
-        content = yaml.safe_load(path.read_text())
-        numbers = {
-            known.name: Number(float(content[known.name]["value"]), content[known.name]["kind"], content[known.name]["source"])
-            for known in fields(Device)
-            if known.name in content and known.name not in ("name", "estimate_on", "core_speeds")
-        }
-        speeds = {kind: Number(**given) for kind, given in content.get("core_speeds", {}).items()}
-        device = Device(name=content["name"], estimate_on=content["estimate_on"], core_speeds=speeds, **numbers)
-    except FileNotFoundError as error:
-        raise InputError(f"device {name}: expected one of {', '.join(shipped())}, or a .yaml file; there is none") from error
-    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        problem = f"{type(error).__name__} {error}"
-        raise InputError(f"device {path}: expected a description like the shipped ones, got {problem}") from error
-    for name, number in (numbers | speeds).items():
-        if number.kind not in KINDS or not number.source or not 0 <= number.value < float("inf"):
-            raise InputError(
-                f"device {path}: {name}: expected a value of at least 0, a source and a kind of {', '.join(KINDS)}, got {number}"
-            )
-    return device

@@ -22,9 +22,9 @@ class Fitted:
 def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) -> Fitted:
     """What of `profile` a description holds: of each stage a fixed part and what grows with its work, none negative.
 
-    Relative errors are what is least, so that short launches count as much as long ones. Heads that keep every key have no
-    list to make and are left out of selection's. Dense costs are not in a profile; they are set to 0, and `methods.full` must
-    not be asked of such a device. Raises `InputError` on too few points.
+    Relative errors are what is least, so that short launches count as much as long ones. Heads that keep every key have
+    nothing to rank and are left out of selection's. Dense costs are not in a profile and stay unknown. Raises `InputError` on
+    too few points.
     """
     rows = int(profile.binding["rows"])
 
@@ -54,9 +54,8 @@ def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) 
         source = f"least squares over this machine's latency profile, median error of {stage} {errors[stage]:.1%}"
         numbers |= {column: Number(float(value), "fitted", source) for column, value in zip(work, values, strict=True)}
 
-    unknown = Number(0.0, "assumed", "not in a latency profile")
     known = Number(float(cores), "measured", "the processor's cores")
-    return Fitted(Device(name=name, estimate_on="CPU", cores=known, dense_ns=unknown, score_ns=unknown, **numbers), errors)
+    return Fitted(Device(name=name, estimate_on="CPU", cores=known, **numbers), errors)
 
 
 def _fit(work: np.ndarray, took: np.ndarray) -> tuple[np.ndarray, float]:

@@ -88,6 +88,12 @@ METHODS: dict[str, Method] = {
 SPARSE_OVERHEAD = 1.09
 
 
+def known_methods(device: Device) -> dict[str, Method]:
+    """`METHODS` without those of floating point where the device's description has no costs for them."""
+    floating = device.dense_ns is not None and device.score_ns is not None
+    return {name: method for name, method in METHODS.items() if floating or not name.startswith("C/G")}
+
+
 def prompt_cost(
     device: Device, layer: Layer, method: Method, *, tokens: int, chunk_tokens: int = 128, retention: float = 0.2
 ) -> Cost:

@@ -4,14 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from shadowattn.errors import InputError
 from shadowattn.online.latency import Latency, LatencyProfile
 from shadowattn.online.plan import Group
-from shadowattn.online.simulation.device import LAYERS, ChunkShape, Device, Layer, Number, load_device, shipped
+from shadowattn.online.simulation.description import load_device, shipped
+from shadowattn.online.simulation.device import LAYERS, ChunkShape, Device, Layer, Number
 from shadowattn.online.simulation.fit import fit_device
-from shadowattn.online.simulation.methods import METHODS, pooled, prompt_cost
+from shadowattn.online.simulation.methods import METHODS, known_methods, pooled, prompt_cost
 from shadowattn.reporting.paper import FIG_10
 
 
@@ -43,6 +43,8 @@ def test_small_costs_by_hand():
     assert device.estimate_us(LAYER, CHUNK, 2, capacity=6) == 10 + 2 * 2 * 6 + 2 * 2 * 4
     assert device.head_select_us(CHUNK, 0.5) == 1 + 7 + 14
     assert device.head_select_us(CHUNK, 0.5, query_block=2) == 1 + 3.5 + 7
+    assert device.head_select_us(CHUNK, 1.0) == 1 + 28  # nothing is ranked
+    assert SIMPLE.head_select_us(CHUNK, 1.0) == 1
     assert device.head_attend_us(LAYER, CHUNK, 0.5) == 2 + 3.5 + 2 * 4 / 2
     halved = replace(device, core_speeds={"slow": number(0.5)}).on_core("slow")
     assert (halved.copy_ns.value, halved.list_ns.value, halved.read_ns.value) == (2000, 8000, 1000)
@@ -122,13 +124,18 @@ def test_a_fit_finds_what_a_profile_was_made_from():
         for retention in (0.1, 0.5):
             points.append(_point("select", 1, retention, keys, 5 + chunk.pairs * (1e-3 + retention * 2e-3)))
             points.append(_point("attend", 1, retention, keys, 3 + retention * chunk.pairs * 64 * 2e-4 + keys * 128 * 5e-4))
-        points.append(_point("select", 1, 1.0, keys, 1e6))  # no list is made, whatever that takes
+        points.append(_point("select", 1, 1.0, keys, 1e6))  # nothing is ranked, whatever that takes
     fitted = fit_device(LatencyProfile({"rows": rows}, tuple(points)), layer, name="made", cores=2)
     made = fitted.device
     values = [x.value for x in (made.launch_us, made.estimate_ns, made.select_us, made.select_ns, made.attend_us, made.attend_ns)]
     assert values == pytest.approx([20, 0.1, 5, 1, 3, 0.2])
     assert [x.value for x in (made.copy_ns, made.list_ns, made.read_ns)] == pytest.approx([0.7, 2, 0.5])
     assert max(fitted.errors.values()) < 1e-9
+    assert set(known_methods(made)) == {"NPU-Full", "ours"}
+    with pytest.raises(InputError, match="made: expected a description with dense_ns, got one where it is unknown"):
+        prompt_cost(made, layer, METHODS["C/G-Full"], tokens=64)
+    with pytest.raises(InputError, match="score_ns"):
+        prompt_cost(made, layer, METHODS["C/G-Sparse"], tokens=64)
 
 
 def test_too_little_to_fit_is_refused():
@@ -138,39 +145,6 @@ def test_too_little_to_fit_is_refused():
 
 def _point(stage, heads, retention, keys, us, capacity=0):
     return Latency(stage, heads, -1, capacity, retention, keys, us, us, 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"launch_us": {"value": -1, "kind": "fitted", "source": "x"}}, "launch_us: expected a value of at least 0"),
-        ({"launch_us": {"value": 1, "kind": "guessed", "source": "x"}}, "a kind of published"),
-        ({"launch_us": {"value": 1, "kind": "fitted", "source": ""}}, "a source"),
-        ({"launch_us": 5}, "expected a description like the shipped ones"),
-        ({"cores": None}, "expected a description like the shipped ones"),
-    ],
-)
-def test_descriptions_that_are_none_are_refused(tmp_path, change, message):
-    content = {"name": "mine", "estimate_on": "NPU"} | {
-        name: {"value": 1.0, "kind": "assumed", "source": "test"}
-        for name in (
-            "cores",
-            "launch_us",
-            "estimate_ns",
-            "select_us",
-            "select_ns",
-            "attend_us",
-            "attend_ns",
-            "dense_ns",
-            "score_ns",
-        )
-    }
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(content))
-    assert load_device(str(path)).name == "mine"
-    path.write_text(yaml.safe_dump(content | change))
-    with pytest.raises(InputError, match=message):
-        load_device(str(path))
 
 
 def test_unknown_devices_and_cores_are_refused():
