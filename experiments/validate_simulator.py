@@ -31,7 +31,7 @@ from shadowattn.online.plan import Group, Launch, Plan, Work
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation import simulate
 from shadowattn.online.simulation.description import save_device
-from shadowattn.online.simulation.device import ChunkShape, Device, Layer
+from shadowattn.online.simulation.device import ChunkShape, Device, Layer, Number
 from shadowattn.online.simulation.fit import fit_device
 from shadowattn.online.timeline import Timeline
 from shadowattn.reporting import simulation_figures
@@ -66,8 +66,6 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     latency, _ = measure_latency(setup, bank, base)
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     fitted = fit_device(latency, layer, name=processor(), cores=cores())
-    path = save_device(fitted.device, folder / "device.yaml")
-    say(f"this machine's description: simulation.device={path}")
     units, cases = Units(folder / "cells"), _cases(setup, latency)
     say(f"cases: {len(cases)}, in {len(MODES)} ways each, all taking turns")
     found = units.get("cases", lambda: _measured(setup, bank, base, latency, cases))
@@ -81,6 +79,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     say(f"fitted: median errors over the profile's points {fits}")
     for by, (worth_cores, wake_us) in worth.items():
         say(f"by {by}: {cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
+    path = save_device(_with_contention(fitted.device, *worth["device"]), folder / "device.yaml")
+    say(f"this machine's description: simulation.device={path}")
     common = CaseRow(**asdict(replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_ROUNDS, data="random tensors",
         corpus_sha256="", estimator="int8", estimate_device=setup.device.label,
@@ -220,6 +220,11 @@ def _fit_contention(courses: list[dict], measured: list[dict[str, float]], by: s
 
     grid = [(float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)]
     return min(grid, key=lambda pair: error(*pair))
+
+
+def _with_contention(device: Device, worth_cores: float, wake_us: float) -> Device:
+    source = "least squared error of overlapped runs, every second case of experiments.run +exp=validate_simulator"
+    return replace(device, cores=Number(worth_cores, "fitted", source), wake_us=Number(wake_us, "fitted", source))
 
 
 def _single(groups: list[Group]) -> list[Group]:

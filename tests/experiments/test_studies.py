@@ -139,6 +139,8 @@ def test_the_simulator_is_compared_with_the_executor(run, monkeypatch, capsys):
     assert (rows[(rows.metric == "makespan")].value > 0).all()
     assert (rows.metric == "uncertainty").sum() == 12 * 4
     assert (folder / "validate_simulator.png").is_file()
+    fitted = load_device(str(folder / "device.yaml"))
+    assert (fitted.cores.kind, fitted.wake_us.kind) == ("fitted", "fitted")
     here = f"simulation.device={folder / 'device.yaml'}"
     assert here in capsys.readouterr().err
     scale = rows_of(run("study_scale", "+exp=study_scale", here))

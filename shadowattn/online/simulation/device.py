@@ -62,6 +62,7 @@ class Device:
     floating point, both on a core: methods that need them are then refused. `copy_ns` (a score of the keys there are, brought
     from the device), `list_ns` (a kept pair, written into its list) and `read_ns` (a value of K or V, read once for a chunk):
     small, and then left out. Selection and attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
+    `cores` is what the processor is worth to stages that run at once, `wake_us` what one that waited for its head takes longer.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Device:
     list_ns: Number | None = None
     read_ns: Number | None = None
     bandwidth_gb_s: Number | None = None
+    wake_us: Number | None = None
     core_speeds: dict[str, Number] = field(default_factory=dict)  # of other kinds of core, the one described being 1
 
     def on_core(self, kind: str) -> "Device":
@@ -96,19 +98,19 @@ class Device:
         """
         rows = heads * -(-chunk.rows // query_block)
         products = rows * max(capacity, chunk.keys) * layer.head_dim
-        return self.launch_us.value + 1e-3 * (products * self.estimate_ns.value + rows * chunk.keys * _known(self.copy_ns))
+        return self.launch_us.value + 1e-3 * (products * self.estimate_ns.value + rows * chunk.keys * known(self.copy_ns))
 
     def head_select_us(self, chunk: ChunkShape, retention: float, *, query_block: int = 1) -> float:
         """One head's lists. Where it keeps every key nothing is ranked: only the list is written."""
         scores = chunk.pairs / query_block
-        per_score = (self.select_ns.value if retention < 1 else 0.0) + retention * _known(self.list_ns)
+        per_score = (self.select_ns.value if retention < 1 else 0.0) + retention * known(self.list_ns)
         return self.select_us.value + max(1e-3 * scores * per_score, self._memory_us(scores))
 
     def head_attend_us(self, layer: Layer, chunk: ChunkShape, retention: float) -> float:
         """One head's attention on its lists."""
         kept = retention * chunk.pairs * layer.head_dim
         once = 2 * chunk.keys * layer.head_dim  # a chunk's rows share what is in the cache
-        busy = 1e-3 * (kept * self.attend_ns.value + once * _known(self.read_ns))
+        busy = 1e-3 * (kept * self.attend_ns.value + once * known(self.read_ns))
         return self.attend_us.value + max(busy, self._memory_us(once))
 
     def head_dense_us(self, layer: Layer, chunk: ChunkShape) -> float:
@@ -147,5 +149,6 @@ class Device:
         )
 
 
-def _known(number: Number | None) -> float:
+def known(number: Number | None) -> float:
+    """Its value, or 0 where nothing is known."""
     return number.value if number else 0.0

@@ -9,7 +9,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.plan import Group
 from shadowattn.online.schedulers.johnson import Johnson
 from shadowattn.online.simulation.course import simulate
-from shadowattn.online.simulation.device import ChunkShape, Device, Layer
+from shadowattn.online.simulation.device import ChunkShape, Device, Layer, known
 
 # What C/G-Block-Sparse pools, in either direction.
 _BLOCK = 64
@@ -72,7 +72,8 @@ def ours(device: Device, layer: Layer, chunk: ChunkShape, retention: float, *, q
 def _pipelined(device: Device, layer: Layer, chunk: ChunkShape, retention: float, size: int, query_block: int) -> Cost:
     groups = [Group(tuple(range(at, min(at + size, layer.heads)))) for at in range(0, layer.heads, size)]
     work = device.work(layer, chunk, groups, [retention] * layer.heads, query_block=query_block)
-    course = simulate(work, Johnson().plan(work), cores=device.cores.value, device=device.estimate_on)
+    how = {"cores": device.cores.value, "wake_us": known(device.wake_us), "device": device.estimate_on}
+    course = simulate(work, Johnson().plan(work), **how)
     return Cost(course.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
 
 

@@ -51,6 +51,11 @@ def test_small_costs_by_hand():
     assert replace(SIMPLE, core_speeds={"slow": number(0.5)}).on_core("slow").list_ns is None
 
 
+def test_a_stage_that_waited_takes_longer_where_that_is_known():
+    ours, chunk = METHODS["ours"], ChunkShape(2, 4)
+    assert ours(replace(SIMPLE, wake_us=number(100)), LAYER, chunk, 0.5).total_us > ours(SIMPLE, LAYER, chunk, 0.5).total_us
+
+
 def test_memory_is_a_floor():
     slow = replace(SIMPLE, bandwidth_gb_s=number(1e-3))  # 4 µs a value
     assert slow.head_select_us(CHUNK, 0.5) == 1 + 7 * 4
