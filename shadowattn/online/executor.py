@@ -50,20 +50,21 @@ class ScorePool:
     """Memory for scores that outlive their launch, kept between calls: first touching fresh memory costs more than the copy."""
 
     def __init__(self):
-        self._free: list[Tensor] = []
+        self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
 
     def copy(self, scores: Tensor) -> Tensor:
         """A copy in memory of its own."""
         try:
             kept = self._free.pop()
         except IndexError:
-            kept = scores.new_empty(0)
-        if kept.numel() < scores.numel() or kept.dtype != scores.dtype:
-            kept = scores.new_empty(scores.numel())
-        return kept[: scores.numel()].view(scores.shape).copy_(scores)
+            kept = torch.UntypedStorage(scores.nbytes)
+        if kept.nbytes() < scores.nbytes:
+            kept = torch.UntypedStorage(scores.nbytes)
+        return scores.new_empty(0).set_(kept, 0, scores.shape).copy_(scores)
 
     def give_back(self, scores: Tensor) -> None:
-        self._free.append(scores.view(-1))
+        """Takes back what `copy` returned, however much larger its memory is."""
+        self._free.append(scores.untyped_storage())
 
 
 def run_sequential(

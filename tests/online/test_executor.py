@@ -164,6 +164,27 @@ def test_workers_inherit_torchs_modes():
         assert not Pipeline("overlap").run(chunk, keep_lists=False).out.requires_grad
 
 
+def test_the_pool_keeps_the_largest_memory():
+    """A second prompt starts with short chunks again."""
+    pool, seen = ScorePool(), []
+    for keys in (64, 16, 64):
+        for dtype in (torch.float32, torch.int8):
+            scores = torch.arange(2 * keys).view(1, 2, keys).to(dtype)
+            copy = pool.copy(scores)
+            assert copy.equal(scores)
+            assert copy.dtype == dtype
+            seen.append(copy.data_ptr())
+            pool.give_back(copy)
+    assert len(set(seen)) == 1
+
+
+def test_the_pools_memory_outlives_inference_mode():
+    pool = ScorePool()
+    with torch.inference_mode():
+        pool.give_back(pool.copy(torch.zeros(1, 2, 3)))
+    assert pool.copy(torch.ones(1, 2, 3)).equal(torch.ones(1, 2, 3))
+
+
 @pytest.mark.parametrize("launches", [[Group((0, 1, 2))], [Group((0, 1, 2, 3, 4, 5)), Group((5,))]])
 def test_a_plan_that_forgets_or_repeats_a_head_is_refused(launches):
     with pytest.raises(ValueError, match="each of 6 heads in one launch"):
