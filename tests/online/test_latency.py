@@ -1,7 +1,9 @@
 """Latency profiles: what they interpolate, what they refuse, and that a measured one fits the pipeline it was measured for."""
 
+import hashlib
 import json
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,6 +111,51 @@ def test_damaged_files_are_refused_with_the_remedy(tmp_path):
             LatencyProfile.load(path)
     with pytest.raises(InputError, match="cannot be read"):
         LatencyProfile.load(tmp_path / "nowhere.json")
+
+
+POINT = asdict(Latency("select", 1, -1, 0, 0.5, 64, 2.0, 3.0, 9))
+WRONG = [
+    {"median_us": math.nan}, {"median_us": math.inf}, {"median_us": "2.0"}, {"median_us": None}, {"median_us": -0.5},
+    {"p95_us": math.nan}, {"keys": "64"}, {"keys": 0.5}, {"retention": None}, {"stage": "rest"}, {"stage": 1}, {"mode": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"points": []},
+        {"binding": 3, "points": []},
+        {"binding": {}, "points": 7},
+        {"binding": {}, "points": [7]},
+        {"binding": {}, "points": [{"stage": "select"}]},
+        *({"binding": {}, "points": [POINT | wrong]} for wrong in WRONG),
+    ],
+)
+def test_a_file_of_another_content_is_refused_with_the_remedy(tmp_path, content):
+    """Whoever wrote it also wrote the checksum."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"schema_version": 2, "sha256": digest, "profile": content}))
+    with pytest.raises(InputError, match=r"not the content of one .*experiments\.run \+exp=latency_profile"):
+        LatencyProfile.load(path)
+
+
+@pytest.mark.parametrize("missing", [("estimate",), ("select",), ("attend",), ("estimate", "select", "attend")])
+def test_a_profile_without_a_stage_is_refused_with_the_remedy(missing):
+    profile = linear_profile()
+    lean = LatencyProfile(profile.binding, tuple(p for p in profile.points if p.stage not in missing))
+    with pytest.raises(InputError, match=r"asked for .*experiments\.run \+exp=latency_profile"):
+        lean.work([Group((0,), 0)], (0.2,), keys=128)
+
+
+def test_a_curve_that_ends_early_bounds_what_is_said():
+    profile = linear_profile()
+    lean = LatencyProfile(
+        profile.binding, tuple(p for p in profile.points if (p.stage, p.retention, p.keys) != ("attend", 0.4, 512))
+    )
+    with pytest.raises(InputError, match="asked for attend of retention"):
+        lean.work([Group((0,), 0)], (0.2,), keys=500)
 
 
 def probe_of(chunk, **changes) -> Probe:
