@@ -95,7 +95,7 @@ def run_overlapped(
 
     `launches` go through the estimate in their order; selection and attention take the heads in `order`, at most
     `queue_heads` of which wait between two stages. The estimate and the selection have threads that live as long as the call,
-    attention runs in the calling thread. Where a stage fails all stop, no thread is left, and the error is raised
+    attention runs in the calling thread. Where a stage fails all stop, and when none is at work the error is raised
     here: `InputError` and interruptions as they are, anything else as `StageError`; all name stage and heads. Interruptions
     wait for what a stage is at: a launch cannot be stopped, and nobody may use its memory meanwhile.
 
