@@ -10,7 +10,8 @@ STAGES = ("estimate", "select", "attend")
 class Span:
     """One stage of one launch or head: times in microseconds from the start of the call, and the bytes it read and wrote.
 
-    `heads` are places in the call's tensors. Bytes count every operand once, and K and V once for each entry of a list; 0 if simulated.
+    `heads` are places in the call's tensors. Bytes count every operand once, and K and V once for each entry of a list.
+    Simulated spans have none.
     """
 
     stage: str
