@@ -1,9 +1,10 @@
 """A bounded queue between two stages that run at the same time."""
 
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any
+
+_END = object()
 
 
 class ClosedError(Exception):
@@ -11,42 +12,45 @@ class ClosedError(Exception):
 
 
 class Channel:
-    """Holds at most `capacity` items. Anyone may close it, and then no side of it waits any longer."""
+    """Holds at most `capacity` items, for one side that feeds and one that iterates. Anyone may close it, and then neither waits.
+
+    Made of the one queue whose calls an interruption cannot leave half done.
+    """
 
     def __init__(self, capacity: int):
-        self._capacity, self._items = capacity, deque()
-        self._changed = threading.Condition()
-        self._ended = self._closed = False
+        self._items, self._room = SimpleQueue(), SimpleQueue()
+        for _ in range(capacity):
+            self._room.put(None)
+        self._closed = False
 
     def feed(self, items: Iterable[Any]) -> None:
-        """Passes everything on, waiting for room, and ends the stream. Raises `ClosedError` as soon as the channel is closed."""
+        """Passes everything on, waiting for room, and ends the stream. Raises `ClosedError` as soon as the channel is closed.
+
+        Of a closed channel not even the first item is asked for.
+        """
+        self._check()
         for item in items:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
-                self._check()
-                self._items.append(item)
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+            self._room.get()
+            self._check()
+            self._items.put(item)
+        self._items.put(_END)
 
     def __iter__(self) -> Iterator[Any]:
         """What the other side feeds, until it ends. Raises `ClosedError` as soon as the channel is closed."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._ended or self._items)
-                self._check()
-                if not self._items:
-                    return
-                item = self._items.popleft()
-                self._changed.notify_all()
+            self._check()
+            item = self._items.get()
+            self._check()
+            if item is _END:
+                return
+            self._room.put(None)
             yield item
 
     def close(self) -> None:
         """Stops both sides, at whatever they wait for."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._room.put(None)
+        self._items.put(_END)
 
     def _check(self) -> None:
         if self._closed:

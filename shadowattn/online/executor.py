@@ -4,11 +4,11 @@ The stages are generators that feed on one another. Chained they run head by hea
 overlap. Whichever it is, a head meets the same code with the same tensors, so the same keys are selected.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from shadowattn.online.channel import Channel, ClosedError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.plan import Group
 from shadowattn.online.timeline import Span, Timeline
+from shadowattn.online.workers import Workers
 from shadowattn.threads import thread_budget
 from shadowattn.types import Selection
 
@@ -50,20 +51,21 @@ class ScorePool:
     """Memory for scores that outlive their launch, kept between calls: first touching fresh memory costs more than the copy."""
 
     def __init__(self):
-        self._free: list[Tensor] = []
+        self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
 
     def copy(self, scores: Tensor) -> Tensor:
         """A copy in memory of its own."""
         try:
             kept = self._free.pop()
         except IndexError:
-            kept = scores.new_empty(0)
-        if kept.numel() < scores.numel() or kept.dtype != scores.dtype:
-            kept = scores.new_empty(scores.numel())
-        return kept[: scores.numel()].view(scores.shape).copy_(scores)
+            kept = torch.UntypedStorage(scores.nbytes)
+        if kept.nbytes() < scores.nbytes:
+            kept = torch.UntypedStorage(scores.nbytes)
+        return scores.new_empty(0).set_(kept, 0, scores.shape).copy_(scores)
 
     def give_back(self, scores: Tensor) -> None:
-        self._free.append(scores.view(-1))
+        """Takes back what `copy` returned, however much larger its memory is."""
+        self._free.append(scores.untyped_storage())
 
 
 def run_sequential(
@@ -93,8 +95,13 @@ def run_overlapped(
 
     `launches` go through the estimate in their order; selection and attention take the heads in `order`, at most
     `queue_heads` of which wait between two stages. The estimate and the selection have threads that live as long as the call,
-    attention runs in the calling thread. Where a stage fails all stop, no thread is left, and the error is raised
-    here: `InputError` and interruptions as they are, anything else as `StageError`; all name stage and heads.
+    attention runs in the calling thread. Where a stage fails all stop, and when none is at work the error is raised
+    here: `InputError` and interruptions as they are, anything else as `StageError`; all name stage and heads. Interruptions
+    wait for what a stage is at: a launch cannot be stopped, and nobody may use its memory meanwhile.
+
+    Scores live from their launch until their head is selected: those of at most `queue_heads` heads in the queue, of one being
+    selected, and of all that were launched before their turn in `order`, which nothing else bounds. Where the order is
+    that of the launches these are one launch's; an order that begins with the last launch keeps the scores of every head.
     """
     run = _Run(chunk, launches, order, threads, keep_lists, pool)
     scores, selections = Channel(queue_heads), Channel(queue_heads)
@@ -103,39 +110,41 @@ def run_overlapped(
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     torch_threads = torch.get_num_threads()
 
-    def stop(error: BaseException) -> None:
-        if not isinstance(error, ClosedError):
-            failures.append(error)
+    def close() -> None:
         for channel in channels:
             channel.close()
 
-    def work(channel: Channel, source: Callable[[], Iterable], budget: int | None) -> None:
+    def stop(error: BaseException) -> None:
+        if not isinstance(error, ClosedError):
+            failures.append(error)
+        close()
+
+    def work(channel: Channel, source: Callable[[], Iterable]) -> None:
         try:
-            # torch's modes are a thread's own.
-            with torch.inference_mode(modes[1]), torch.set_grad_enabled(modes[0]), thread_budget(budget):
+            # A thread's own in torch. Asking makes it what was set last anywhere, be it a stage's budget; setting comes after.
+            torch.get_num_threads()
+            torch.set_num_threads(torch_threads)
+            with torch.inference_mode(modes[1]), torch.set_grad_enabled(modes[0]):
                 channel.feed(source())
         except BaseException as error:
             stop(error)
 
     if chunk.selects_in_estimate:
-        stages = [(selections, run.estimate, threads.estimate)]
+        stages = [(selections, run.estimate)]
     else:
-        stages = [(scores, run.estimate, threads.estimate), (selections, lambda: run.select(scores), threads.select)]
-    workers = [threading.Thread(target=work, args=stage, name="shadowattn-stage") for stage in stages]
+        stages = [(scores, run.estimate), (selections, lambda: run.select(scores))]
+    workers = Workers()
     try:
-        for worker in workers:
-            worker.start()
-        with thread_budget(threads.attend):
-            run.attend(selections)
+        for stage in stages:
+            workers.start(partial(work, *stage))
+        run.attend(selections)
     except BaseException as error:
         stop(error)
     finally:
-        for worker in workers:
-            if worker.ident is not None:
-                worker.join()
-        torch.set_num_threads(torch_threads)  # the budgets of stages also became what a new thread would start with
+        failures += workers.wait(close)
+        torch.set_num_threads(torch_threads)  # an interruption may have come before attention's budget was undone
     if failures:
-        raise failures[0]
+        raise next((error for error in failures if not isinstance(error, Exception)), failures[0])
     return run.result()
 
 

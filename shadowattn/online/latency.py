@@ -5,9 +5,10 @@ Schedulers and the simulator see it as a `plan.Work`. `online.probe` measures, `
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import numpy as np
 from shadowattn.artifacts import write_json
 from shadowattn.errors import InputError
 from shadowattn.online.plan import Group, Launch, Work
+from shadowattn.online.timeline import STAGES
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 REMEDY = "measure it with: python -m experiments.run +exp=latency_profile"
 
 
@@ -38,6 +40,14 @@ class Latency:
     median_us: float
     p95_us: float
     n: int
+
+    def __post_init__(self):
+        for field in fields(self):
+            value, expected = getattr(self, field.name), (int, float) if field.type is float else field.type
+            if not isinstance(value, expected) or (field.type is not str and not -1 <= value < math.inf):
+                raise InputError(f"latency: expected {field.name} as a finite {field.type.__name__}, got {value!r}")
+        if self.stage not in STAGES or min(self.median_us, self.p95_us) < 0:
+            raise InputError(f"latency: expected a time of at least 0 µs of {', '.join(STAGES)}, got {self}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,8 @@ class LatencyProfile:
         """Selection (`select`) or attention (`attend`) of heads with `retention` [H]."""
         curves = self._stages[stage]
         retentions = np.array(list(curves))
-        if min(retention) < retentions[0] or max(retention) > retentions[-1] or keys > max(at[-1] for at, _ in curves.values()):
+        within = len(curves) and retentions[0] <= min(retention) and max(retention) <= retentions[-1]
+        if not within or keys > min(at[-1] for at, _ in curves.values()):
             raise self._beyond(f"{stage} of retention {min(retention):g} … {max(retention):g} on {keys} keys")
         values = [np.interp(keys, at, median) for at, median in curves.values()]
         return np.interp(retention, retentions, values)
@@ -107,10 +118,15 @@ class LatencyProfile:
         return made
 
     def check(self, binding: dict[str, str | int]) -> None:
-        """Raises `InputError` where a run with `binding` is not one that this was measured for."""
+        """Raises `InputError` where a run with `binding` is not one that this was measured for.
+
+        Fewer rows or heads than it was measured with are one: a last chunk is shorter, and some of a layer's heads may go dense.
+        """
         for name, here in binding.items():
-            if self.binding.get(name) != here:
-                raise InputError(f"latency profile: measured with {name} {self.binding.get(name)}, here it is {here}; {REMEDY}")
+            measured = self.binding.get(name)
+            fewer = name in ("rows", "heads") and isinstance(measured, int) and here < measured
+            if measured != here and not fewer:
+                raise InputError(f"latency profile: measured with {name} {measured}, here it is {here}; {REMEDY}")
 
     def save(self, path: Path) -> Path:
         """Writes it as JSON with a checksum, atomically."""
@@ -120,7 +136,7 @@ class LatencyProfile:
 
     @classmethod
     def load(cls, path: Path) -> "LatencyProfile":
-        """Reads one. Raises `InputError` where it is missing, cut short, altered or of another version."""
+        """Reads one. Raises `InputError` where it is missing, cut short, altered, of another version or another content."""
         try:
             stored = json.loads(Path(path).read_text())
             version, digest, content = stored["schema_version"], stored["sha256"], stored["profile"]
@@ -130,7 +146,10 @@ class LatencyProfile:
             raise InputError(f"latency profile {path}: expected schema version {SCHEMA_VERSION}, got {version}; {REMEDY}")
         if digest != _digest(content):
             raise InputError(f"latency profile {path}: altered since it was written; {REMEDY}")
-        return cls(content["binding"], tuple(Latency(**point) for point in content["points"]))
+        try:
+            return cls(dict(content["binding"]), tuple(Latency(**point) for point in content["points"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"latency profile {path}: not the content of one ({error}); {REMEDY}") from error
 
     @cached_property
     def _launches(self) -> dict[tuple[int, int], dict[int, tuple[list, list]]]:
@@ -151,7 +170,7 @@ class LatencyProfile:
         return made
 
     def _beyond(self, asked: str) -> InputError:
-        longest = max(point.keys for point in self.points)
+        longest = max((point.keys for point in self.points), default=0)
         retentions = sorted({point.retention for point in self.points if point.stage == "attend"})
         return InputError(
             f"latency profile: measured up to {longest} keys at retentions {retentions}, asked for {asked}; {REMEDY} for it"

@@ -35,7 +35,6 @@ class Pipeline:
     scheduler: Scheduler | None = None
     profile: LatencyProfile | None = None
     _pool: ScorePool = field(default_factory=ScorePool, init=False, repr=False)
-    _checked: object = field(default=None, init=False, repr=False)  # the estimator that the profile was found to fit
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -71,16 +70,16 @@ class Pipeline:
 
     def _arrange(self, chunk: Chunk, threads: Threads) -> tuple[list[Group], list[int]]:
         """The launches in their order, and the order of the heads behind them."""
+        if self.mode == "planned":
+            (heads, rows, head_dim), kv_heads = chunk.q.shape, chunk.k.shape[0]
+            parts = chunk.estimator, chunk.kernels, chunk.rule, threads
+            shape = {"heads": heads, "kv_heads": kv_heads, "rows": rows, "head_dim": head_dim}
+            self.profile.check(binding(*parts, **shape, dtype=chunk.q.dtype))
         heads = range(len(chunk.heads))
         groups = [Group((head,)) for head in heads] if chunk.selects_in_estimate else chunk.groups()
         if self.mode in ("off", "overlap"):
             groups = sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
         if self.mode != "planned":
             return groups, [head for group in groups for head in group.heads]
-        if self._checked is not chunk.estimator:
-            rows = max(chunk.q.shape[1], int(self.profile.binding["rows"]))  # a last chunk may be shorter
-            parts = chunk.estimator, chunk.kernels, chunk.rule, threads
-            self.profile.check(binding(*parts, head_dim=chunk.q.shape[2], rows=rows, dtype=chunk.q.dtype))
-            self._checked = chunk.estimator
         plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.k.shape[1]))
         return [groups[launch] for launch in plan.launches], list(plan.heads)

@@ -36,7 +36,7 @@ class Plan:
     """An order: of the launches on the device, and of the heads in selection and attention.
 
     Selection and attention take the heads in that order, whatever the device has done already: a head whose launch comes late
-    holds up the heads behind it.
+    holds up the heads behind it, and the scores of those that were launched stay in memory.
     """
 
     launches: tuple[int, ...]

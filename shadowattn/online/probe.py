@@ -12,6 +12,8 @@ from torch import Tensor
 from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
+from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.estimation import GraphForm
 from shadowattn.graphs.quantize import INT8_MAX
 from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
@@ -53,7 +55,8 @@ class Probe:
     def binding(self) -> dict[str, str | int]:
         """What a profile of these measurements holds for."""
         parts = self.estimator, self.kernels, self.rule, self.threads
-        return binding(*parts, head_dim=self.head_dim, rows=self.rows, dtype=self.dtype)
+        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "rows": self.rows, "head_dim": self.head_dim}
+        return binding(*parts, **shape, dtype=self.dtype)
 
     def launches(self) -> list[Group]:
         """Every kind of launch: each size in each bucket; without a bank one head, and all that read the same keys.
@@ -132,36 +135,53 @@ class Probe:
 
 
 def binding(
-    estimator: Estimator, kernels: Kernels, rule: Rule, threads: Threads, *, head_dim: int, rows: int, dtype: torch.dtype
+    estimator: Estimator,
+    kernels: Kernels,
+    rule: Rule,
+    threads: Threads,
+    *,
+    heads: int,
+    kv_heads: int,
+    rows: int,
+    head_dim: int,
+    dtype: torch.dtype,
 ) -> dict[str, str | int]:
-    """What a latency depends on beside its own point: machine, kernels, bank, shape, how lists are made, threads."""
+    """What a latency depends on beside its own point: machine, kernels, bank, shape, how lists are made, threads.
+
+    Takes tens of microseconds, so that it can be asked for with every call.
+    """
     bank = getattr(estimator, "bank", None)
-    installed = versions()
     return {
-        "processor": processor(),
-        "cores": cores(),
-        "torch": installed["torch"],
-        "openvino": installed["openvino"],
-        "kernels": _kernels(kernels.name),
+        **_machine(),
+        "kernels": _native(native.level()) if kernels.name == "native" else kernels.name,
         "estimator": type(estimator).__name__,
-        "bank": "none" if bank is None else _bank(bank),
-        "head_dim": head_dim,
+        "bank": "none" if bank is None else _bank(bank.pairs, bank.shapes, bank.form, bank.device, bank.distance),
+        "heads": heads,
+        "kv_heads": kv_heads,
         "rows": rows,
+        "head_dim": head_dim,
         "dtype": str(dtype).removeprefix("torch."),
-        "query_block": rule.query_block,
-        "block_score": rule.block_score,
-    } | {f"{stage}_threads": budget or torch.get_num_threads() for stage, budget in vars(threads).items()}
+        **vars(rule),
+        **{f"{stage}_threads": budget or torch.get_num_threads() for stage, budget in vars(threads).items()},
+    }
 
 
 @cache
-def _kernels(name: str) -> str:
+def _machine() -> dict[str, str | int]:
+    installed = versions()
+    return {"processor": processor(), "cores": cores(), "torch": installed["torch"], "openvino": installed["openvino"]}
+
+
+@cache
+def _native(level: int) -> str:
     """A build of the native kernels is known by its bytes."""
-    if name != "native":
-        return name
-    return f"native {native.LEVELS[native.level()]} {sha256(native.path())[:12]}"
+    return f"native {native.LEVELS[level]} {sha256(native.path())[:12]}"
 
 
-def _bank(bank: GraphBank) -> str:
+@cache
+def _bank(
+    pairs: tuple[tuple[float, float], ...], shapes: tuple[GraphShape, ...], form: GraphForm, device: str, distance: str
+) -> str:
     """What the bank's manifest lists."""
-    listed = {"pairs": bank.pairs, "shapes": [asdict(shape) for shape in bank.shapes], "form": asdict(bank.form)}
-    return content_hash(listed | {"device": bank.device, "lookup": bank.distance})
+    listed = {"pairs": pairs, "shapes": [asdict(shape) for shape in shapes], "form": asdict(form)}
+    return content_hash(listed | {"device": device, "lookup": distance})

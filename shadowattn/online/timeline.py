@@ -1,4 +1,4 @@
-"""What ran when: the record that the executor and the simulator both leave."""
+"""What ran when: the record that the executor and the simulator both leave, and all that their interfaces have in common."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ class Span:
     """One stage of one launch or head: times in microseconds from the start of the call, and the bytes it read and wrote.
 
     `heads` are places in the call's tensors. Bytes count every operand once, and K and V once for each entry of a list.
+    Simulated spans have none.
     """
 
     stage: str

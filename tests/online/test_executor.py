@@ -1,6 +1,11 @@
 """Pipelines: the same keys and outputs as without one, errors that name stage and heads, and no thread left."""
 
+import _thread
+import sys
 import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -22,6 +27,7 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, RetentionProfile, ScaleGrid
+from tests.online.test_workers import interrupt_the_caller, late_and_interrupted
 from tests.tensors import integer_qkv
 
 HEADS, KV_HEADS, ROWS, KEYS, DIM = 6, 2, 32, 160, 16
@@ -52,6 +58,18 @@ class Backwards:
 
     def plan(self, work):
         return Plan(tuple(reversed(range(len(work.launches)))), tuple(reversed(range(len(work.select_us)))))
+
+
+def threads_alive() -> int:
+    return len(sys._current_frames())
+
+
+def assert_alive(threads: int) -> None:
+    """The last step of a thread is after the last of its work."""
+    until = time.monotonic() + 5
+    while threads_alive() > threads and time.monotonic() < until:
+        time.sleep(1e-3)
+    assert threads_alive() <= threads
 
 
 def estimators(bank) -> dict:
@@ -88,8 +106,10 @@ def test_any_order_of_launches_and_heads_selects_the_same(bank, data):
     budgets = st.sampled_from([None, 1, 2])
     threads = Threads(*(data.draw(budgets) for _ in range(3)))
     queue_heads = data.draw(st.integers(1, HEADS))
-    ran = run_overlapped(chunk, launches, order, threads=threads, queue_heads=queue_heads, keep_lists=True, pool=ScorePool())
+    pool = Counting()
+    ran = run_overlapped(chunk, launches, order, threads=threads, queue_heads=queue_heads, keep_lists=True, pool=pool)
     assert_same(ran, chunk)
+    assert pool.most <= most_copies(launches, order, queue_heads)
 
 
 class Interruption(BaseException):
@@ -132,11 +152,11 @@ def test_a_failing_stage_stops_all_and_says_where(stage, error, raised, message,
     chunk = make_chunk(Oracle())
     part = "estimator" if stage == "estimate" else "kernels"
     broken = replace(chunk, **{part: Failing(getattr(chunk, part), stage, error, calls)})
-    before, torch_threads = threading.active_count(), torch.get_num_threads()
+    before, torch_threads = threads_alive(), torch.get_num_threads()
     pipeline = Pipeline(mode, queue_heads=1)
     with pytest.raises(raised) as caught:
         pipeline.run(broken, keep_lists=False)
-    assert threading.active_count() == before
+    assert_alive(before)
     assert torch.get_num_threads() == torch_threads
     where = f"{stage} of head {calls} in layer 3"
     if raised is Interruption:
@@ -146,6 +166,200 @@ def test_a_failing_stage_stops_all_and_says_where(stage, error, raised, message,
         assert str(caught.value) == f"{where}{' ' if raised is StageError else ''}{message}"
         assert caught.value.__cause__ is error
     assert_same(pipeline.run(chunk, keep_lists=True), chunk)  # and the pipeline still works
+
+
+@dataclass
+class Watched:
+    """Wraps an estimator or kernels; `watch(method, call)` comes before each call of theirs, `at_work` counts those under way."""
+
+    wrapped: object
+    watch: Callable[[str, int], None]
+
+    def __post_init__(self):
+        self.calls, self.at_work = Counter(), 0
+
+    def __getattr__(self, name):
+        method = getattr(self.wrapped, name)
+        if name not in ("estimate", "select", "attend", "launch"):
+            return method
+
+        def call(*arguments, **options):
+            self.at_work += 1
+            self.calls[name] += 1
+            self.watch(name, self.calls[name] - 1)
+            try:
+                return method(*arguments, **options)
+            finally:
+                self.at_work -= 1
+
+        return call
+
+
+def watched(chunk: Chunk, watch) -> Chunk:
+    return replace(chunk, estimator=Watched(chunk.estimator, watch), kernels=Watched(chunk.kernels, watch))
+
+
+def test_an_interrupted_start_leaves_nothing_at_work(monkeypatch):
+    chunk = watched(make_chunk(Oracle()), lambda method, call: None)
+    before = threads_alive()
+    monkeypatch.setattr(_thread, "start_new_thread", late_and_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline("overlap").run(chunk, keep_lists=False)
+    assert_alive(before)
+    assert not chunk.estimator.calls
+
+
+def test_a_second_interruption_waits_for_the_stages_too():
+    interruption = Interruption()
+
+    def watch(method, call):
+        if method == "attend":
+            raise interruption
+        if method == "estimate" and call == 1:
+            time.sleep(0.1)
+            interrupt_the_caller()
+            time.sleep(0.2)
+
+    chunk = watched(make_chunk(Oracle()), watch)
+    before = threads_alive()
+    with pytest.raises(Interruption) as caught:
+        Pipeline("overlap").run(chunk, keep_lists=False)
+    assert caught.value is interruption
+    assert chunk.estimator.calls["estimate"] == 2
+    assert not chunk.estimator.at_work
+    assert_alive(before)
+
+
+def test_an_interruption_while_a_failure_is_cleaned_up_is_not_lost():
+    def watch(method, call):
+        if method == "attend":
+            raise ZeroDivisionError
+        if method == "estimate" and call == 1:
+            time.sleep(0.1)
+            interrupt_the_caller()
+
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline("overlap").run(watched(make_chunk(Oracle()), watch), keep_lists=False)
+
+
+@pytest.fixture
+def torch_threads():
+    """More than the budgets of the tests, and than most machines have cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    yield 5
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("mode", ["off", "overlap"])
+@pytest.mark.parametrize("budgets", [(1, 2, 3), (2, 1, 4), (1, None, 2), (None, 1, None)])
+def test_each_stage_runs_on_its_budget(torch_threads, budgets, mode):
+    chunk = make_chunk(Oracle())
+    seen, second_estimate, first_select = defaultdict(set), threading.Event(), threading.Event()
+
+    def watch(method, call):
+        if mode == "overlap" and (method, call) == ("select", 0):  # asks for the first time when the estimate has set its budget
+            second_estimate.wait(5)
+        seen[method].add(torch.get_num_threads())
+        if mode == "overlap" and (method, call) == ("estimate", 1):
+            second_estimate.set()
+            first_select.wait(5)
+        if method == "select":
+            first_select.set()
+
+    launches = [Group((head,)) for head in range(HEADS)]
+    how = {"threads": Threads(*budgets), "keep_lists": False, "pool": ScorePool()}
+    if mode == "off":
+        run_sequential(watched(chunk, watch), launches, **how)
+    else:
+        run_overlapped(watched(chunk, watch), launches, range(HEADS), queue_heads=2, **how)
+    wanted = dict(zip(("estimate", "select", "attend"), budgets, strict=True))
+    assert seen == {stage: {budget or torch_threads} for stage, budget in wanted.items()}
+    assert torch.get_num_threads() == torch_threads
+    assert threads_of_a_new_thread() == torch_threads
+
+
+def threads_of_a_new_thread() -> int:
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_an_interrupted_end_of_a_budget_is_made_up_for(torch_threads, monkeypatch):
+    """Of attention's, the one in the calling thread."""
+    caller, calls, set_num_threads = threading.get_ident(), [], torch.set_num_threads
+
+    def interrupted(threads):
+        if threading.get_ident() == caller:
+            calls.append(threads)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        set_num_threads(threads)
+
+    monkeypatch.setattr(torch, "set_num_threads", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline("overlap", threads=Threads(1, 1, 1)).run(make_chunk(Oracle()), keep_lists=False)
+    assert calls[:2] == [1, torch_threads]
+    assert torch.get_num_threads() == torch_threads
+
+
+class Counting(ScorePool):
+    """Counts the copies that have not been given back."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive = self.most = 0
+        self._counted = threading.Lock()
+
+    def copy(self, scores):
+        with self._counted:
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+        return super().copy(scores)
+
+    def give_back(self, scores):
+        with self._counted:
+            self.alive -= 1
+        super().give_back(scores)
+
+
+def most_copies(launches: list[Group], order: list[int], queue_heads: int) -> int:
+    """As `run_overlapped` says: in the queue, being selected, and launched before their turn."""
+    launched, handed_on, waiting = set(), 0, 0
+    for group in launches:
+        launched |= set(group.heads)
+        waiting = max(waiting, len(launched) - handed_on)
+        while handed_on < len(order) and order[handed_on] in launched:
+            handed_on += 1
+    return queue_heads + 1 + waiting
+
+
+def slow_select(method: str, call: int) -> None:
+    if method == "select":
+        time.sleep(0.01)  # the estimate runs ahead as far as it may
+
+
+@pytest.mark.parametrize("queue_heads", [1, 2])
+def test_scores_alive_are_bounded_where_heads_go_in_the_order_of_launches(bank, queue_heads):
+    chunk, pool = make_chunk(Int8(bank)), Counting()
+    chunk = replace(chunk, kernels=Watched(chunk.kernels, slow_select))
+    launches = [Group((head,), group.bucket) for group in chunk.groups() for head in group.heads]
+    order = [head for group in launches for head in group.heads]
+    run_overlapped(chunk, launches, order, threads=Threads(1, 1, 1), queue_heads=queue_heads, keep_lists=False, pool=pool)
+    assert pool.most == most_copies(launches, order, queue_heads) == queue_heads + 2 < HEADS
+    assert pool.alive == 0
+
+
+def test_an_order_that_begins_with_the_last_launch_keeps_every_head(bank):
+    chunk, pool = make_chunk(Int8(bank)), Counting()
+    launches = [Group((head,), group.bucket) for group in chunk.groups() for head in group.heads]
+    order = [head for group in reversed(launches) for head in group.heads]
+    ran = run_overlapped(chunk, launches, order, threads=Threads(1, 1, 1), queue_heads=1, keep_lists=True, pool=pool)
+    assert_same(ran, chunk)
+    assert pool.most == HEADS
+    assert pool.alive == 0
 
 
 def test_nan_is_an_input_error_in_every_mode(bank):
@@ -162,6 +376,27 @@ def test_workers_inherit_torchs_modes():
     chunk.q.requires_grad_()
     with torch.no_grad():
         assert not Pipeline("overlap").run(chunk, keep_lists=False).out.requires_grad
+
+
+def test_the_pool_keeps_the_largest_memory():
+    """A second prompt starts with short chunks again."""
+    pool, seen = ScorePool(), []
+    for keys in (64, 16, 64):
+        for dtype in (torch.float32, torch.int8):
+            scores = torch.arange(2 * keys).view(1, 2, keys).to(dtype)
+            copy = pool.copy(scores)
+            assert copy.equal(scores)
+            assert copy.dtype == dtype
+            seen.append(copy.data_ptr())
+            pool.give_back(copy)
+    assert len(set(seen)) == 1
+
+
+def test_the_pools_memory_outlives_inference_mode():
+    pool = ScorePool()
+    with torch.inference_mode():
+        pool.give_back(pool.copy(torch.zeros(1, 2, 3)))
+    assert pool.copy(torch.ones(1, 2, 3)).equal(torch.ones(1, 2, 3))
 
 
 @pytest.mark.parametrize("launches", [[Group((0, 1, 2))], [Group((0, 1, 2, 3, 4, 5)), Group((5,))]])

@@ -1,13 +1,18 @@
 """Latency profiles: what they interpolate, what they refuse, and that a measured one fits the pipeline it was measured for."""
 
+import hashlib
 import json
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from shadowattn.errors import InputError
+from shadowattn.graphs import GraphBank, GraphShape
+from shadowattn.kernels import native
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
@@ -16,6 +21,8 @@ from shadowattn.online.latency import Latency, LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group
 from shadowattn.online.probe import Probe
+from shadowattn.online.selection import Rule
+from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, Backwards, assert_same, bank, make_chunk
 
 __all__ = ["bank"]  # the fixture
@@ -96,7 +103,7 @@ def test_damaged_files_are_refused_with_the_remedy(tmp_path):
     damages = {
         "cannot be read": whole[: len(whole) // 2],
         "altered since": json.dumps(stored),
-        "schema version 1, got 0": whole.replace('"schema_version": 1', '"schema_version": 0'),
+        "schema version 2, got 1": whole.replace('"schema_version": 2', '"schema_version": 1'),
     }
     for reason, text in damages.items():
         path.write_text(text)
@@ -104,6 +111,51 @@ def test_damaged_files_are_refused_with_the_remedy(tmp_path):
             LatencyProfile.load(path)
     with pytest.raises(InputError, match="cannot be read"):
         LatencyProfile.load(tmp_path / "nowhere.json")
+
+
+POINT = asdict(Latency("select", 1, -1, 0, 0.5, 64, 2.0, 3.0, 9))
+WRONG = [
+    {"median_us": math.nan}, {"median_us": math.inf}, {"median_us": "2.0"}, {"median_us": None}, {"median_us": -0.5},
+    {"p95_us": math.nan}, {"keys": "64"}, {"keys": 0.5}, {"retention": None}, {"stage": "rest"}, {"stage": 1}, {"mode": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"points": []},
+        {"binding": 3, "points": []},
+        {"binding": {}, "points": 7},
+        {"binding": {}, "points": [7]},
+        {"binding": {}, "points": [{"stage": "select"}]},
+        *({"binding": {}, "points": [POINT | wrong]} for wrong in WRONG),
+    ],
+)
+def test_a_file_of_another_content_is_refused_with_the_remedy(tmp_path, content):
+    """Whoever wrote it also wrote the checksum."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"schema_version": 2, "sha256": digest, "profile": content}))
+    with pytest.raises(InputError, match=r"not the content of one .*experiments\.run \+exp=latency_profile"):
+        LatencyProfile.load(path)
+
+
+@pytest.mark.parametrize("missing", [("estimate",), ("select",), ("attend",), ("estimate", "select", "attend")])
+def test_a_profile_without_a_stage_is_refused_with_the_remedy(missing):
+    profile = linear_profile()
+    lean = LatencyProfile(profile.binding, tuple(p for p in profile.points if p.stage not in missing))
+    with pytest.raises(InputError, match=r"asked for .*experiments\.run \+exp=latency_profile"):
+        lean.work([Group((0,), 0)], (0.2,), keys=128)
+
+
+def test_a_curve_that_ends_early_bounds_what_is_said():
+    profile = linear_profile()
+    lean = LatencyProfile(
+        profile.binding, tuple(p for p in profile.points if (p.stage, p.retention, p.keys) != ("attend", 0.4, 512))
+    )
+    with pytest.raises(InputError, match="asked for attend of retention"):
+        lean.work([Group((0,), 0)], (0.2,), keys=500)
 
 
 def probe_of(chunk, **changes) -> Probe:
@@ -158,6 +210,72 @@ def test_a_foreign_profile_is_refused(bank):
             Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=other).run(chunk, keep_lists=False)
     with pytest.raises(InputError, match="measured with estimate_threads 1, here it is 2"):
         Pipeline("planned", threads=Threads(2, 1, 1), scheduler=Backwards(), profile=profile).run(chunk, keep_lists=False)
+
+
+def other_bank() -> GraphBank:
+    grid = ScaleGrid((0.01, 0.012, 0.03), (0.012, 0.015, 0.02))
+    return GraphBank.build(RetentionProfile(((0.2,) * HEADS,), grid, DIM, "", "", ""), (GraphShape(1, ROWS, DIM, KEYS),))
+
+
+FOREIGN = {
+    "kernels": lambda chunk: {"kernels": SimpleNamespace(name="abacus")},
+    "estimator": lambda chunk: {"estimator": Oracle()},
+    "bank": lambda chunk: {"estimator": Int8(other_bank())},
+    "heads": lambda chunk: {"q": torch.cat([chunk.q, chunk.q])},
+    "kv_heads": lambda chunk: {"k": chunk.k[:1]},
+    "rows": lambda chunk: {"q": torch.cat([chunk.q, chunk.q], 1)},
+    "head_dim": lambda chunk: {"q": chunk.q[..., : DIM // 2]},
+    "dtype": lambda chunk: {"q": chunk.q.bfloat16()},
+    "query_block": lambda chunk: {"rule": Rule(8)},
+    "block_score": lambda chunk: {"rule": Rule(block_score="max")},
+    "sinks": lambda chunk: {"rule": Rule(sinks=2)},
+    "recent": lambda chunk: {"rule": Rule(recent=2)},
+}
+
+
+@pytest.fixture
+def planned(bank):
+    """A chunk, and a pipeline that has run it."""
+    chunk = make_chunk(Int8(bank))
+    pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(chunk))
+    pipeline.run(chunk, keep_lists=False)
+    return chunk, pipeline
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_pipeline_that_has_run_still_refuses_what_it_was_not_measured_for(planned, name):
+    chunk, pipeline = planned
+    with pytest.raises(InputError, match=rf"measured with {name} .*, here it is .*\+exp=latency_profile"):
+        pipeline.run(replace(chunk, **FOREIGN[name](chunk)), keep_lists=False)
+    assert_same(pipeline.run(chunk, keep_lists=True), chunk)
+
+
+@pytest.mark.parametrize("stage", ["estimate", "select", "attend"])
+def test_a_pipeline_that_has_run_still_refuses_other_threads(planned, stage):
+    chunk, pipeline = planned
+    pipeline.threads = replace(THREADS, **{stage: 2})
+    with pytest.raises(InputError, match=f"measured with {stage}_threads 1, here it is 2"):
+        pipeline.run(chunk, keep_lists=False)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+def test_a_pipeline_that_has_run_still_refuses_another_instruction_set(planned):
+    chunk, pipeline = planned
+    if native.highest_level() == 0:
+        pytest.skip("this processor has only the portable instruction set")
+    with native.forced_level("portable"), pytest.raises(InputError, match=r"measured with kernels native .*is native portable"):
+        pipeline.run(chunk, keep_lists=False)
+
+
+def test_a_profile_also_holds_for_fewer_rows_and_heads(planned):
+    """A last chunk is shorter, and some of a layer's heads may go dense."""
+    chunk, pipeline = planned
+    few, rows = [0, 1, 4], ROWS // 2
+    fewer = {"q": chunk.q[few], "retention": chunk.retention[few], "heads": chunk.heads[torch.tensor(few)]}
+    shorter = {"q": chunk.q[:, :rows], "k": chunk.k[:, :-rows], "v": chunk.v[:, :-rows], "positions": chunk.positions[:rows]}
+    for change in (fewer, shorter):
+        part = replace(chunk, **change)
+        assert_same(pipeline.run(part, keep_lists=True), part)
 
 
 def test_an_estimator_that_selects_has_nothing_to_plan():

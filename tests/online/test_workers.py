@@ -1,0 +1,81 @@
+"""Threads of a call: interruptions come before a thread's work, or after all of it."""
+
+import _thread
+import signal
+import threading
+import time
+
+from shadowattn.online.workers import Workers
+
+
+def interrupt_the_caller() -> None:
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def late_and_interrupted(work, arguments):
+    """`_thread.start_new_thread` of a thread that comes late, on a caller that is interrupted before it comes."""
+
+    def late():
+        time.sleep(0.1)
+        work(*arguments)
+
+    START(late, ())
+    raise KeyboardInterrupt
+
+
+START = _thread.start_new_thread
+
+
+def test_waiting_is_for_everything():
+    workers, done = Workers(), []
+    for number in range(3):
+        workers.start(lambda number=number: (time.sleep(0.1), done.append(number)))
+    while len(workers._at_work) < 3:
+        time.sleep(1e-3)
+    assert workers.wait(lambda: None) == []
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_interruptions_wait_for_the_work():
+    workers, done = Workers(), []
+
+    def work():
+        for _ in range(2):
+            time.sleep(0.1)
+            interrupt_the_caller()
+        time.sleep(0.1)
+        done.append(True)
+
+    workers.start(work)
+    while not workers._at_work:
+        time.sleep(1e-3)
+    interruptions = workers.wait(lambda: None)
+    assert done
+    assert [type(error) for error in interruptions] == [KeyboardInterrupt] * 2
+
+
+def test_a_thread_that_comes_after_the_wait_does_nothing(monkeypatch):
+    workers, done = Workers(), []
+    monkeypatch.setattr(_thread, "start_new_thread", late_and_interrupted)
+    try:
+        workers.start(lambda: done.append(True))
+    except KeyboardInterrupt:
+        workers.wait(lambda: None)
+    time.sleep(0.3)
+    assert not done
+
+
+def test_a_close_that_is_interrupted_is_called_again():
+    workers, calls, waiting = Workers(), [], threading.Event()
+
+    def close():
+        calls.append(True)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        waiting.set()
+
+    workers.start(lambda: waiting.wait(5))
+    while not workers._at_work:
+        time.sleep(1e-3)
+    assert len(workers.wait(close)) == 1
+    assert waiting.is_set()
