@@ -25,11 +25,13 @@ class Arena:
         for model in models:
             for port in (*model.inputs, *model.outputs):
                 sizes[port.any_name] = max(sizes.get(port.any_name, 0), _bytes(port))
-        self._blocks = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+        with torch.inference_mode(False):  # memory first used there would stay of that mode, and be refused outside
+            self._blocks = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
 
     def view(self, port) -> Tensor:
         """The tensor of a graph's input or output."""
-        return self._blocks[port.any_name][: _bytes(port)].view(_TORCH[port.element_type.get_type_name()]).view(*port.shape)
+        with torch.inference_mode(False):
+            return self._blocks[port.any_name][: _bytes(port)].view(_TORCH[port.element_type.get_type_name()]).view(*port.shape)
 
     @property
     def bytes(self) -> int:

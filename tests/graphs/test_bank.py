@@ -216,6 +216,18 @@ def test_estimator_serves_every_head_from_its_own_bucket(bank):
     assert estimator.launched == 3
 
 
+def test_an_estimator_serves_calls_in_and_out_of_inference_mode():
+    """Its memory is made in the first and used in the others."""
+    q, k, _ = qkv(4, 2, 20, 50, 64)
+    q = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None]  # several launches, which share memory for scores
+    estimator, scores = Int8(bank_for(tiny_model())), []
+    for inference in (True, False, True):
+        with torch.inference_mode(inference):
+            scores.append(estimator.estimate(q.clone(), k.clone(), layer=0, positions=torch.arange(30, 50)).clone())
+    assert scores[0].equal(scores[1])
+    assert scores[0].equal(scores[2])
+
+
 def test_estimator_counts_heads_that_a_bucket_clips(bank):
     q, k, _ = qkv(2, 2, 20, 50, 64)
     estimator = Int8(bank)

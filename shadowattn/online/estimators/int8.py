@@ -85,7 +85,8 @@ class Int8:
     def _memory(self, part: Tensor, heads: int) -> Tensor:
         """Room for the scores of `heads` heads, kept between calls: the first touch of fresh memory takes longer than a copy."""
         if self._scores is None or self._scores.dtype != part.dtype or self._scores.numel() < heads * part[0].numel():
-            self._scores = part.new_empty(heads * part[0].numel())
+            with torch.inference_mode(False):  # as in `Arena`
+                self._scores = part.new_empty(heads * part[0].numel())
         return self._scores[: heads * part[0].numel()].view(heads, *part.shape[1:])
 
     def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Buckets]:
