@@ -210,12 +210,14 @@ def test_an_interrupted_start_leaves_nothing_at_work(monkeypatch):
 
 
 def test_a_second_interruption_waits_for_the_stages_too():
-    interruption = Interruption()
+    interruption, raising = Interruption(), threading.Event()
 
     def watch(method, call):
         if method == "attend":
+            raising.set()
             raise interruption
         if method == "estimate" and call == 1:
+            assert raising.wait(10)
             time.sleep(0.1)
             interrupt_the_caller()
             time.sleep(0.2)
@@ -231,10 +233,14 @@ def test_a_second_interruption_waits_for_the_stages_too():
 
 
 def test_an_interruption_while_a_failure_is_cleaned_up_is_not_lost():
+    raising = threading.Event()
+
     def watch(method, call):
         if method == "attend":
+            raising.set()
             raise ZeroDivisionError
         if method == "estimate" and call == 1:
+            assert raising.wait(10)
             time.sleep(0.1)
             interrupt_the_caller()
 

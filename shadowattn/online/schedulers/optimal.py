@@ -96,6 +96,7 @@ class Optimal:
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = self.limit_s
         solver.parameters.num_workers = self.workers
+        solver.parameters.catch_sigint_signal = False  # it would leave SIGINT to end the process, not to interrupt Python
         status = solver.solve(model)
         found, better = start, length
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):

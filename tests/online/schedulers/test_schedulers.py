@@ -1,5 +1,7 @@
 """Every scheduler gives a valid plan; the guarded are what they promise; the optimum is one."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import permutations
@@ -176,3 +178,22 @@ def test_bad_limits_are_refused():
     for scheduler in BY_MACHINES:
         with pytest.raises(InputError, match="machines: expected 2"):
             scheduler(machines=1)
+
+
+def test_an_interruption_after_a_search_still_reaches_python():
+    """OR-tools would take SIGINT for itself, and leave it to end the process."""
+    script = """
+import signal
+from shadowattn.online.plan import Launch, Work
+from shadowattn.online.schedulers.optimal import Optimal
+
+costs = tuple(float(7 * head % 13 + 1) for head in range(13))
+launches = tuple(Launch((head,), us) for head, us in enumerate(costs[::-1]))
+Optimal(limit_s=0.2).solve(Work(launches, costs, costs[3:] + costs[:3]))
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0)
