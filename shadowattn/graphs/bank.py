@@ -24,6 +24,8 @@ from shadowattn.types import RetentionProfile
 _REBUILD = (
     "build one that fits: GraphBank.build(profile, plan_shapes(...)), or python -m experiments.run with this model and length"
 )
+# What graphs may hold of their own all at once. A graph that got its memory back takes longer by a few milliseconds, once.
+_MOST_OWN_BYTES = 100_000_000
 
 
 class GraphBank:
@@ -110,8 +112,9 @@ class GraphBank:
             else:
                 model = self._core.compile_model(self._model(key), self.device, hints)
             graph = self._bound(key, model)
-            graph.infer()  # frees most of what compiling took
-            graph.release()
+            graph.infer()  # allocates, and frees most of what compiling took
+            if self._is_large:
+                graph.release()
             return graph
 
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
@@ -216,9 +219,15 @@ class GraphBank:
         scales = self.pairs[slot] if self.form.bakes_scales else (None, None)
         return Graph(model, shape, self.form, scales, self._arena)
 
+    @cached_property
+    def _is_large(self) -> bool:
+        """Whether the graphs' own memory counts: one with float32 inputs holds its keys again as integers."""
+        own = sum(shape.kv_heads * shape.keys * shape.head_dim for shape, _ in self.keys)
+        return self.form.inputs != "unit" and own > _MOST_OWN_BYTES
+
     def _release_others(self, keys: int) -> None:
-        """A prompt uses graphs of one length at a time, and a graph with float32 inputs holds its keys again as integers."""
-        if keys != self._length:
+        """In a large bank only graphs of one length hold memory of their own: a prompt uses one length at a time."""
+        if self._is_large and keys != self._length:
             for graph in self._graphs.values():
                 if graph.shape.keys == self._length:
                     graph.release()

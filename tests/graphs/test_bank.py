@@ -189,11 +189,20 @@ def test_blobs_of_every_thread_budget_are_kept(tmp_path):
     assert [compiled(threads)[0] for threads in (2, 1, None, 2, 1, None)] == [0, 54, 0, 54, 54, 54]
 
 
-def test_graphs_of_other_lengths_hand_back_their_memory(monkeypatch):
-    bank, released = bank_for(tiny_model()), []
+def test_in_a_large_bank_graphs_of_other_lengths_hand_back_their_memory(monkeypatch):
+    released = []
     monkeypatch.setattr(Graph, "release", lambda graph: released.append(graph.shape.keys))
-    for keys in (30, 30, 60, 30):
-        bank.lookup(0.02, 0.02, heads=1, rows=1, keys=keys, head_dim=64)
+
+    def use(bank):
+        for keys in (30, 30, 60, 30):
+            bank.lookup(0.02, 0.02, heads=1, rows=1, keys=keys, head_dim=64)
+
+    use(bank_for(tiny_model()))
+    assert released == []
+    monkeypatch.setattr("shadowattn.graphs.bank._MOST_OWN_BYTES", 9 * 2 * 64 * (32 + 64 + 128) - 1)
+    use(bank_for(tiny_model()))
+    assert released == [32, 64]
+    use(bank_for(tiny_model(), form=GraphForm("unit")))
     assert released == [32, 64]
 
 
