@@ -219,12 +219,11 @@ def _bank(
     return bank, folder.name
 
 
-def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) -> tuple[LatencyProfile, Path]:
-    """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
-    settings, method = setup.config.latency, setup.methods[setup.config.method]
-    dtype = setup.loaded.model.dtype
+def latency_probe(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) -> Probe:
+    """What measures the main method's parts under the pipeline's thread budgets."""
+    method, dtype = setup.methods[setup.config.method], setup.loaded.model.dtype
     estimator = instantiate(method.estimator, **({"bank": bank} if needs_bank(method.estimator) else {}))
-    probe = Probe(
+    return Probe(
         heads=setup.shape.heads,
         kv_heads=setup.shape.kv_heads,
         head_dim=setup.shape.head_dim,
@@ -236,6 +235,11 @@ def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) ->
         threads=pipeline.budgets(setup.device.name),
         seed=setup.config.seed,
     )
+
+
+def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) -> tuple[LatencyProfile, Path]:
+    """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
+    settings, probe = setup.config.latency, latency_probe(setup, bank, pipeline)
     lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(settings.retentions)
     bound = probe.binding()
     stage = Stage(

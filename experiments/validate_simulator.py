@@ -18,16 +18,17 @@ from benchmarks.interleave import interleave
 from experiments import study
 from experiments.progress import bar, say
 from experiments.setup import Setup, make_pipeline, needs_bank
-from experiments.stages import Offline, measure_latency
+from experiments.stages import Offline, latency_probe
 from shadowattn.artifacts import Units
 from shadowattn.graphs import GraphBank
 from shadowattn.kernels import choose
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.executor import Ran, ScorePool, run_sequential
-from shadowattn.online.latency import LatencyProfile
+from shadowattn.online.latency import Latency, LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Launch, Plan, Work
+from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation import simulate
 from shadowattn.online.simulation.description import save_device
@@ -42,7 +43,9 @@ BY = ("spans", "profile", "device")
 MODES = ("off", "overlap", "fused", "planned")
 # What the issue of the simulator asks for.
 BAR = 0.10
-_ROUNDS = 80  # overlapped runs spread by a quarter either way: fewer leave their medians uncertain by more than a few per cent
+# Overlapped runs spread by a quarter either way: fewer leave their medians uncertain by more than a few per cent. The profile is
+# measured in turn with them, since the machine is faster in some minutes than in others.
+_PASSES, _ROUNDS = 5, 16
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,24 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on every
     second case; the errors that count are those of the others.
     """
-    base = make_pipeline(setup.config)
-    latency, _ = measure_latency(setup, bank, base)
+    base, units = make_pipeline(setup.config), Units(folder / "cells")
+    probe = latency_probe(setup, bank, base)
+    lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(setup.config.latency.retentions)
+    cases = _cases(setup, lengths, retentions)
+    say(f"{_PASSES} times in turn: the latency profile at {len(lengths)} lengths, and {len(cases)} cases in {len(MODES)} ways")
+    profiles, found = [], []
+    for number in bar(range(_PASSES), "measure"):
+        points = units.get(f"profile {number}", lambda: _points(probe, lengths, retentions))
+        profiles.append(LatencyProfile(probe.binding(), tuple(Latency(**point) for point in points)))
+        found.append(units.get(f"cases {number}", lambda: _measured(setup, bank, base, profiles[0], cases)))
+    latency, found = _together(profiles), [_merged(of) for of in zip(*found, strict=True)]
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     fitted = fit_device(latency, layer, name=processor(), cores=cores())
-    units, cases = Units(folder / "cells"), _cases(setup, latency)
-    say(f"cases: {len(cases)}, in {len(MODES)} ways each, all taking turns")
-    found = units.get("cases", lambda: _measured(setup, bank, base, latency, cases))
     courses = [
-        _courses(setup, bank, base, latency, fitted.device, layer, one["spans"], *case)
+        _courses(setup, bank, base, profiles[0], latency, fitted.device, layer, one["spans"], *case)
         for case, one in zip(bar(cases, "simulate"), found, strict=True)
     ]
-    measured = [one["makespan"] for one in found]
+    measured = [{mode: float(np.median(took)) for mode, took in one["makespans"].items()} for one in found]
     worth = {by: _fit_contention(courses[::2], measured[::2], by) for by in BY}
     fits = ", ".join(f"{stage} {error:.1%}" for stage, error in fitted.errors.items())
     say(f"fitted: median errors over the profile's points {fits}")
@@ -82,7 +91,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     path = save_device(_with_contention(fitted.device, *worth["device"]), folder / "device.yaml")
     say(f"this machine's description: simulation.device={path}")
     common = CaseRow(**asdict(replace(
-        study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_ROUNDS, data="random tensors",
+        study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_PASSES * _ROUNDS, data="random tensors",
         corpus_sha256="", estimator="int8", estimate_device=setup.device.label,
     )))  # fmt: skip
     rows = [
@@ -100,7 +109,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         for mode in MODES:
             took = measured[number][mode]
             rows.append(replace(row, mode=mode, metric="makespan", value=took))
-            rows.append(replace(row, mode=mode, metric="uncertainty", value=found[number]["uncertainty"][mode], unit="1"))
+            itself = _uncertainty(found[number]["makespans"][mode])
+            rows.append(replace(row, mode=mode, metric="uncertainty", value=itself, unit="1"))
             for by in BY:
                 simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
                 value = courses[number][mode, by](*worth[by])
@@ -109,21 +119,23 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     return rows
 
 
-def _cases(setup: Setup, latency: LatencyProfile) -> list[tuple[int, list[float]]]:
+def _cases(setup: Setup, lengths: list[int], retentions: list[float]) -> list[tuple[int, list[float]]]:
     """(keys, retention of every head): every fourth of the measured lengths, with retentions alike and different."""
     draw = random.Random(setup.config.seed)
-    lengths = sorted({point.keys for point in latency.points})
-    retentions = sorted({point.retention for point in latency.points if point.stage == "attend"})
     chosen = [lengths[round(at)] for at in np.linspace(len(lengths) // 4, len(lengths) - 1, 6)]
     heads = setup.shape.heads
     alike = [(keys, [0.2] * heads) for keys in chosen]
     return alike + [(keys, [draw.uniform(retentions[0], retentions[-1]) for _ in range(heads)]) for keys in chosen]
 
 
+def _points(probe: Probe, lengths: list[int], retentions: list[float]) -> list[dict]:
+    return [asdict(point) for keys in lengths for point in probe.measure(keys, retentions, repeats=1)]
+
+
 def _measured(
     setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, cases: list[tuple[int, list[float]]]
 ) -> list[dict[str, dict]]:
-    """For each case median makespans by mode, how uncertain these are, and median spans of sequential runs.
+    """For each case makespans by mode, and median spans of sequential runs; `latency` is what `planned` plans by.
 
     All cases take turns, so that a busy minute of the machine is no case's own. `off` copies its scores as the others do, so that
     all do the same work.
@@ -140,17 +152,43 @@ def _measured(
             calls[number, name] = lambda key=(number, name), way=way: ran[key].append(way().timeline)
     interleave(calls, rounds=_ROUNDS, warmup=3)
 
-    def makespans(number: int) -> dict[str, list[float]]:
-        return {mode: [timeline.makespan_us for timeline in ran[number, mode][-_ROUNDS:]] for mode in MODES}
-
     return [
         {
-            "makespan": {mode: float(np.median(took)) for mode, took in makespans(number).items()},
-            "uncertainty": {mode: _uncertainty(took) for mode, took in makespans(number).items()},
+            "makespans": {mode: [timeline.makespan_us for timeline in ran[number, mode][-_ROUNDS:]] for mode in MODES},
             "spans": {"single": _spans(ran[number, "off"][-_ROUNDS:]), "fused": _spans(ran[number, "fused, off"][-_ROUNDS:])},
         }
         for number in range(len(cases))
     ]
+
+
+def _together(profiles: list[LatencyProfile]) -> LatencyProfile:
+    """Medians over several profiles of the same points."""
+    points = [
+        replace(
+            one[0],
+            median_us=float(np.median([p.median_us for p in one])),
+            p95_us=float(np.median([p.p95_us for p in one])),
+            n=sum(p.n for p in one),
+        )
+        for one in zip(*(sorted(profile.points, key=_place) for profile in profiles), strict=True)
+    ]
+    return LatencyProfile(profiles[0].binding, tuple(points))
+
+
+def _place(point: Latency) -> tuple:
+    return point.stage, point.heads, point.bucket, point.capacity, point.retention, point.keys
+
+
+def _merged(passes: tuple[dict[str, dict], ...]) -> dict[str, dict]:
+    """One case over all passes: every makespan, and the median of each span."""
+    spans = {
+        how: {
+            stage: {heads: float(np.median([one["spans"][how][stage][heads] for one in passes])) for heads in of}
+            for stage, of in stages.items()
+        }
+        for how, stages in passes[0]["spans"].items()
+    }
+    return {"makespans": {mode: [took for one in passes for took in one["makespans"][mode]] for mode in MODES}, "spans": spans}
 
 
 def _uncertainty(took: list[float]) -> float:
@@ -181,8 +219,8 @@ def _work_of(spans: dict[str, dict[str, float]], groups: list[Group]) -> Work:
 
 
 def _courses(
-    setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, device: Device, layer: Layer, spans: dict, keys: int,
-    retention: list[float],
+    setup: Setup, bank: GraphBank, base: Pipeline, planned_by: LatencyProfile, latency: LatencyProfile, device: Device,
+    layer: Layer, spans: dict, keys: int, retention: list[float],
 ) -> dict[tuple[str, str], Callable[[float, float], float]]:  # fmt: skip
     """By mode and source of costs: the simulated makespan for a number of cores and a time to wake."""
     chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
@@ -198,7 +236,7 @@ def _courses(
             "device": device.work(layer, ChunkShape(rows, keys), launches, retention, capacity=served),
         }
         in_order = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
-        plan = base.scheduler.plan(works["profile"]) if mode == "planned" else in_order
+        plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys)) if mode == "planned" else in_order
         how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": setup.device.name}
         for by, work in works.items():
             made[mode, by] = lambda worth, wake, work=work, plan=plan, how=how: (

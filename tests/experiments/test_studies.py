@@ -131,6 +131,7 @@ def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
 
 
 def test_the_simulator_is_compared_with_the_executor(run, monkeypatch, capsys):
+    monkeypatch.setattr(validate_simulator, "_PASSES", 2)
     monkeypatch.setattr(validate_simulator, "_ROUNDS", 2)
     folder = run("validate_simulator", "+exp=validate_simulator", "graphs.chunk_tokens=16", "latency.retentions=[0.1,0.6]")
     rows = rows_of(folder)
