@@ -38,7 +38,7 @@ def _seconds(axis, rows: pd.DataFrame) -> None:
 def _memory(axis, rows: pd.DataFrame) -> None:
     banks = rows[rows.metric.isin(("resident_bytes", "buffer_bytes"))]
     names = list(banks.method.unique())
-    for metric, label in (("resident_bytes", "resident after first use"), ("buffer_bytes", "of it shared inputs and outputs")):
+    for metric, label in (("resident_bytes", "resident after first use"), ("buffer_bytes", "of it shared")):
         values = [float(banks[(banks.method == name) & (banks.metric == metric)].value.iloc[0]) / 1e6 for name in names]
         axis.barh(names, values, 0.6, label=label)
     axis.axvline(_BARS["resident_bytes"] / 1e6, color="0.4", linestyle="--", linewidth=1)
@@ -54,7 +54,7 @@ def _padding(axis, rows: pd.DataFrame) -> None:
         of = waste[waste.method == policy].sort_values("shapes")
         axis.plot(of.shapes, of.value, marker=marker, markersize=4, label=policy, zorder=5 - line)
     axis.set(xlabel="shapes that may be built", ylabel="share of scores that is padding", ylim=(0, None))
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="center right")
 
 
 def _forms(axis, rows: pd.DataFrame) -> None:
