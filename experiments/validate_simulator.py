@@ -62,8 +62,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
 
     The device fitted to the profile goes into the run's folder as a description.
 
-    How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on every
-    second case; the errors that count are those of the others.
+    How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on every second
+    case, as is what the pipeline itself takes; the errors that count are those of the others.
     """
     base, units = make_pipeline(setup.config), Units(folder / "cells")
     probe = latency_probe(setup, bank, base)
@@ -78,17 +78,18 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     latency, found = _together(profiles), [_merged(of) for of in zip(*found, strict=True)]
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     fitted = fit_device(latency, layer, name=processor(), cores=cores())
+    between_us = float(np.median([_between_us(one) for one in found[::2]]))
     courses = [
-        _courses(setup, bank, base, profiles[0], latency, fitted.device, layer, one["spans"], *case)
+        _courses(setup, bank, base, profiles[0], latency, fitted.device, layer, between_us, one["spans"], *case)
         for case, one in zip(bar(cases, "simulate"), found, strict=True)
     ]
     measured = [{mode: float(np.median(took)) for mode, took in one["makespans"].items()} for one in found]
-    worth = {by: _fit_contention(courses[::2], measured[::2], by) for by in BY}
+    worth_cores, wake_us = _fit_contention(courses[::2], measured[::2])
     fits = ", ".join(f"{stage} {error:.1%}" for stage, error in fitted.errors.items())
     say(f"fitted: median errors over the profile's points {fits}")
-    for by, (worth_cores, wake_us) in worth.items():
-        say(f"by {by}: {cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
-    path = save_device(_with_contention(fitted.device, *worth["device"]), folder / "device.yaml")
+    say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
+    say(f"the pipeline itself: {between_us:.0f} µs for every launch and head of a stage")
+    path = save_device(_with_contention(fitted.device, worth_cores, wake_us, between_us), folder / "device.yaml")
     say(f"this machine's description: simulation.device={path}")
     common = CaseRow(**asdict(replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_PASSES * _ROUNDS, data="random tensors",
@@ -98,10 +99,10 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         replace(common, by="device", metric="fit_error", method=stage, value=error, unit="1", measured="simulated")
         for stage, error in fitted.errors.items()
     ]
+    contention = {"between": (between_us, "us"), "effective_cores": (worth_cores, "1"), "wake": (wake_us, "us")}
     rows += [
-        replace(common, by=by, metric=metric, value=value, unit=unit, measured="simulated")
-        for by, values in worth.items()
-        for metric, value, unit in zip(("effective_cores", "wake"), values, ("1", "us"), strict=True)
+        replace(common, metric=metric, value=value, unit=unit, measured="measured" if metric == "between" else "simulated")
+        for metric, (value, unit) in contention.items()
     ]
     for number, case in enumerate(cases):
         row = replace(common, case=number, context_tokens=case[0], retention=sum(case[1]) / len(case[1]))
@@ -113,7 +114,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
             rows.append(replace(row, mode=mode, metric="uncertainty", value=itself, unit="1"))
             for by in BY:
                 simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
-                value = courses[number][mode, by](*worth[by])
+                value = courses[number][mode, by](worth_cores, wake_us)
                 rows.append(replace(simulated, metric="makespan", value=value))
                 rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
     return rows
@@ -220,7 +221,7 @@ def _work_of(spans: dict[str, dict[str, float]], groups: list[Group]) -> Work:
 
 def _courses(
     setup: Setup, bank: GraphBank, base: Pipeline, planned_by: LatencyProfile, latency: LatencyProfile, device: Device,
-    layer: Layer, spans: dict, keys: int, retention: list[float],
+    layer: Layer, between_us: float, spans: dict, keys: int, retention: list[float],
 ) -> dict[tuple[str, str], Callable[[float, float], float]]:  # fmt: skip
     """By mode and source of costs: the simulated makespan for a number of cores and a time to wake."""
     chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
@@ -238,6 +239,7 @@ def _courses(
         in_order = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys)) if mode == "planned" else in_order
         how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": setup.device.name}
+        how["between_us"] = between_us
         for by, work in works.items():
             made[mode, by] = lambda worth, wake, work=work, plan=plan, how=how: (
                 simulate(work, plan, cores=worth, wake_us=wake, **how).makespan_us
@@ -245,12 +247,15 @@ def _courses(
     return made
 
 
-def _fit_contention(courses: list[dict], measured: list[dict[str, float]], by: str) -> tuple[float, float]:
-    """(cores, wake_us) with the least squared error of overlapped runs: what stages that run at once do to one another."""
+def _fit_contention(courses: list[dict], measured: list[dict[str, float]]) -> tuple[float, float]:
+    """(cores, wake_us) with the least squared error of overlapped runs: what stages that run at once do to one another.
+
+    Fitted by the same chunks' own spans, and then the same for every source of costs: it is the machine's, not theirs.
+    """
 
     def error(cores_worth: float, wake_us: float) -> float:
         return sum(
-            (course[mode, by](cores_worth, wake_us) / took[mode] - 1) ** 2
+            (course[mode, "spans"](cores_worth, wake_us) / took[mode] - 1) ** 2
             for course, took in zip(courses, measured, strict=True)
             for mode in MODES
             if mode != "off"
@@ -260,9 +265,19 @@ def _fit_contention(courses: list[dict], measured: list[dict[str, float]], by: s
     return min(grid, key=lambda pair: error(*pair))
 
 
-def _with_contention(device: Device, worth_cores: float, wake_us: float) -> Device:
+def _between_us(case: dict[str, dict]) -> float:
+    """What a sequential run takes besides its spans, for each of them."""
+    spans = [us for stage in case["spans"]["single"].values() for us in stage.values()]
+    return max(0.0, (float(np.median(case["makespans"]["off"])) - sum(spans)) / len(spans))
+
+
+def _with_contention(device: Device, worth_cores: float, wake_us: float, between_us: float) -> Device:
+    """The device with what its stages do to one another, and what the pipeline itself costs there."""
     source = "least squared error of overlapped runs, every second case of experiments.run +exp=validate_simulator"
-    return replace(device, cores=Number(worth_cores, "fitted", source), wake_us=Number(wake_us, "fitted", source))
+    between = Number(between_us, "measured", "sequential runs of the same cases: what they take besides their spans")
+    return replace(
+        device, cores=Number(worth_cores, "fitted", source), wake_us=Number(wake_us, "fitted", source), between_us=between
+    )
 
 
 def _single(groups: list[Group]) -> list[Group]:

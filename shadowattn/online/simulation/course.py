@@ -25,13 +25,15 @@ def simulate(
     cores: float = math.inf,
     device: str = "NPU",
     wake_us: float = 0.0,
+    between_us: float = 0.0,
 ) -> Timeline:
     """The timeline of one layer's chunk, marked as simulated.
 
     `off` runs one stage at a time, launch by launch and head by head; `overlap` all three at once (fused and planned runs too,
     with their launches and order in `work` and `plan`). Selection and attention take a core each, and so does the estimate where
     `device` is `CPU`; with fewer `cores` than stages at work, all slow down alike. `queue_heads` may be infinite: the end is then
-    `makespan` on three machines. A stage that had to wait for its head takes `wake_us` longer, where stages have threads.
+    `makespan` on three machines. A stage that had to wait for its head takes `wake_us` longer, where stages have threads; every
+    launch and head of a stage takes `between_us` longer, which is what the executor itself costs.
     Raises `InputError` where the plan is not one of the work.
     """
     check_plan(work, plan)
@@ -39,10 +41,11 @@ def simulate(
         raise InputError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
     if not queue_heads >= 1 or not cores > 0:
         raise InputError(f"expected queue_heads of at least 1 and cores above 0, got {queue_heads} and {cores}")
-    if not 0 <= wake_us < math.inf:
-        raise InputError(f"wake_us: expected a time of at least 0 µs, got {wake_us}")
+    for name, us in (("wake_us", wake_us), ("between_us", between_us)):
+        if not 0 <= us < math.inf:
+            raise InputError(f"{name}: expected a time of at least 0 µs, got {us}")
     alone = mode == "off"
-    course = _Course(work, plan, 1 if alone else math.inf, queue_heads, cores, device, 0.0 if alone else wake_us)
+    course = _Course(work, plan, 1 if alone else math.inf, queue_heads, cores, device, 0.0 if alone else wake_us, between_us)
     return Timeline(tuple(sorted(course.run(), key=lambda span: span.start_us)), "simulated")
 
 
@@ -55,14 +58,24 @@ class _Task:
 
 
 class _Course:
-    def __init__(self, work: Work, plan: Plan, at_once: float, queue_heads: float, cores: float, device: str, wake_us: float):
+    def __init__(
+        self,
+        work: Work,
+        plan: Plan,
+        at_once: float,
+        queue_heads: float,
+        cores: float,
+        device: str,
+        wake_us: float,
+        between_us: float,
+    ):
         self._work, self._at_once, self._room, self._cores = work, at_once, queue_heads, cores
         self._device = device
         self._launches, self._order = deque(plan.launches), deque(plan.heads)
         self._estimated: set[int] = set()  # done on the device, not handed over yet
         self._queues = {"select": deque(), "attend": deque()}
         self._selected: int | None = None  # selected, but the queue behind is full
-        self._wake_us, self._ended = wake_us, dict.fromkeys(STAGES, -1.0)
+        self._wake_us, self._between_us, self._ended = wake_us, between_us, dict.fromkeys(STAGES, -1.0)
         self._running: dict[str, _Task] = {}
         self._now = 0.0
 
@@ -90,12 +103,12 @@ class _Course:
                     head = self._queues[stage].popleft()
                     costs = self._work.attend_us if stage == "attend" else self._work.select_us
                     woken = self._wake_us if self._ended[stage] < self._now else 0.0
-                    self._running[stage] = _Task(stage, (head,), self._now, woken + costs[head])
+                    self._running[stage] = _Task(stage, (head,), self._now, woken + self._between_us + costs[head])
                     moved = True
             waiting = self._order and self._order[0] in self._estimated  # a head that its queue has no room for
             if self._launches and not waiting and self._may_start("estimate") and not self._must_drain():
                 launch = self._work.launches[self._launches.popleft()]
-                self._running["estimate"] = _Task("estimate", launch.heads, self._now, launch.estimate_us)
+                self._running["estimate"] = _Task("estimate", launch.heads, self._now, self._between_us + launch.estimate_us)
                 moved = True
 
     def _hand_over(self) -> bool:

@@ -72,8 +72,8 @@ def ours(device: Device, layer: Layer, chunk: ChunkShape, retention: float, *, q
 def _pipelined(device: Device, layer: Layer, chunk: ChunkShape, retention: float, size: int, query_block: int) -> Cost:
     groups = [Group(tuple(range(at, min(at + size, layer.heads)))) for at in range(0, layer.heads, size)]
     work = device.work(layer, chunk, groups, [retention] * layer.heads, query_block=query_block)
-    how = {"cores": device.cores.value, "wake_us": known(device.wake_us), "device": device.estimate_on}
-    course = simulate(work, Johnson().plan(work), **how)
+    how = {"wake_us": known(device.wake_us), "between_us": known(device.between_us), "device": device.estimate_on}
+    course = simulate(work, Johnson().plan(work), cores=device.cores.value, **how)
     return Cost(course.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
 
 
