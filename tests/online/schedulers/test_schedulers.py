@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import permutations
 
@@ -64,16 +63,13 @@ def test_a_guard_on_three_machines_is_none_on_two():
     assert (three, two) == (pytest.approx(9 / 7 * fifo), fifo)
 
 
-def test_local_search_ends_in_time_where_the_greedy_alone_would_not():
+def test_out_of_time_local_search_does_without_the_greedy():
     heads = range(64)
     work = Work(tuple(Launch((h,), 1.0 + 7 * h % 11) for h in heads), *(tuple(1.0 + s * h % 13 for h in heads) for s in (5, 3)))
-    took = []
-    for _ in range(10):
-        start = time.perf_counter()
-        LocalSearch(limit_us=700).plan(work)
-        took.append((time.perf_counter() - start) * 1e6)
-    assert min(took) < 1000  # of several, since the machine may be busy with something else
     assert greedy_plan(work, end=0.0) is None
+    hasty = LocalSearch(limit_us=1e-3).plan(work)
+    check_plan(work, hasty)
+    assert makespan(work, hasty) <= makespan(work, Fifo().plan(work))
 
 
 @settings(max_examples=60, deadline=None)
