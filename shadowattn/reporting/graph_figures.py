@@ -54,7 +54,7 @@ def _padding(axis, rows: pd.DataFrame) -> None:
         of = waste[waste.method == policy].sort_values("shapes")
         axis.plot(of.shapes, of.value, marker=marker, markersize=4, label=policy, zorder=5 - line)
     axis.set(xlabel="shapes that may be built", ylabel="share of scores that is padding", ylim=(0, None))
-    axis.legend(fontsize=7, loc="center right")
+    axis.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.93))
 
 
 def _forms(axis, rows: pd.DataFrame) -> None:
