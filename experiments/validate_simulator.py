@@ -43,8 +43,8 @@ BY = ("spans", "profile", "device")
 MODES = ("off", "overlap", "fused", "planned")
 # What the issue of the simulator asks for.
 BAR = 0.10
-# Overlapped runs spread by a quarter either way: fewer leave their medians uncertain by more than a few per cent. The profile is
-# measured in turn with them, since the machine is faster in some minutes than in others.
+# Fewer rounds leave the medians of overlapped runs uncertain by as much as the bar. The profile is measured in turn with them,
+# so that a busy minute of the machine is neither's own.
 _PASSES, _ROUNDS = 5, 16
 
 

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -14,6 +15,9 @@ from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.types import Requant
 from tests.tensors import qkv
+
+_CPUINFO = Path("/proc/cpuinfo")
+HAS_VNNI = _CPUINFO.exists() and "avx512_vnni" in _CPUINFO.read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 _LARGEST = """
 import torch
@@ -39,6 +43,12 @@ def run_with(isa):
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's instruction sets are those of x86-64")
 def test_without_vnni_graphs_multiply_in_float32():
     assert run_with("AVX2") == "False True CPU in float32"
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="this processor has no AVX-512 VNNI, or oneDNN is held to less")
+def test_with_vnni_products_are_exact_in_int8():
+    """Or all tests of INT8 execution, which hold either way, would pass in float32 unnoticed."""
+    assert multiplies_exactly()
 
 
 def test_the_hint_follows_from_what_this_processor_does():

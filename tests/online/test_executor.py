@@ -209,20 +209,26 @@ def test_an_interrupted_start_leaves_nothing_at_work(monkeypatch):
     assert not chunk.estimator.calls
 
 
-def test_a_second_interruption_waits_for_the_stages_too():
-    interruption, raising = Interruption(), threading.Event()
+def interrupted_after(error: BaseException):
+    """What watches a chunk whose attention raises `error`, and whose second estimate then interrupts the caller and goes on."""
+    raising = threading.Event()
 
     def watch(method, call):
         if method == "attend":
             raising.set()
-            raise interruption
+            raise error
         if method == "estimate" and call == 1:
             assert raising.wait(10)
             time.sleep(0.1)
             interrupt_the_caller()
             time.sleep(0.2)
 
-    chunk = watched(make_chunk(Oracle()), watch)
+    return watch
+
+
+def test_a_second_interruption_waits_for_the_stages_too():
+    interruption = Interruption()
+    chunk = watched(make_chunk(Oracle()), interrupted_after(interruption))
     before = threads_alive()
     with pytest.raises(Interruption) as caught:
         Pipeline("overlap").run(chunk, keep_lists=False)
@@ -233,19 +239,9 @@ def test_a_second_interruption_waits_for_the_stages_too():
 
 
 def test_an_interruption_while_a_failure_is_cleaned_up_is_not_lost():
-    raising = threading.Event()
-
-    def watch(method, call):
-        if method == "attend":
-            raising.set()
-            raise ZeroDivisionError
-        if method == "estimate" and call == 1:
-            assert raising.wait(10)
-            time.sleep(0.1)
-            interrupt_the_caller()
-
+    chunk = watched(make_chunk(Oracle()), interrupted_after(ZeroDivisionError()))
     with pytest.raises(KeyboardInterrupt):
-        Pipeline("overlap").run(watched(make_chunk(Oracle()), watch), keep_lists=False)
+        Pipeline("overlap").run(chunk, keep_lists=False)
 
 
 @pytest.fixture
