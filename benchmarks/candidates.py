@@ -109,7 +109,7 @@ def stages(t: Tensors) -> dict[str, Call]:
     def choose(part: slice) -> None:
         heads, retention = t.heads[part], t.retention[part]
         lists = Rule().lists(retention, t.positions)
-        estimator.choose(t.q[part], keys, Rule(), lists, positions=t.positions, heads=heads)
+        estimator.choose(t.q[part], keys, Rule(), lists, positions=t.positions, heads=heads, scale=t.scale)
 
     return {
         "quantise": lambda: (absmax_scales(t.q), keys.crop(t.k[:, : -t.case.rows]), keys.append(t.k)),

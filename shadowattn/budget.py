@@ -33,3 +33,19 @@ def keep_counts(retention: Tensor, visible: Tensor) -> Tensor:
     """
     keep = torch.ceil(retention[:, None] * visible[None, :].to(torch.float64)).to(torch.int64)
     return keep.clamp(min=1).minimum(visible[None, :])
+
+
+def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int) -> Tensor:
+    """How many keys before its block a shared list keeps, int64 [H, B]; arguments as in `keep_counts`, rows next to one another.
+
+    A shared list also holds the block's own keys, of which row i of n uses i + 1. So that sharing changes which keys are
+    kept and not how many, the rows of a block together keep as many keys as their own lists would:
+    n · count + n (n + 1) / 2 is the sum of their budgets, or up to n − 1 more. Early blocks, whose own keys are more than
+    that, keep one key before them.
+    """
+    first = visible[::query_block]
+    rows = torch.full_like(first, query_block)
+    rows[-1] = len(visible) - (len(first) - 1) * query_block
+    budgets = torch.nn.functional.pad(keep_counts(retention, visible), (0, -len(visible) % query_block))
+    spare = budgets.view(len(retention), len(first), query_block).sum(2) - rows * (rows + 1) // 2
+    return (-(-spare // rows)).clamp(min=1).minimum(first - 1)

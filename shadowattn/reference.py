@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from shadowattn.budget import head_retentions, keep_counts
+from shadowattn.budget import head_retentions, keep_counts, shared_keep_counts
 from shadowattn.errors import InputError
 
 
@@ -44,25 +44,38 @@ def topk_attention(
     max(1, ceil(retention × visible)) keys, ties to the lower index. Larger blocks share one list, see `select`.
     """
     scores, visible = _scores(q, k, v, causal_offset)
-    selected = select(scores, head_retentions(retention, q.shape[0]), visible, query_block, block_score, sinks, recent)
+    retentions = head_retentions(retention, q.shape[0])
+    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
+    selected = select(scores, retentions, visible, query_block, block_score, sinks, recent, scale=scale)
     return _attend(q, scores, v, selected, scale)
 
 
 def select(
-    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str, sinks: int = 0, recent: int = 0
+    scores: Tensor,
+    retention: Tensor,
+    visible: Tensor,
+    query_block: int,
+    block_score: str,
+    sinks: int = 0,
+    recent: int = 0,
+    *,
+    scale: float = 1.0,
 ) -> Tensor:
     """The keys each row keeps, bool [H, Q, K], for scores [H, Q, K], retention [H] and visible [Q].
 
-    The first `sinks` keys and the last `recent` ones that a list may hold outrank all others; the budget stays what it is.
-    A block of `query_block` rows shares one list, scored in one of four ways:
+    Within the row's budget the row's own key comes first where there is a recent window, then the first `sinks` keys, then the
+    window's other keys, the nearest first: the `recent` last keys of the row, its own among them. All others follow by score.
 
-    `first_row`: the list is the top-k of the block's first row; the rows that follow add the keys between that row and
-    themselves. No row's selection depends on a later token.
-    `max`, `sum`: a key's score is its largest, or the sum, over the rows of the block that see it.
-    `pooled_query`: a key's score is that of the block's mean query, which is its mean over all rows of the block.
-    With the last three the budget is that of the block's last row, and the key at the first row's position is
-    always in, so that every row sees one. A token may then change which keys the earlier rows of its own block keep; never
-    anything in earlier blocks.
+    A block of `query_block` rows, two or more, shares one list. The list holds the block's own keys, of which a row uses those
+    up to itself, and `budget.shared_keep_counts` keys before the block, ranked as above with the window of the block's first
+    row. Their scores come from the rows in one of five ways:
+
+    `first_row`: the scores of the block's first row. No row's selection depends on a later token.
+    `pooled_query`: the scores of the block's mean query, which are the mean over the block's rows.
+    `max`, `sum`: the largest score, or the sum, over the rows of the block.
+    `probability`: the sum over the rows of softmax(score · scale), each row over the keys that it sees. Unlike raw scores, which
+    rows of different scale dominate, it is the attention that the block is estimated to pay to a key.
+    With the last four a token may change which keys the earlier rows of its own block keep; never anything in earlier blocks.
     """
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
@@ -70,28 +83,38 @@ def select(
     for head in range(heads):
         for start in range(0, rows, query_block):
             block = slice(start, min(start + query_block, rows))
-            first, last = int(visible[block][0]), int(visible[block][-1])
+            first = int(visible[block][0])
             seen = key[None, :] < visible[block][:, None]
-            offered = first if block_score == "first_row" else last
-            ranked = _list_scores(scores[head, block], seen, block_score).double()
-            ranked[:sinks] = math.inf
-            ranked[max(0, offered - recent) : offered] = math.inf
-            if block_score != "first_row" and query_block > 1:
-                ranked[first - 1] = math.inf
-            keep = int(keep_counts(retention[head : head + 1], torch.tensor([offered])))
-            shared = _top(ranked, offered, keep)
-            if block_score == "first_row":
-                shared |= key >= first
-            selected[head, block] = shared & seen
+            if query_block == 1:
+                keep = keep_counts(retention[head : head + 1], visible[block])
+                ranking = _ranking(scores[head, start, :first], sinks, min(recent, 1), recent - 1)
+            else:
+                keep = shared_keep_counts(retention[head : head + 1], visible[block], query_block)
+                pooled = _list_scores(scores[head, block], seen, block_score, scale)
+                ranking = _ranking(pooled[: first - 1], sinks, 0, recent - 1)
+                selected[head, block, first - 1 :] = True
+            selected[head, block, ranking[: int(keep)]] = True
+            selected[head, block] &= seen
     return selected
+
+
+def _ranking(scores: Tensor, sinks: int, own: int, before: int) -> list[int]:
+    """Keys, the most important first, for `scores` [keys]; equal scores go to the lower index.
+
+    The last `own` keys, then the first `sinks`, then the `before` keys before the own ones, then all others by score.
+    """
+    last = len(scores) - own
+    window = [*range(last, len(scores)), *range(min(sinks, last)), *range(last - 1, max(-1, last - 1 - before), -1)]
+    by_score = torch.sort(scores, descending=True, stable=True).indices.tolist()
+    return list(dict.fromkeys([*window, *by_score]))
 
 
 def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, key_block: int) -> Tensor:
     """The keys each row keeps where keys come in blocks of `key_block`, bool [H, Q, K]; other arguments as in `select`.
 
-    A block of keys scores the largest score in it, over the rows of the list that see the key. Of a list's budget (that of its
-    last row) come ceil(budget / key_block) blocks, ties to the first; where rows share a list, the block that holds the first
-    row's own key is always in. A row keeps what it sees of them.
+    A block of keys scores the largest score in it, over the rows of the list that see the key. Of a list's budget come
+    ceil(budget / key_block) blocks, ties to the first. Where rows share a list, the blocks that hold any of their own keys
+    are always in, and those that end before them compete for the rest. A row keeps what it sees of them.
     """
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
@@ -104,14 +127,19 @@ def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_
             best = scores[head, block].masked_fill(~seen, -math.inf).amax(0)
             ranked = torch.nn.functional.pad(best, (0, -keys % key_block), value=-math.inf).view(-1, key_block).amax(1)
             if query_block > 1:
-                ranked[(first - 1) // key_block] = math.inf
-            keep = int(keep_counts(retention[head : head + 1], torch.tensor([last])))
-            chosen = _top(ranked, len(ranked), -(-keep // key_block))
+                budget = shared_keep_counts(retention[head : head + 1], visible[block], query_block)
+                competing = (first - 1) // key_block
+            else:
+                budget = keep_counts(retention[head : head + 1], visible[block])
+                competing = len(ranked)
+            chosen = torch.zeros(len(ranked), dtype=torch.bool)
+            chosen[_ranking(ranked[:competing], 0, 0, 0)[: -(-int(budget) // key_block)]] = True
+            chosen[competing : -(-last // key_block)] = True
             selected[head, block] = chosen.repeat_interleave(key_block)[:keys] & seen
     return selected
 
 
-def _list_scores(scores: Tensor, seen: Tensor, block_score: str) -> Tensor:
+def _list_scores(scores: Tensor, seen: Tensor, block_score: str, scale: float) -> Tensor:
     """What a list ranks its keys by, [K], for the scores [rows, K] of its rows and which keys each of them sees."""
     if block_score == "first_row":
         return scores[0]
@@ -121,15 +149,9 @@ def _list_scores(scores: Tensor, seen: Tensor, block_score: str) -> Tensor:
         return scores.double().masked_fill(~seen, 0).sum(0).float()
     if block_score == "pooled_query":
         return scores.double().mean(0).float()
-    raise InputError(f"block_score: expected first_row, pooled_query, max or sum, got {block_score!r}")
-
-
-def _top(scores: Tensor, visible: int, keep: int) -> Tensor:
-    """The `keep` largest of the first `visible` scores, ties to the lower index, as bool [K]."""
-    order = torch.sort(scores[:visible], descending=True, stable=True).indices
-    chosen = torch.zeros(scores.shape[0], dtype=torch.bool)
-    chosen[order[:keep]] = True
-    return chosen
+    if block_score == "probability":
+        return torch.softmax((scores.double() * scale).masked_fill(~seen, -math.inf), 1).sum(0).float()
+    raise InputError(f"block_score: expected first_row, pooled_query, max, sum or probability, got {block_score!r}")
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:

@@ -47,19 +47,20 @@ class Heads:
 class Lists:
     """What each index list may and must hold, known before any score is.
 
-    List b ranks the keys 0 … offered[b] − 1. `own[b]`, the `sinks` first of them and the `recent` last of them outrank all
-    others; `appended[b]` keys follow, whatever their scores. `starts` int64 [H·B + 1]: list (h, b) fills the places
-    starts[h·B + b] … starts[h·B + b + 1] − 1.
+    List b ranks the keys 0 … offered[b] − 1. Within its budget the first `sinks` of them come first, then the last `recent`
+    of them, the nearest first, then the others by score; with `self_first` the very last, the row's own key, comes before
+    the sinks. `appended[b]` keys follow, whatever their scores: the own keys of a block of rows. `starts` int64 [H·B + 1]:
+    list (h, b) fills the places starts[h·B + b] … starts[h·B + b + 1] − 1.
     """
 
     offered: Tensor  # int64 [B]
-    own: Tensor | None  # int64 [B]
     appended: Tensor  # int64 [B]
     starts: Tensor
     positions: Tensor  # int64 [Q], as in Selection
     query_block: int
     sinks: int = 0
     recent: int = 0
+    self_first: bool = False
 
     def __getitem__(self, heads: slice) -> "Lists":
         """The lists of some neighbouring heads."""

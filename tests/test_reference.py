@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
+from shadowattn.online.selection import BLOCK_SCORES
 from shadowattn.reference import dense_attention, select, topk_attention
 from tests.tensors import HEADS, integer_qkv, qkv
 
@@ -32,7 +35,7 @@ def test_topk_is_what_loops_compute():
             torch.testing.assert_close(out[head, row], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("block_score", ["first_row", "max"])
+@pytest.mark.parametrize("block_score", BLOCK_SCORES)
 @pytest.mark.parametrize("query_block", [1, 4, 32])
 def test_retention_one_is_dense(query_block, block_score):
     q, k, v = qkv(4, 2, 45, 50, 16)
@@ -40,18 +43,86 @@ def test_retention_one_is_dense(query_block, block_score):
     torch.testing.assert_close(out, dense_attention(q, k, v, causal_offset=5))
 
 
-def test_first_row_of_a_block_decides():
-    scores = torch.tensor([[[9.0, 1, 5, 0, 0, 0], [0, 9, 9, 9, 0, 0], [0, 9, 9, 9, 9, 9]]])
-    chosen = select(scores, torch.tensor([0.5]), torch.tensor([4, 5, 6]), 3, "first_row")
-    # The first row sees four keys and keeps 0 and 2; the rows after it add what lies between it and them.
-    assert chosen.int().tolist() == [[[1, 0, 1, 0, 0, 0], [1, 0, 1, 0, 1, 0], [1, 0, 1, 0, 1, 1]]]
+SCORES = torch.tensor([[[9.0, 1, 5, 0, 99, 99], [0, 12, 0, 0, 0, 99], [0, 11, 20, 0, 7, 1]]])
 
 
-def test_max_pools_over_the_rows_that_see_a_key():
-    scores = torch.tensor([[[9.0, 1, 5, 0, 99, 99], [0, 8, 0, 0, 0, 99], [0, 0, 0, 0, 7, 1]]])
-    chosen = select(scores, torch.tensor([0.5]), torch.tensor([4, 5, 6]), 3, "max")
-    # Three of six keys: the first row's own (3) always, then 0 with 9 and 1 with 8; the future's 99 count for nothing.
-    assert chosen.int().tolist() == [[[1, 1, 0, 1, 0, 0]] * 3]
+@pytest.mark.parametrize(
+    ("block_score", "best"),
+    [
+        ("first_row", 0),  # 9
+        ("pooled_query", 2),  # 25 / 3
+        ("max", 2),  # 20
+        ("sum", 2),  # 25
+    ],
+)
+def test_a_block_shares_its_best_keys_and_holds_its_own(block_score, best):
+    """Rows that see 4, 5 and 6 keys keep 2, 3 and 3 of them: 6 pairs are the block's own, and one shared key makes 9."""
+    chosen = select(SCORES, torch.tensor([0.5]), torch.tensor([4, 5, 6]), 3, block_score)[0].int().tolist()
+    assert chosen == [[int(key == best or 3 <= key <= row) for key in range(6)] for row in (3, 4, 5)]
+
+
+def test_probabilities_are_of_each_row_and_over_what_it_sees():
+    """The last row's scores are the largest, but spread over its keys; the first row is sure of key 0."""
+    scores = torch.tensor([[[10.0, 0, 0, 0, 0], [100, 101, 101, 101, 101]]])
+    retention, visible = torch.tensor([0.5]), torch.tensor([4, 5])
+    assert select(scores, retention, visible, 2, "sum")[0, 0].nonzero()[:, 0].tolist() == [0, 3]
+    assert select(scores - torch.tensor([[[90.0], [0]]]), retention, visible, 2, "max")[0, 0].nonzero()[:, 0].tolist() == [1, 3]
+    hidden = scores - torch.tensor([[[90.0], [0]]])
+    assert select(hidden, retention, visible, 2, "probability")[0, 0].nonzero()[:, 0].tolist() == [0, 3]
+    later = hidden.clone()
+    later[0, 0, 4] = 1e6  # a key that the first row does not see takes none of its probability
+    assert select(later, retention, visible, 2, "probability").equal(select(hidden, retention, visible, 2, "probability"))
+
+
+@pytest.mark.parametrize("block_score", BLOCK_SCORES)
+@given(
+    rows=st.integers(1, 40),
+    offset=st.integers(0, 60),
+    query_block=st.integers(2, 40),
+    retention=st.floats(0.01, 1.0),
+    seed=st.integers(0, 99),
+)
+def test_sharing_changes_which_keys_are_kept_and_not_how_many(block_score, rows, offset, query_block, retention, seed):
+    """A block holds its causal diagonal and a key before it, and else as many (row, key) pairs as the rows' own lists."""
+    scores = torch.randn(1, rows, offset + rows, generator=torch.Generator().manual_seed(seed))
+    visible, retentions = offset + 1 + torch.arange(rows), torch.tensor([retention], dtype=torch.float64)
+    chosen = select(scores, retentions, visible, query_block, block_score)[0]
+    alone = select(scores, retentions, visible, 1, block_score)[0]
+    for block, own, places in zip(chosen.split(query_block), alone.split(query_block), visible.split(query_block), strict=True):
+        n = len(block)
+        diagonal = block[:, int(places[0]) - 1 : int(places[-1])]
+        assert diagonal.equal(torch.ones_like(diagonal).tril())
+        at_least = max(int(own.sum()), n * (n + 1) // 2 + n * min(1, int(places[0]) - 1))
+        assert at_least <= int(block.sum()) < at_least + n
+
+
+@given(
+    keys=st.integers(1, 40),
+    retention=st.floats(0.01, 1.0),
+    sinks=st.integers(0, 8),
+    recent=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_a_row_keeps_itself_then_sinks_then_its_nearest_keys(keys, retention, sinks, recent, seed):
+    """Also where the budget is smaller than sinks and window together."""
+    scores = torch.randn(1, 1, keys, generator=torch.Generator().manual_seed(seed))
+    retentions = torch.tensor([retention], dtype=torch.float64)
+    kept = select(scores, retentions, torch.tensor([keys]), 1, "first_row", sinks, recent)[0, 0].nonzero()[:, 0].tolist()
+    budget = max(1, math.ceil(retention * keys))
+    order = list(dict.fromkeys([keys - 1, *range(min(sinks, keys)), *range(keys - 2, max(-1, keys - 1 - recent), -1)]))
+    assert len(kept) == budget
+    assert set(order[:budget]) <= set(kept)
+
+
+def test_the_window_of_a_block_ends_at_each_row():
+    """Every row finds its own window of 3 keys in the shared list; the first row's begins two keys before the block."""
+    scores = torch.zeros(1, 4, 24)
+    scores[..., 10] = 1.0
+    visible = torch.arange(21, 25)
+    kept = select(scores, torch.tensor([0.25]), visible, 4, "max", sinks=1, recent=3)[0]
+    for row, places in zip(kept, visible.tolist(), strict=True):
+        assert row[places - 3 : places].all()
+    assert kept[0].nonzero()[:, 0].tolist() == [0, 10, 18, 19, 20]
 
 
 @pytest.mark.parametrize("offset", [-1, 6])

@@ -48,7 +48,7 @@ class Fidelity:
         """What exact scores select by the same rule."""
         return select_keys(
             seen.q, seen.k, layer=seen.layer, positions=positions, heads=seen.heads, estimator=Oracle(), rule=seen.rule,
-            lists=seen.rule.lists(seen.retention, positions), kernels=TorchKernels(),
+            lists=seen.rule.lists(seen.retention, positions), kernels=TorchKernels(), scale=seen.scale,
         )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:

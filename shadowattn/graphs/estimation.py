@@ -30,7 +30,9 @@ class GraphForm:
 
     `inputs`: `static`, float32 with the bucket's scales built in, the form an NPU takes; `unit`, int8 on the grid of the
     integers, one graph for all buckets and the fastest on a CPU; `runtime`, float32 with scales as inputs, one graph too.
-    `requant`: scores as INT8 instead of float32. `mask`: keys after a row score lowest; where the rows stand is an input.
+    `requant`: scores as INT8 instead of float32. `mask`: keys after a row score lowest, and where rows are pooled so do
+    the first (block of) keys that holds one of the block's own and all after it, which its list holds anyway; where the
+    rows stand is an input.
     `pool`: the maximum over blocks of (rows, keys), after the mask. `indices`: the graph also selects, and returns the
     shape's `top_k` best (blocks of) keys of a (block of) row in falling order, ties to the lower index.
     """
@@ -103,7 +105,7 @@ def estimation_graph(
         out = op.multiply(op.round(out, "half_to_even"), op.constant(np.float32(step)))
     if form.mask:
         inputs.append(_input("positions", [2], ov.Type.i32))
-        out = _mask(out, inputs[-1], shape)
+        out = _mask(out, inputs[-1], shape, form.pool)
     lead = [batch, rows]
     if shape.group > 1 and (form.pool != (1, 1) or form.indices):
         # By head again: the CPU plugin spreads pooling and TopK over that axis alone.
@@ -156,12 +158,21 @@ def _requantize(x, multiplier: float):
     return op.convert(steps, ov.Type.i8)
 
 
-def _mask(scores, positions, shape: GraphShape):
-    """Keys after a row score lowest. In integers: in 16-bit floats, positions beyond 2048 would be rounded."""
+def _mask(scores, positions, shape: GraphShape, pool: tuple[int, int]):
+    """As `GraphForm.mask` says. In integers: in 16-bit floats, positions beyond 2048 would be rounded."""
+    row_block, key_block = pool
     first, last = op.split(positions, op.constant(np.int64(0)), 2).outputs()
-    rows = op.constant(np.tile(np.arange(shape.rows, dtype=np.int32), shape.group)[:, None])
+    row = np.arange(shape.rows, dtype=np.int32) // row_block * row_block
+    rows = op.constant(np.tile(row, shape.group)[:, None])
     keys = op.constant(np.arange(shape.keys, dtype=np.int32)[None])
-    visible = op.less_equal(keys, op.minimum(op.add(rows, first), last))
+    own = op.minimum(op.add(rows, first), last)  # of each row, or of the first row of its block
+    if row_block == 1:
+        visible = op.less_equal(keys, own)
+    elif key_block == 1:
+        visible = op.less(keys, own)
+    else:
+        size = op.constant(np.int32(key_block))
+        visible = op.less(keys, op.multiply(op.divide(own, size), size))
     return op.select(visible, scores, op.constant(np.float32(MASKED)))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from shadowattn.errors import InputError
 
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # by number, as in abi.h
-POOLINGS = ("rows", "max", "sum")
+POOLINGS = ("rows", "max", "sum", "probability")
 
 
 class _Tensor(Structure):
@@ -48,9 +48,8 @@ class _Attend(Structure):
 
 class _Lists(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("offered", "own", "appended", "starts", "indices")),
-        ("sinks", c_int64),
-        ("recent", c_int64),
+        *((name, c_void_p) for name in ("offered", "appended", "starts", "indices")),
+        *((name, c_int64) for name in ("sinks", "recent", "self_first")),
     )
 
 
@@ -78,6 +77,7 @@ class _Estimate(Structure):
         ("packed_head_stride", c_int64),
         ("kv_head", c_void_p),
         ("visible", c_void_p),
+        ("exponents", c_void_p),
         ("scores", c_void_p),
         ("to", _Lists),
     )
@@ -189,10 +189,9 @@ def attend(
 
 
 def _lists(
-    offered: Tensor, own: Tensor | None, appended: Tensor, starts: Tensor, indices: Tensor, sinks: int, recent: int
+    offered: Tensor, appended: Tensor, starts: Tensor, indices: Tensor, sinks: int, recent: int, self_first: bool
 ) -> _Lists:
-    own_pointer = None if own is None else own.data_ptr()
-    return _Lists(offered.data_ptr(), own_pointer, appended.data_ptr(), starts.data_ptr(), indices.data_ptr(), sinks, recent)
+    return _Lists(*(x.data_ptr() for x in (offered, appended, starts, indices)), sinks, recent, self_first)
 
 
 def select(
@@ -200,15 +199,15 @@ def select(
     indices: Tensor,
     *,
     offered: Tensor,
-    own: Tensor | None,
     appended: Tensor,
     starts: Tensor,
     sinks: int,
     recent: int,
+    self_first: bool,
 ) -> None:
     """Writes the lists that `scores` [H, B, K], int8 or float32, call for into `indices`."""
     heads, lists, _ = scores.shape
-    to = _lists(offered, own, appended, starts, indices, sinks, recent)
+    to = _lists(offered, appended, starts, indices, sinks, recent, self_first)
     _run("select", _Select(torch.get_num_threads(), scores.dtype == torch.int8, heads, lists, _Tensor.of(scores), to))
 
 
@@ -234,6 +233,7 @@ def estimate(
     visible: Tensor,
     pooling: str,
     query_block: int,
+    exponents: Tensor | None,
     scores: Tensor | None = None,
     lists: dict[str, Tensor | int | None] | None = None,
 ) -> None:
@@ -244,7 +244,8 @@ def estimate(
         _Estimate(
             torch.get_num_threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
             _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), kv_head.data_ptr(),
-            visible.data_ptr(), None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
+            visible.data_ptr(), None if exponents is None else exponents.data_ptr(),
+            None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
         ),
     )  # fmt: skip
 

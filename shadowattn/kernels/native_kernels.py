@@ -40,6 +40,6 @@ class NativeKernels:
     def select(self, scores: Tensor, lists: Lists) -> Selection:
         """Bisection over bytes, then full comparisons of what is left."""
         indices = ops.select(
-            scores, lists.offered, lists.own, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent
+            scores, lists.offered, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent, lists.self_first
         )
         return Selection(indices, lists.starts, lists.positions, lists.query_block)

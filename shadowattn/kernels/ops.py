@@ -46,18 +46,27 @@ def _(q, k, v, kv_head, positions, indices, starts, query_block, scale):
 
 @torch.library.custom_op("shadowattn::select", mutates_args=())
 def select(
-    scores: Tensor, offered: Tensor, own: Tensor | None, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int
+    scores: Tensor, offered: Tensor, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int, self_first: bool
 ) -> Tensor:
     """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
     if scores.dtype not in (torch.float32, torch.int8):
         raise InputError(f"scores: expected float32 or int8, got {scores.dtype}")
     indices = torch.empty(size, dtype=torch.int32)
-    native.select(_rows(scores), indices, offered=offered, own=own, appended=appended, starts=starts, sinks=sinks, recent=recent)
+    native.select(
+        _rows(scores),
+        indices,
+        offered=offered,
+        appended=appended,
+        starts=starts,
+        sinks=sinks,
+        recent=recent,
+        self_first=self_first,
+    )
     return indices
 
 
 @select.register_fake
-def _(scores, offered, own, appended, starts, size, sinks, recent):
+def _(scores, offered, appended, starts, size, sinks, recent, self_first):
     return scores.new_empty(size, dtype=torch.int32)
 
 
@@ -77,22 +86,34 @@ def _(k, scales, packed, first_key):
 
 @torch.library.custom_op("shadowattn::estimate", mutates_args=())
 def estimate(
-    q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, kv_head: Tensor, visible: Tensor, pooling: str, query_block: int
+    q: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    keys: int,
+    kv_head: Tensor,
+    visible: Tensor,
+    pooling: str,
+    query_block: int,
+    exponents: Tensor | None = None,
 ) -> Tensor:
-    """Exact INT8 products of quantised q [H, Q, D] with packed keys, float32 [H, B, K]; B = Q where rows are not pooled."""
+    """Exact INT8 products of quantised q [H, Q, D] with packed keys, float32 [H, B, K]; B = Q where rows are not pooled.
+
+    `exponents` float32 [H], for pooling by `probability`: exp(logit) = 2^(product · exponent).
+    """
     _check_quantizable(q, packed)
+    _check_exponents(pooling, exponents, q)
     if -(-keys // 32) * 32 > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
     scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys)
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
-        scores=scores,
+        exponents=exponents, scores=scores,
     )  # fmt: skip
     return scores
 
 
 @estimate.register_fake
-def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block):
+def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents=None):
     return q.new_empty(q.shape[0], _lists(q, pooling, query_block), keys, dtype=torch.float32)
 
 
@@ -107,28 +128,33 @@ def estimate_select(
     pooling: str,
     query_block: int,
     offered: Tensor,
-    own: Tensor | None,
     appended: Tensor,
     starts: Tensor,
     size: int,
     sinks: int,
     recent: int,
+    self_first: bool,
+    exponents: Tensor | None = None,
 ) -> Tensor:
     """`estimate` and `select` in one pass, tile by tile: no score ever reaches memory. Returns indices int32 [size]."""
     _check_quantizable(q, packed)
+    _check_exponents(pooling, exponents, q)
     if -(-keys // 32) * 32 > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
     indices = torch.empty(size, dtype=torch.int32)
-    lists = {"offered": offered, "own": own, "appended": appended, "starts": starts, "indices": indices}
+    lists = {"offered": offered, "appended": appended, "starts": starts, "indices": indices}
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
-        lists=lists | {"sinks": sinks, "recent": recent},
+        exponents=exponents, lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
     )  # fmt: skip
     return indices
 
 
 @estimate_select.register_fake
-def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, offered, own, appended, starts, size, sinks, recent):
+def _(
+    q, q_scales, packed, keys, kv_head, visible, pooling, query_block, offered, appended, starts, size, sinks, recent, self_first,
+    exponents=None,
+):  # fmt: skip
     return q.new_empty(size, dtype=torch.int32)
 
 
@@ -153,6 +179,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
             f"native attention: expected a head dimension that is a multiple of 8 up to 256, on the CPU, got {q.shape[2]} on "
             f"{q.device}; choose kernel=torch"
         )
+
+
+def _check_exponents(pooling: str, exponents: Tensor | None, q: Tensor) -> None:
+    if pooling == "probability" and (exponents is None or exponents.dtype != torch.float32 or exponents.shape != q.shape[:1]):
+        raise InputError(f"exponents: expected float32 [{q.shape[0]}] where rows are pooled by probability, got {exponents}")
 
 
 def _check_quantizable(x: Tensor, packed: Tensor) -> None:

@@ -55,11 +55,12 @@ class TorchKernels:
         key = torch.arange(scores.shape[-1])
         # A score of −∞ would tie with the hidden keys, so none may come in.
         scores = scores.masked_fill(key >= lists.offered[:, None], -math.inf)
-        forced = (key < lists.sinks) | (key >= lists.offered[:, None] - lists.recent)
-        if lists.own is not None:
-            forced |= key == lists.own[:, None]
-        scores = scores.masked_fill(forced & (key < lists.offered[:, None]), math.inf)
         counts = lists.starts.diff().view(scores.shape[:2]) - lists.appended
+        # Of sinks and window as many as the budget holds, so that all who outrank the others are in, in any order.
+        sinks = (counts - int(lists.self_first)).clamp(min=0, max=lists.sinks)
+        recent = (counts - sinks).clamp(max=lists.recent)
+        forced = (key < sinks[..., None]) | (key >= (lists.offered - recent)[..., None])
+        scores = scores.masked_fill(forced & (key < lists.offered[:, None]), math.inf)
         chosen = _top(scores, counts)
         chosen |= (key >= lists.offered[:, None]) & (key < (lists.offered + lists.appended)[:, None])
         indices = chosen.nonzero()[:, -1].to(torch.int32)  # over heads, lists and keys in ascending order
@@ -85,11 +86,11 @@ def _top(scores: Tensor, counts: Tensor) -> Tensor:
 
     torch.topk leaves ties open, so only its k-th *value* is used; ties with it are then taken in key order.
     """
-    largest = torch.topk(scores, int(counts.max()), dim=-1).values
-    threshold = largest.gather(-1, counts[..., None] - 1)
+    largest = torch.topk(scores, max(1, int(counts.max())), dim=-1).values
+    threshold = largest.gather(-1, (counts[..., None] - 1).clamp(min=0))
     above, tied = scores > threshold, scores == threshold
     room = counts[..., None] - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
+    return (above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))) & (counts[..., None] > 0)
 
 
 def _padded(selection: Selection, tile: slice) -> Tensor:

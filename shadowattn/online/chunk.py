@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.kernels import Kernels
-from shadowattn.online.estimators import Chooser, Estimator, Launcher
+from shadowattn.online.estimators import Chooser, Estimator, Launcher, logit_scales
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, Selection
@@ -57,8 +57,7 @@ class Chunk:
         _ = self._lists, self._scored
         if self.reuses_scores:
             _ = self._grouped
-        if self.selects_in_estimate:
-            _ = self._prepared
+        _ = self._prepared if self.selects_in_estimate else self._logit_scales
 
     def groups(self) -> list[Group]:
         """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
@@ -78,12 +77,14 @@ class Chunk:
 
     def select(self, scores: Tensor, head: int) -> Selection:
         """The lists of one head from its scores [1, rows, K]."""
-        return self.kernels.select(self.rule.pool(scores, self.positions), self._lists[head : head + 1])
+        part = slice(head, head + 1)
+        to_logits = None if self._logit_scales is None else self._logit_scales[part]
+        return self.kernels.select(self.rule.pool(scores, self.positions, to_logits), self._lists[part])
 
     def choose(self, head: int) -> Selection:
         """The lists of one head where the estimator selects."""
         part = slice(head, head + 1)
-        how = {"positions": self.positions, "heads": self.heads[part]}
+        how = {"positions": self.positions, "heads": self.heads[part], "scale": self.scale}
         return self.estimator.choose(self.q[part], self._prepared, self.rule, self._lists[part], **how)
 
     def attend(self, selection: Selection, head: int) -> Tensor:
@@ -102,6 +103,10 @@ class Chunk:
     @cached_property
     def _lists(self) -> Lists:
         return self.rule.lists(self.retention, self.positions)
+
+    @cached_property
+    def _logit_scales(self) -> Tensor | None:
+        return logit_scales(self.estimator, self.rule, self.q, self.k, layer=self.layer, heads=self.heads, scale=self.scale)
 
     @cached_property
     def _prepared(self) -> Any:

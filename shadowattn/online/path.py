@@ -8,7 +8,7 @@ from torch import Tensor
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
 from shadowattn.kernels import Kernels, choose
-from shadowattn.online.estimators import Chooser, Estimator
+from shadowattn.online.estimators import Chooser, Estimator, logit_scales
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
@@ -93,9 +93,9 @@ def attend_chunk(
     for part in _launches(q, k, retention, estimator, rule):
         how = {"positions": positions, "heads": heads[part], "rule": rule, "lists": lists[part]}
         if isinstance(estimator, Chooser):
-            selection = estimator.choose(q[part], prepared, **how)
+            selection = estimator.choose(q[part], prepared, scale=scale, **how)
         else:
-            selection = select_keys(q[part], k, layer=layer, estimator=estimator, kernels=kernels, **how)
+            selection = select_keys(q[part], k, layer=layer, estimator=estimator, kernels=kernels, scale=scale, **how)
         out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
         kept += selection.kept()
         if keep_lists:
@@ -114,11 +114,13 @@ def select_keys(
     rule: Rule,
     lists: Lists,
     kernels: Kernels,
+    scale: float,
 ) -> Selection:
     """Scores, and by them `lists`, for one chunk: q [H, Q, D] of `heads` at `positions` [Q], k [G, K, D]."""
     scored, at = rule.scored(q, positions)
+    to_logits = logit_scales(estimator, rule, q, k, layer=layer, heads=heads, scale=scale)
     scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
-    return kernels.select(rule.pool(scores, positions), lists)
+    return kernels.select(rule.pool(scores, positions, to_logits), lists)
 
 
 def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rule: Rule) -> list[slice]:

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shadowattn.budget import keep_counts
+from shadowattn.budget import keep_counts, shared_keep_counts
 from shadowattn.errors import InputError
 from shadowattn.types import Lists
 
-BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum")
+BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum", "probability")
+# How the scores of a block's rows become those of its list; the other two score one row of their own.
+_POOLED = ("max", "sum", "probability")
 
 
 @dataclass(frozen=True)
 class Rule:
     """How lists are made; every part is defined in `reference.select`.
 
-    `query_block` rows share a list, ranked by `block_score`. The first `sinks` keys and the last `recent` ones outrank all
-    others, within the same budget.
+    `query_block` rows share a list, ranked by `block_score`, which also holds their own keys. Within the budget a row's own key
+    (where there is a recent window), the first `sinks` keys and the `recent` last ones outrank all others, in this order.
     """
 
     query_block: int = 1
@@ -36,8 +38,8 @@ class Rule:
 
     @property
     def pooling(self) -> str:
-        """How rows' scores become a list's: `max` or `sum` over the block's rows, or `rows` where a list has one scored row."""
-        return self.block_score if self.query_block > 1 and self.block_score in ("max", "sum") else "rows"
+        """How rows' scores become a list's: `max`, `sum` or `probability`, or `rows` where a list has one scored row."""
+        return self.block_score if self.query_block > 1 and self.block_score in _POOLED else "rows"
 
     def scored(self, q: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The queries [H, rows, D] whose scores lists need, and where they stand: all, the first of each block or its mean."""
@@ -50,30 +52,42 @@ class Rule:
         sizes = (rows - torch.arange(0, rows, block)).clamp(max=block)
         return (padded.double().sum(2) / sizes[:, None]).to(q.dtype), _last_of_blocks(positions, block)
 
-    def pool(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """Scores [H, B, K] of lists, from scores [H, rows, K] of the queries that `scored` named."""
+    def pool(self, scores: Tensor, positions: Tensor, logit_scales: Tensor | None = None) -> Tensor:
+        """Scores [H, B, K] of lists, from scores [H, rows, K] of the queries that `scored` named.
+
+        `logit_scales` float32 [H], for `probability` alone: what scores are multiplied by to become the logits of a softmax.
+        """
         if self.pooling == "rows":
             return scores
-        heads, rows, keys = scores.shape
+        if self.pooling == "probability":
+            return torch.stack([self._pool(*head, positions) for head in zip(scores, logit_scales.tolist(), strict=True)])
+        return self._pool(scores, 1.0, positions)
+
+    def _pool(self, scores: Tensor, logit_scale: float, positions: Tensor) -> Tensor:
+        """Scores [..., B, K]; `logit_scale` as in `pool`, of these heads."""
+        rows, keys = scores.shape[-2:]
+        later = torch.arange(keys) > positions[:, None]
         fill = -math.inf if self.pooling == "max" else 0.0
-        scores = scores.masked_fill(torch.arange(keys) > positions[:, None], fill)
+        if self.pooling == "probability":
+            scores = torch.softmax((scores.double() * logit_scale).masked_fill(later, -math.inf), -1)
+        else:
+            scores = scores.float().masked_fill(later, fill)  # in float also where a graph gives INT8 scores
         blocks = torch.nn.functional.pad(scores, (0, 0, 0, -rows % self.query_block), value=fill)
-        blocks = blocks.view(heads, -1, self.query_block, keys)
-        return blocks.amax(2) if self.pooling == "max" else blocks.sum(2, dtype=torch.float64).float()
+        blocks = blocks.unflatten(-2, (-1, self.query_block))
+        return blocks.amax(-2) if self.pooling == "max" else blocks.sum(-2, dtype=torch.float64).float()
 
     def lists(self, retention: Tensor, positions: Tensor) -> Lists:
         """Budgets and places of all lists of heads with `retention` float64 [H], for rows at `positions` int64 [Q]."""
-        visible = positions + 1
-        first, last = visible[:: self.query_block], _last_of_blocks(visible, self.query_block)
-        pooled = self.query_block > 1 and self.block_score != "first_row"
-        offered = last if pooled else first
-        appended = torch.zeros_like(first) if pooled else last - first
-        lengths = keep_counts(retention, offered) + appended
+        if self.query_block == 1:
+            offered, appended, recent = positions + 1, torch.zeros_like(positions), self.recent
+            lengths = keep_counts(retention, offered)
+        else:
+            offered, recent = positions[:: self.query_block].contiguous(), max(0, self.recent - 1)  # the row's own key follows
+            appended = _last_of_blocks(positions, self.query_block) + 1 - offered
+            lengths = shared_keep_counts(retention, positions + 1, self.query_block) + appended
         starts = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
-        return Lists(
-            offered.contiguous(), first - 1 if pooled else None, appended, starts, positions, self.query_block, self.sinks,
-            self.recent,
-        )  # fmt: skip
+        self_first = self.query_block == 1 and self.recent > 0
+        return Lists(offered, appended, starts, positions, self.query_block, self.sinks, recent, self_first)
 
 
 def _last_of_blocks(x: Tensor, query_block: int) -> Tensor:

@@ -137,7 +137,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["data=hub", "data.id=nobody/nothing"], "nobody/nothing"),
         (["evaluation.context_tokens=5000"], "context is 4096 tokens, got 5000"),
         (["selection.query_block=48"], "multiple of query_block=48"),
-        (["selection.block_score=mean"], "first_row, pooled_query, max, sum"),
+        (["selection.block_score=mean"], "first_row, pooled_query, max, sum, probability"),
         (["importance.ablation=half"], "zero, uniform"),
         (["kernel=cuda"], "kernel"),
         (["device=tpu"], "one of auto, npu, gpu, cpu"),

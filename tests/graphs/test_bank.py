@@ -295,7 +295,7 @@ def test_int8_scores_go_into_selection_as_they_are():
     made = {
         name: select_keys(
             q, k, layer=0, positions=positions, heads=Heads.all(4, 2), estimator=Int8(bank), rule=rule, lists=lists,
-            kernels=choose(name, head_dim=64, dtype=torch.float32),
+            kernels=choose(name, head_dim=64, dtype=torch.float32), scale=0.125,
         )
         for name in ("torch", "auto")
     }  # fmt: skip

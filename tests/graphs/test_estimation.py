@@ -121,12 +121,20 @@ def test_midway_between_two_steps_an_input_is_off_by_one_at_most(inputs, scale):
     data=st.data(),
 )
 def test_pooling_and_selection_in_the_graph_are_those_outside(inputs, requant, heads, pool, first_row, seed, data):
-    """The largest score of each block; then the best blocks in falling order, ties to the lower index."""
+    """The largest score of each block; then the best blocks in falling order, ties to the lower index.
+
+    Blocks of rows rank what lies before their own keys: whole blocks of keys.
+    """
     shape = GraphShape(heads[0], 24, 64, 48, heads[1])
     form = GraphForm(inputs, requant, mask=True)
     top_k = data.draw(st.integers(1, shape.keys // pool[1]))
     given_inputs, _ = _inputs(shape, form, SCALES, 0.1, first_row, seed)
     scores = compile_graph(estimation_graph(shape, form, *SCALES))(given_inputs)[0]
+    if pool[0] > 1:
+        row, key = np.arange(shape.rows) // pool[0] * pool[0], np.arange(shape.keys)
+        own = np.minimum(first_row + row, first_row + shape.rows - 1) // pool[1] * pool[1]
+        hidden = np.tile(key >= own[:, None], (scores.shape[2] // shape.rows, 1))
+        scores = np.where(hidden, np.array(-128 if requant else MASKED, scores.dtype), scores)
     blocks = scores.reshape(scores.shape[1], -1, pool[0], shape.keys // pool[1], pool[1]).max((2, 4))
     pooled, selecting = replace(form, pool=pool), replace(form, pool=pool, indices=True)
     for made, expected in (

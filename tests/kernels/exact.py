@@ -29,11 +29,10 @@ def best_keys(scores: Tensor, lists: Lists) -> Tensor:
         for b in range(scores.shape[1]):
             offered, appended = int(lists.offered[b]), int(lists.appended[b])
             ranked = scores[head, b, :offered].double() + 0.0  # −0 is 0
-            ranked[: lists.sinks] = math.inf
-            ranked[max(0, offered - lists.recent) : offered] = math.inf
-            if lists.own is not None:
-                ranked[int(lists.own[b])] = math.inf
-            order = torch.sort(ranked, descending=True, stable=True).indices
-            chosen = order[: int(counts[head, b]) - appended].sort().values
-            found.append(torch.cat([chosen, torch.arange(offered, offered + appended)]))
+            window = list(range(offered))[::-1][: lists.recent]
+            sinks = list(range(min(lists.sinks, offered)))
+            by_score = torch.sort(ranked, descending=True, stable=True).indices.tolist()
+            order = list(dict.fromkeys([*window[: lists.self_first], *sinks, *window, *by_score]))
+            chosen = sorted(order[: int(counts[head, b]) - appended])
+            found.append(torch.tensor([*chosen, *range(offered, offered + appended)]))
     return torch.cat(found).to(torch.int32)

@@ -50,7 +50,7 @@ def test_the_device_selects_what_the_reference_does(
     q, k, _ = qkv(4, 2, rows, before + rows, 64, seed=seed)
     positions, retention = before + torch.arange(rows), torch.tensor(retention, dtype=torch.float64)
     rule = Rule(query_block, "max")
-    selection = device.choose(q, k, rule, rule.lists(retention, positions), positions=positions, heads=HEADS)
+    selection = device.choose(q, k, rule, rule.lists(retention, positions), positions=positions, heads=HEADS, scale=0.125)
     scores = Int8(bank(GraphForm(inputs, requant), group=group)).estimate(q, k, layer=0, positions=positions).float()
     how = (scores, retention, positions + 1, query_block)
     expected = select(*how, "max" if query_block > 1 else "first_row") if key_block == 1 else select_key_blocks(*how, key_block)
@@ -66,7 +66,7 @@ def test_heads_of_different_retention_take_graphs_of_different_k():
     q, k, _ = qkv(4, 2, 32, 96, 64)
     retention = torch.tensor([0.1, 0.1, 0.1, 0.5], dtype=torch.float64)
     positions, rule = 64 + torch.arange(32), Rule()
-    device.choose(q, k, rule, rule.lists(retention, positions), positions=positions, heads=HEADS)
+    device.choose(q, k, rule, rule.lists(retention, positions), positions=positions, heads=HEADS, scale=0.125)
     assert device.launched == 3  # heads 0 and 1 share one; of the second group, each its own
 
 
@@ -99,7 +99,7 @@ def test_what_the_graphs_do_not_know_is_refused(rule, form, top_k, message):
     positions = 64 + torch.arange(32)
     lists = rule.lists(torch.full((4,), 0.2, dtype=torch.float64), positions)
     with pytest.raises(InputError, match=message):
-        device.choose(q, k, rule, lists, positions=positions, heads=HEADS)
+        device.choose(q, k, rule, lists, positions=positions, heads=HEADS, scale=0.125)
 
 
 def test_it_has_no_scores_for_decode():

@@ -63,9 +63,9 @@ def test_a_pooled_block_may_see_its_own_rows_but_no_earlier_block_does():
     """The documented price of `max`: it pools the scores of all rows of a block."""
     q, k, v = qkv(2, 1, 64, 64, 16)
     how = {"causal_offset": 0, "estimator": "oracle", "query_block": 32, "block_score": "max"}
-    before = shadowattn.sparse_attention(q, k, v, 0.1, **how)
+    before = shadowattn.sparse_attention(q, k, v, 0.5, **how)
     q[:, 63] = 10 * q[:, 63].flip(-1)
-    after = shadowattn.sparse_attention(q, k, v, 0.1, **how)
+    after = shadowattn.sparse_attention(q, k, v, 0.5, **how)
     assert after[:, :32].equal(before[:, :32])
     assert not after[:, 32:63].equal(before[:, 32:63])
 
@@ -123,7 +123,7 @@ def test_scale_is_used():
         ({"kernel": "cuda"}, "kernel: expected"),
         ({"causal_offset": 6}, "causal_offset"),
         ({"query_block": 0}, "at least 1 row"),
-        ({"block_score": "mean"}, "first_row, pooled_query, max, sum"),
+        ({"block_score": "mean"}, "first_row, pooled_query, max, sum, probability"),
     ],
 )
 def test_refuses_options_that_do_not_fit(change, message):

@@ -33,11 +33,11 @@ typedef struct {
 // Which keys an index list takes, from scores; see select.h. `starts` gives each list's length and place.
 typedef struct {
   const int64_t* offered;  // [B] keys 0 … offered[b] − 1 compete
-  const int64_t* own;      // [B] a key that is always in, or NULL
   const int64_t* appended; // [B] keys offered[b] … offered[b] + appended[b] − 1 follow the chosen ones
   const int64_t* starts;   // [H·B + 1]
   int32_t* indices;
-  int64_t sinks, recent;
+  int64_t sinks, recent;  // the first and the last offered keys, which outrank all others
+  int64_t self_first;     // 1: the very last one, the row's own key, comes before the sinks
 } SaLists;
 
 typedef struct {
@@ -67,10 +67,11 @@ typedef struct {
   int64_t* sums;  // [G]
 } SaFingerprint;
 
-enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2 };
+enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2, SA_PROBABILITY = 3 };
 
 // INT8 products of quantised Q with packed K, and what is chosen by them. `pooling` SA_ROWS: list b ranks by row b's
-// products. SA_MAX, SA_SUM: by the largest or the sum over rows b·query_block … that see the key (visible[Q]).
+// products. SA_MAX, SA_SUM: by the largest or the sum over rows b·query_block … that see the key (visible[Q]). SA_PROBABILITY: by the
+// sum of the rows' softmax, each over the keys it sees.
 // scores != NULL: the products (of rows or pooled lists) are written there as float32, and nothing is selected. With neither
 // scores nor to.indices they are computed and dropped: what the estimate alone costs.
 typedef struct {
@@ -82,6 +83,7 @@ typedef struct {
   int64_t packed_head_stride;
   const int64_t* kv_head;  // [H]
   const int64_t* visible;  // [Q], used by the pooled forms
+  const float* exponents;  // [H], SA_PROBABILITY: exp(logit) = 2^(product · exponent), not negative
   float* scores;           // [H, B, K] contiguous, or NULL
   SaLists to;
 } SaEstimate;

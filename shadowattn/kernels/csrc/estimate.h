@@ -211,12 +211,41 @@ inline void pool_rows(const SaEstimate& a, const QuantizedRows& x, int64_t first
     }
 }
 
+// Adds the softmax of one row's products to `pooled`. Overwrites the products, and what follows them up to a whole vector.
+inline void add_probabilities(int32_t* products, int64_t keys, float exponent, float* pooled) {
+  int32_t top = products[0];
+  for (int64_t j = 1; j < keys; ++j) top = max_of(top, products[j]);
+  float* weights = reinterpret_cast<float*>(products);
+  vf sums = set1(0);
+  for (int64_t j = 0; j < keys; j += VL) {
+    vi x;
+    memcpy(&x, products + j, sizeof x);
+    store(weights + j, exp2_nonpositive(__builtin_convertvector(x - top, vf) * set1(exponent)));
+    for (int64_t past = keys; past < j + VL; ++past) weights[past] = 0;
+    sums = sums + load(weights + j);
+  }
+  const vf share = set1(1 / lanes_sum(sums));
+  for (int64_t j = 0; j < keys; j += VL) store(pooled + j, load(pooled + j) + load(weights + j) * share);
+}
+
+// The probabilities that a block's rows give to each key, summed; `products` has room for 8 rows of `width`.
+inline void pool_probabilities(const SaEstimate& a, const QuantizedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
+                               float exponent, float* pooled, int32_t* products, int64_t width) {
+  const int64_t end = round_up(a.visible[first_row + rows - 1], kKeysAtOncePacked);
+  memset(pooled, 0, static_cast<size_t>(end) * 4);
+  for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+    const int64_t n = min_of<int64_t>(kRowsAtOnce, rows - r);
+    products_of<SA_ROWS>(n, packed, 0, end, a.dim / 4, x.q + r * x.stride, x.stride, x.sums + r, products, width);
+    for (int64_t i = 0; i < n; ++i) add_probabilities(products + i * width, a.visible[first_row + r + i], exponent, pooled);
+  }
+}
+
 template <class T>
 int estimate_rows(const SaEstimate& a) {
   const bool pooled = a.pooling != SA_ROWS;
   const int64_t block = pooled ? a.query_block : kRowsAtOnce, blocks = ceil_div(a.rows, block);
   const int64_t lists = pooled ? blocks : a.rows, width = round_up(a.keys, kKeysAtOncePacked);
-  const int64_t score_rows = pooled ? 1 : kRowsAtOnce, q_stride = a.dim;
+  const int64_t score_rows = !pooled ? kRowsAtOnce : a.pooling == SA_PROBABILITY ? 1 + kRowsAtOnce : 1, q_stride = a.dim;
   const int64_t q_bytes = round_up(block * q_stride, 64), sum_bytes = round_up(block * 4, 64);
   const int64_t scratch_bytes = score_rows * width * 4 + q_bytes + sum_bytes + select_bytes(width);
   return run_queue(a.heads * blocks, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {
@@ -233,11 +262,17 @@ int estimate_rows(const SaEstimate& a) {
     for (int64_t b = first_list; !all_keys && b < end_list; ++b) offered = max_of(offered, a.to.offered[b]);
     if (a.pooling == SA_MAX) pool_rows<SA_MAX>(a, x, from, to - from, packed, scores);
     else if (a.pooling == SA_SUM) pool_rows<SA_SUM>(a, x, from, to - from, packed, scores);
+    else if (a.pooling == SA_PROBABILITY)
+      pool_probabilities(a, x, from, to - from, packed, a.exponents[head], reinterpret_cast<float*>(scores), scores + width, width);
     else products_of<SA_ROWS>(to - from, packed, 0, round_up(offered, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.sums, scores, width);
     for (int64_t b = first_list; b < end_list; ++b) {
       const int32_t* row = scores + (pooled ? 0 : (b - from) * width);
       if (!a.scores) {
         if (!a.to.indices) continue;
+        if (a.pooling == SA_PROBABILITY) {
+          select_list(FloatScores{reinterpret_cast<const float*>(scores)}, a.to, head * lists + b, b, scratch);
+          continue;
+        }
         if (a.pooling == SA_SUM) {  // sums exceed what float32 holds exactly: they are rounded as every other path rounds them
           float* rounded = reinterpret_cast<float*>(scores);
           for (int64_t j = 0; j < a.to.offered[b]; ++j) {
@@ -252,6 +287,11 @@ int estimate_rows(const SaEstimate& a) {
       }
       float* out = a.scores + (head * lists + b) * a.keys;
       const int64_t seen = pooled ? a.visible[to - 1] : a.keys;
+      if (a.pooling == SA_PROBABILITY) {
+        memcpy(out, scores, static_cast<size_t>(seen) * 4);
+        memset(out + seen, 0, static_cast<size_t>(a.keys - seen) * 4);
+        continue;
+      }
       for (int64_t j = 0; j < a.keys; ++j) out[j] = j < seen ? static_cast<float>(row[j]) : -__builtin_inff();
     }
   });

@@ -312,7 +312,7 @@ inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* fr
   return low;
 }
 
-// One list: the k best of the first n scores, then the appended keys. 1 ≤ k ≤ n.
+// One list: the k best of the first n scores, then the appended keys. 0 ≤ k ≤ n.
 template <class Scores>
 inline void select_list(const Scores& scores, const SaLists& to, int64_t list, int64_t at, char* scratch) {
   const int64_t n = to.offered[at], appended = to.appended[at];
@@ -323,13 +323,15 @@ inline void select_list(const Scores& scores, const SaLists& to, int64_t list, i
     for (int64_t j = 0; j < n; ++j) out[j] = static_cast<int32_t>(j);
     return;
   }
+  if (k == 0) return;
   int8_t* bytes = reinterpret_cast<int8_t*>(scratch);
   const int64_t padded = padded_bytes(n);
   scores.to_bytes(n, bytes);
   memset(bytes + n, kNever, static_cast<size_t>(padded - n));
-  if (to.own) bytes[to.own[at]] = kForced;
-  for (int64_t j = 0; j < min_of(to.sinks, n); ++j) bytes[j] = kForced;
-  for (int64_t j = max_of<int64_t>(0, n - to.recent); j < n; ++j) bytes[j] = kForced;
+  // As many of the sinks, and then of the window, as k holds: never more than k keys are forced, so that none of them tie.
+  const int64_t sinks = min_of(to.sinks, max_of<int64_t>(0, k - to.self_first)), recent = min_of(to.recent, k - sinks);
+  for (int64_t j = 0; j < sinks; ++j) bytes[j] = kForced;
+  for (int64_t j = n - recent; j < n; ++j) bytes[j] = kForced;
   int64_t from_low, from_above;
   const int low = threshold(bytes, padded, k, &from_low, &from_above);
   if (from_low != k) break_ties(scores, bytes, n, low, k - from_above, reinterpret_cast<int32_t*>(bytes + padded));

@@ -4,6 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from shadowattn.errors import InputError
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, Selection
@@ -35,9 +36,37 @@ class Chooser(Protocol):
         """Whatever `choose` wants to know of k [G, K, D], once a chunk for all of its heads."""
         ...
 
-    def choose(self, q: Tensor, prepared: Any, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
-        """The lists that `rule` and `lists` call for; arguments as in `Estimator.estimate`."""
+    def choose(
+        self, q: Tensor, prepared: Any, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads, scale: float
+    ) -> Selection:
+        """The lists that `rule` and `lists` call for; arguments as in `Estimator.estimate`, `scale` that of the softmax."""
         ...
+
+
+@runtime_checkable
+class Scaled(Protocol):
+    """An estimator whose scores are q·k in known units, so that a softmax of them is an estimate of the attention."""
+
+    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
+        """What a score of 1 is worth in q·k, float32 [H]; arguments as in `Estimator.estimate`."""
+        ...
+
+
+def logit_scales(
+    estimator: Estimator, rule: Rule, q: Tensor, k: Tensor, *, layer: int, heads: Heads, scale: float
+) -> Tensor | None:
+    """What scores are multiplied by to become the softmax's logits, float32 [H]; None where `rule` does not ask.
+
+    Raises `InputError` where the rule needs it and the estimator's scores have no unit.
+    """
+    if rule.pooling != "probability":
+        return None
+    if not isinstance(estimator, Scaled):
+        raise InputError(
+            "block_score=probability: expected an estimator whose scores are q·k in known units, such as oracle or int8, got "
+            f"{type(estimator).__name__}; use block_score=max"
+        )
+    return estimator.units(q, k, layer=layer, heads=heads) * scale
 
 
 @runtime_checkable

@@ -89,6 +89,15 @@ class Int8:
                 self._scores = part.new_empty(heads * part[0].numel())
         return self._scores[: heads * part[0].numel()].view(heads, *part.shape[1:])
 
+    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
+        """As `Scaled.units`: 1 where the graphs multiply by the scales, else a step of the product or of an INT8 score."""
+        buckets, form = Buckets.of(self.bank, q, k, heads.kv), self.bank.form
+        if form.requant is not None:
+            return torch.tensor([form.requant.output_scale(*self.bank.pairs[pair]) for pair in buckets.pairs])
+        if form.bakes_scales:
+            return torch.ones(len(heads))
+        return buckets.q_scales * buckets.k_scales
+
     def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Buckets]:
         """As `Launcher.groups`: heads whose scales fall into one bucket, as many as the bank launches at once."""
         buckets = Buckets.of(self.bank, q, k, heads.kv)

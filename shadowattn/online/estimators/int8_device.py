@@ -22,7 +22,8 @@ _NOWHERE = torch.iinfo(torch.int32).max
 class Int8Device:
     """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
 
-    With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`).
+    With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`). Where rows share a
+    list, graphs rank what lies before the block's own keys alone, and those are appended here.
     """
 
     bank: GraphBank
@@ -41,44 +42,41 @@ class Int8Device:
     def prepare(self, k: Tensor, *, layer: int) -> Tensor:
         return k
 
-    def choose(self, q: Tensor, prepared: Tensor, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
+    def choose(
+        self, q: Tensor, prepared: Tensor, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads, scale: float
+    ) -> Selection:
         """Arguments as in `Chooser.choose`; raises `InputError` for rules that the graphs do not know."""
         self._check(rule)
-        budgets = lists.starts.diff().view(len(heads), -1)
+        budgets = lists.starts.diff().view(len(heads), -1) - lists.appended
         wanted = -(-budgets // self.bank.form.pool[1])  # keys, or blocks of keys
         buckets = Buckets.of(self.bank, q, prepared, heads.kv)
         self.clipped += buckets.clipped
         sizes = {"rows": q.shape[1], "keys": prepared.shape[1], "head_dim": q.shape[2], "heads": self.bank.launch_heads[0]}
-        top_k = [self.bank.shape_for(**sizes, top_k=most).top_k for most in wanted.amax(1).tolist()]
+        top_k = [self.bank.shape_for(**sizes, top_k=most).top_k for most in wanted.amax(1).clamp(min=1).tolist()]
         plan = buckets.launches(self.bank, heads.kv, kind=top_k)
         self.launched += len(plan)
         chosen: list[Tensor] = [torch.empty(0)] * len(heads)
         for members, size in plan:
             how = {"first_row": int(positions[0]), "top_k": top_k[members[0]]}
             order = launch(self.bank, members, size, q, prepared, heads.kv, buckets, **how)
-            for head, table in zip(members, self._lists(order, wanted[members], lists), strict=True):
+            first = order.masked_fill(torch.arange(order.shape[2]) >= wanted[members][:, :, None], _NOWHERE).sort(2).values
+            for head, table in zip(members, first, strict=True):
                 chosen[head] = table
-        if self.bank.form.pool[1] == 1:
-            return Selection(torch.cat([table[table < _NOWHERE] for table in chosen]), lists.starts, positions, rule.query_block)
         return self._keys(chosen, lists, positions, rule.query_block)
 
-    def _lists(self, order: Tensor, wanted: Tensor, lists: Lists) -> Tensor:
-        """The first `wanted` [h, B] of `order` [h, B, k], a list's own always among them; ascending, the rest at the end."""
-        if lists.own is not None:
-            own = (lists.own // self.bank.form.pool[1]).to(order.dtype)[None, :, None].expand(*order.shape[:2], 1)
-            order = torch.cat([own, order.masked_fill(order == own, _NOWHERE)], 2)
-        place = (order < _NOWHERE).cumsum(2)
-        return order.masked_fill(place > wanted[:, :, None], _NOWHERE).sort(2).values
-
     def _keys(self, chosen: list[Tensor], lists: Lists, positions: Tensor, query_block: int) -> Selection:
-        """Blocks become the keys in them, as far as the list is offered any."""
+        """Blocks [B, k] of each head become the keys in them, as far as the list is offered any; the rows' own keys follow."""
         width = self.bank.form.pool[1]
+        ranked = lists.offered if query_block == 1 else lists.offered // width * width  # whole blocks of keys, where rows share
+        end = lists.offered + lists.appended
+        tail = ranked[:, None] + torch.arange(int((end - ranked).max()))
         indices, counts = [], []
         for table in chosen:
             blocks = table.masked_fill(table == _NOWHERE, -1)[:, :, None]
             keys = (blocks * width + torch.arange(width, dtype=torch.int32)).flatten(1)
-            valid = (blocks >= 0).expand(-1, -1, width).flatten(1) & (keys < lists.offered[:, None])
-            indices.append(keys[valid])
+            valid = (blocks >= 0).expand(-1, -1, width).flatten(1) & (keys < ranked[:, None])
+            keys, valid = torch.cat([keys, tail], 1), torch.cat([valid, tail < end[:, None]], 1)
+            indices.append(keys[valid].to(torch.int32))
             counts.append(valid.sum(1))
         starts = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0))
         return Selection(torch.cat(indices), starts, positions, query_block)

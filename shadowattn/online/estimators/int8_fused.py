@@ -4,6 +4,7 @@ The same integers as the graphs' (`int8`), except midway between two steps, so t
 stand-in it saves the scores their way to memory and back. K is quantised and packed once, as it is appended.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -100,7 +101,13 @@ class Int8Fused:
             keys.append(k)
         return keys
 
-    def choose(self, q: Tensor, prepared: PackedKeys, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
+    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
+        """As `Scaled.units`: a step of the integer product."""
+        return self._q_scales(q, heads) * self.prepare(k, layer=layer).scales[heads.kv]
+
+    def choose(
+        self, q: Tensor, prepared: PackedKeys, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads, scale: float
+    ) -> Selection:
         """Products, pooling and selection, tile by tile. Raises `InputError` where a sum over a block could exceed int32."""
         if rule.pooling == "sum" and min(rule.query_block, q.shape[1]) * q.shape[2] * 127**2 >= 2**31:
             raise InputError(
@@ -108,9 +115,13 @@ class Int8Fused:
                 "use smaller blocks or estimator=int8"
             )
         scored, at = rule.scored(q, positions)
+        q_scales = self._q_scales(scored, heads)
+        exponents = None
+        if rule.pooling == "probability":
+            exponents = q_scales * prepared.scales[heads.kv] * (scale * math.log2(math.e))
         indices = ops.estimate_select(
-            scored, self._q_scales(scored, heads), prepared.packed, prepared.length, heads.kv, at + 1, rule.pooling,
-            rule.query_block, lists.offered, lists.own, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent,
+            scored, q_scales, prepared.packed, prepared.length, heads.kv, at + 1, rule.pooling, rule.query_block,
+            lists.offered, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
         )  # fmt: skip
         return Selection(indices, lists.starts, positions, rule.query_block)
 

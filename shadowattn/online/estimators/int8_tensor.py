@@ -44,6 +44,10 @@ class Int8Tensor:
             _multiply(rows, k8, scores[part].reshape(1, k8.shape[1], -1, k.shape[1]))
         return torch.from_numpy(scores)
 
+    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
+        """As `Scaled.units`: a step of the integer product."""
+        return self.q_scales[heads.ids] * self.k_scales[heads.kv]
+
 
 def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
     """Products of q8 [1, G, rows, D] and k8 [1, G, K, D] into scores [1, G, rows, K]."""

@@ -16,3 +16,7 @@ class Oracle:
         for group, part in heads.grouped():
             torch.matmul(q[part].float(), k[group].float().T, out=scores[part])
         return scores
+
+    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
+        """As `Scaled.units`."""
+        return torch.ones(len(heads))
