@@ -1,0 +1,383 @@
+"""Fills the tables of README and docs from `results/reference`: `python -m experiments.pages` (`--check` only compares).
+
+A page marks a table's place by `<!-- table NAME -->` and `<!-- end -->`; what lies between is written here and nowhere else, so
+that no number of a table is older than its rows. Below each table stand the rows' file, n, machine, commit and command.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.publish import ROOT, read_reference
+
+REFERENCE = ROOT / "results" / "reference"
+_PLACE = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+SHAPES = {"qwen2-0.5b": "Qwen2-0.5B", "qwen2-1.5b": "Qwen2-1.5B", "phonelm-1.5b": "PhoneLM-1.5B"}
+
+
+def pages() -> list[Path]:
+    """README and every page of docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def filled(page: str) -> str:
+    """The text of a page with every table drawn anew. Raises `KeyError` on a table that is not defined here."""
+    return _PLACE.sub(lambda place: f"<!-- table {place[1]} -->\n{TABLES[place[1]]()}\n<!-- end -->", page)
+
+
+def _rows(name: str) -> pd.DataFrame:
+    return read_reference(REFERENCE / f"{name}.csv")
+
+
+def _one(rows: pd.DataFrame, **where: object) -> float:
+    """The value of the only row that fits."""
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    if len(rows) != 1:
+        raise ValueError(f"expected one row with {where}, got {len(rows)}")
+    return float(rows.value.iloc[0])
+
+
+def _table(header: Iterable[str], lines: Iterable[Iterable[str]], source: str, n: str) -> str:
+    header = list(header)
+    cells = [header, ["---"] * len(header), *map(list, lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + f"\n\n{_source(source, n)}"
+
+
+def _source(name: str, n: str) -> str:
+    """Where rows were measured, from the file beside them."""
+    made = json.loads((REFERENCE / f"{name}.json").read_text())
+    machine = made["machine"]
+    return (
+        f"`results/reference/{name}.csv`, {n}; {machine['processor']}, {machine['cores']} cores, commit {made['commit'][:7]}; "
+        f"`{made['command']}`"
+    )
+
+
+def _dash(value: float, digits: int) -> str:
+    return "–" if value != value else f"{value:.{digits}f}"
+
+
+def quickstart() -> str:
+    """What the quickstart's table says."""
+    rows = _rows("quickstart")
+    columns = {"perplexity": 3, "mass_recall": 3, "topk_overlap": 3, "output_error": 3, "density": 3}
+    cells = rows[rows.metric.isin(columns)].set_index(["method", "retention", "metric"]).value
+    lines = []
+    for method, retention in rows[["method", "retention"]].drop_duplicates().itertuples(index=False):
+        values = [cells.get((method, retention, metric), float("nan")) for metric in columns]
+        lines.append([method, f"{retention:g}", *(_dash(x, d) for x, d in zip(values, columns.values(), strict=True))])
+    header = ["method", "retention", "perplexity", "attention mass recall", "top-k overlap", "output error", "density"]
+    return _table(header, lines, "quickstart", f"n = {_tokens(rows)} tokens")
+
+
+def _tokens(rows: pd.DataFrame) -> int:
+    return int(rows[(rows.method == "dense") & (rows.metric == "loss")].n.iloc[0])
+
+
+def sweep() -> str:
+    """Loss above dense of every method of the sweep."""
+    rows = _rows("sweep_retention")
+    rows = rows[rows.retention <= 0.5]
+    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in _INCREASE)
+    retentions = sorted(increase.index.get_level_values("retention").unique())
+    lines = [
+        [f"`{method}`", *(f"{increase[method, r]:+.3f} ± {error[method, r]:.3f}" for r in retentions)]
+        for method in dict.fromkeys(increase.index.get_level_values("method"))
+    ]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = ["loss above dense, nat", *(f"{r:.0%} of the keys" for r in retentions)]
+    return _table(header, lines, "sweep_retention", f"n = {windows} windows, ± one standard error, paired")
+
+
+_INCREASE = ("loss_increase", "loss_increase_error")
+
+
+def query_block() -> str:
+    """Quality, density and time of every way to share lists."""
+    rows = _rows("study_query_block")
+    cells = rows.set_index(["method", "metric"]).value
+    lines = []
+    for method in dict.fromkeys(rows.method[rows.method != "dense"]):
+        faster = cells.get((method, "times_faster_than_dense"), float("nan"))
+        lines.append([
+            f"`{method}`", f"{cells[method, 'density']:.4f}",
+            f"{cells[method, 'loss_increase']:+.3f} ± {cells[method, 'loss_increase_error']:.3f}",
+            f"{cells[method, 'accuracy']:.0%}", _dash(faster, 1),
+        ])  # fmt: skip
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    documents = int(rows[rows.metric == "accuracy"].n.iloc[0])
+    header = [
+        "method_rows",
+        "measured density",
+        "loss above dense, nat",
+        "answers found",
+        "times faster than our dense attention",
+    ]
+    return _table(header, lines, "study_query_block", f"n = {windows} windows and {documents} documents")
+
+
+_SPEED = {
+    "attend, per row": "attend, a list for every row",
+    "attend, 32-row blocks": "attend, a list for 32 rows",
+    "total, per row": "all of it, a list for every row",
+    "total, 32-row blocks, first_row": "all of it, a list for 32 rows (`first_row`)",
+    "total, 32-row blocks, max": "all of it, a list for 32 rows (`max`)",
+    "total, 32-row blocks, probability": "all of it, a list for 32 rows (`probability`)",
+}
+
+
+def speed() -> str:
+    """Times faster than torch's and than our own dense attention."""
+    rows = _rows("benchmark_attention")
+    rows = rows[(rows.part == "bars") & rows.model.isin(list(SHAPES)[:2])]
+    cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
+
+    def cell(method: str, model: str, dtype: str) -> str:
+        where = {"method": method, "model": model, "dtype": dtype}
+        return " · ".join(f"{_one(rows, metric=f'times faster than {other}', **where):.1f}" for other in ("sdpa", "own dense"))
+
+    lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items()]
+    rounds = int(rows[rows.metric == "time"].n.max())
+    header = ["times faster than SDPA · than our dense attention", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    return _table(header, lines, "benchmark_attention", f"medians of {rounds} rounds")
+
+
+def peak_memory() -> str:
+    """Peak memory of every path at 32k keys."""
+    rows = _rows("benchmark_attention")
+    rows = rows[rows.part == "memory"]
+    cases = [(model, dtype) for model in SHAPES for dtype in ("float32", "bfloat16")]
+
+    def cell(method: str, model: str, dtype: str) -> str:
+        value = _one(rows, method=method, model=model, dtype=dtype)
+        return f"{value:.0f}" if value <= _MEMORY_TARGET_MB else f"**{value:.0f}**"
+
+    lines = [[method, *(cell(method, *case) for case in cases)] for method in dict.fromkeys(rows.method)]
+    header = ["MB beyond q, k, v and output", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    return _table(header, lines, "benchmark_attention", f"one run each; above the target of {_MEMORY_TARGET_MB} MB in bold")
+
+
+_MEMORY_TARGET_MB = 256
+
+
+def stages() -> str:
+    """What one chunk spends its time on, per row."""
+    rows = _rows("benchmark_attention")
+    rows = rows[(rows.part == "bars") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
+    cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
+    names = ["quantise", "estimate", "select", "attend, per row", "total, per row", "own dense", "sdpa"]
+    lines = [[name, *(f"{_one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]
+    header = ["ms a chunk", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    return _table(header, lines, "benchmark_attention", f"medians of {int(rows.n.max())} rounds")
+
+
+def decode() -> str:
+    """One decode step at 8192 keys, times faster than our own dense attention."""
+    rows = _rows("benchmark_attention")
+    rows = rows[(rows.part == "decode") & (rows["keys"] == 8192)]
+    cases = list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
+    lines = [
+        [method, *(f"{_one(rows, method=method, model=m, dtype=d, metric='times faster than own dense'):.2f}" for m, d in cases)]
+        for method in dict.fromkeys(rows.method)
+    ]
+    header = ["times faster than our dense attention", *(f"{SHAPES.get(m, m)} {d}" for m, d in cases)]
+    rounds = int(rows[rows.metric == "time"].n.max())
+    return _table(header, lines, "benchmark_attention", f"8192 keys, retention 0.2, medians of {rounds} rounds")
+
+
+def pipeline() -> str:
+    """A chunk's time in every mode of the pipeline."""
+    rows = _rows("benchmark_pipeline")
+    rows = rows[rows.metric == "time"]
+    methods = ["int8 batched", "int8 off", "int8 overlap", "int8 fused", "int8 planned", "int8_fused batched"]
+    lines = [
+        [f"{SHAPES[model]}, {keys}", *(f"{_one(rows, model=model, keys=keys, method=method):.1f}" for method in methods)]
+        for model, keys in rows[["model", "keys"]].drop_duplicates().itertuples(index=False)
+    ]
+    header = ["ms; shape, keys", *(f"`{method}`" for method in methods)]
+    return _table(header, lines, "benchmark_pipeline", f"medians of {int(rows.n.max())} rounds")
+
+
+def interpolation() -> str:
+    """The latency profile's error between its points."""
+    rows = _rows("latency_profile")
+    rows = rows[rows.metric.str.startswith("interpolation_error")]
+    lines = []
+    for stage in ("estimate", "select", "attend"):
+        for over in ("keys", "retention"):
+            part = rows[(rows.stage == stage) & rows.metric.str.contains(f"over_{over}")]
+            if len(part):
+                values = [_one(part, metric=f"interpolation_error_over_{over}_{kind}") for kind in ("median", "worst")]
+                lines.append([stage, over, *(f"{100 * value:.1f} %" for value in values), str(int(part.n.iloc[0]))])
+    return _table(["stage", "over", "median", "worst", "points"], lines, "latency_profile", "each inner point left out once")
+
+
+_BANK = {
+    "build_and_compile_s": ("build and compile (target 3 s)", 3.0, "{:.2f} s"),
+    "load_s": ("load from blobs (target 0.5 s)", 0.5, "{:.2f} s"),
+    "resident_bytes": ("resident after first use (target 300 MB)", 300e6, "{:.0f} MB"),
+    "infer_us": ("a call with bound tensors (target 30 µs)", 30.0, "{:.1f} µs"),
+    "call_us": ("a call with both copies", float("inf"), "{:.1f} µs"),
+}
+
+
+def bank() -> str:
+    """What a bank of graphs costs."""
+    rows = _rows("graphs")
+    lines = []
+    for name in ("qwen2_0_5b", "qwen2_1_5b", "phonelm_0_5b", "phonelm_1_5b"):
+        part, cells = rows[rows.method == name], []
+        for metric, (_, target, form) in _BANK.items():
+            value = _one(part, metric=metric)
+            text = form.format(value / 1e6 if metric.endswith("bytes") else value)
+            cells.append(text if value <= target else f"**{text}, missed**")
+        lines.append([name, *cells])
+    header = ["bank of 54 graphs", *(label for label, _, _ in _BANK.values())]
+    return _table(header, lines, "graphs", "calls: medians of the rounds in the rows; else one run")
+
+
+def waste() -> str:
+    """Scores that are computed and not needed, by how shapes are chosen."""
+    rows = _rows("graphs")
+    rows = rows[(rows.metric == "waste") & rows.shapes.isin([1, 2, 4, 8, 16])]
+    cells = rows.set_index(["method", "shapes"]).value
+    sizes = sorted(rows.shapes.unique())
+    lines = [[f"`{name}`", *(f"{cells[name, s]:.0%}" for s in sizes)] for name in dict.fromkeys(rows.method)]
+    return _table(["padding with this many shapes", *map(str, sizes)], lines, "graphs", "500 prompts of 1 to 4096 tokens")
+
+
+_TEXTS = {
+    "table4": "bundled model, standard library",
+    "table4_wikitext": "bundled model, WikiText-2",
+    "table4_wikitext_stories": "stories260K, WikiText-2",
+}
+
+
+def recall() -> str:
+    """Recall of the exact top 20 %, mean and worst head."""
+    sets = {}
+    for name in _TEXTS:
+        rows = _rows(name)
+        sets[name] = rows[(rows.retention == 0.2) & (rows.granularity == "row")]
+
+    def cell(name: str, method: str) -> str:
+        mean, worst = (100 * _one(sets[name], method=method, metric=metric) for metric in ("recall", "worst_head_recall"))
+        return f"{mean:.2f}, {worst:.1f}"
+
+    methods = dict.fromkeys(sets["table4"].method)
+    lines = [[method, *(cell(name, method) for name in _TEXTS)] for method in methods]
+    header = ["percent of the exact top 20 % found: mean, worst head", *_TEXTS.values()]
+    return _table(header, lines, "table4", "the other two columns from the files of their names")
+
+
+def grids() -> str:
+    """Recall and loss by number of buckets and by their step."""
+    rows = _rows("fig14")
+    found = rows[(rows.metric == "recall") & (rows.granularity == "row")].set_index("method").value
+    cells = rows.set_index(["method", "metric"]).value
+    lines = []
+    for method in dict.fromkeys(rows.method[rows.method.isin(found.index)]):
+        loss = [cells.get((method, metric), float("nan")) for metric in _INCREASE]
+        lines.append([method, f"{100 * found[method]:.2f} %", "–" if loss[0] != loss[0] else f"{loss[0]:+.4f} ± {loss[1]:.4f}"])
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = ["buckets, step, lookup", "exact top 20 % found", "loss above dense, nat"]
+    return _table(header, lines, "fig14", f"n = {windows} windows")
+
+
+def schedulers() -> str:
+    """Median gap to the optimum, and planning time."""
+    rows = _rows("study_schedulers")
+    gaps = rows[rows.metric == "gap_median"].set_index(["machines", "costs", "method", "heads"]).value
+    times = rows[(rows.metric == "planning_time") & (rows.heads == 16)].set_index(["machines", "costs", "method"]).value
+    heads = sorted(rows.heads.unique())
+    lines = []
+    for machines in (3, 2):
+        for costs in ("measured", "random"):
+            for method in dict.fromkeys(rows.method[rows.method != "optimal"]):
+                key = (machines, costs, method)
+                cells = [f"{100 * gaps[(*key, h)]:.1f}" for h in heads]
+                lines.append([f"{machines}, {costs}", f"`{method}`", *cells, f"{times[key]:.0f}"])
+    header = ["machines, costs", "scheduler", *(f"{h} heads" for h in heads), "µs to plan 16 heads"]
+    return _table(header, lines, "study_schedulers", f"median gap in percent, n = {int(rows.n.max())} works")
+
+
+def proven() -> str:
+    """Share of the works whose optimum was proven."""
+    rows = _rows("study_schedulers")
+    rows = rows[rows.metric == "proven"].set_index(["machines", "costs", "heads"]).value
+    heads = sorted(rows.index.get_level_values("heads").unique())
+    lines = [
+        [f"{machines}, {costs}", *(f"{100 * rows[machines, costs, h]:.0f}" for h in heads)]
+        for machines in (3, 2)
+        for costs in ("measured", "random")
+    ]
+    return _table(["machines, costs", *(f"{h} heads" for h in heads)], lines, "study_schedulers", "percent of the works")
+
+
+def layer_zero() -> str:
+    """What each head of layer 0 is worth, and how many keys it needs."""
+    rows = _rows("offline")
+    rows = rows[rows.layer == 0]
+    lines = []
+    for head in sorted(rows["head"][rows["head"] >= 0].unique()):
+        part = rows[rows["head"] == head]
+        lines.append([
+            f"head {head}", f"{_one(part, method='ablate_zero', metric='loss_increase'):+.3f}",
+            f"{_one(part, method='one_head', metric='sensitivity_loss', retention=0.02):+.4f}",
+            f"{_one(part, metric='top_weight'):.1%}", f"{_one(part, metric='effective_keys'):.1f}",
+        ])  # fmt: skip
+    header = ["layer 0", "without it, nat", "keeping 2 % of its keys, nat", "attention on one key", "effective keys"]
+    return _table(header, lines, "offline", "n in the rows: 8192 tokens for ablations, 4096 for the rest")
+
+
+def importance_speed() -> str:
+    """Seconds and memory of the two exact ways to measure importance."""
+    lines = []
+    for name, label in (("bundled", "bundled model"), ("qwen2_0_5b", "random Qwen2-0.5B")):
+        cells = _rows(f"benchmark_offline_{name}").set_index(["method", "metric"]).value
+        lines.append([
+            label, f"{cells['plain', 'seconds']:.1f} s", f"{cells['exact, torch', 'times_faster']:.2f}",
+            f"{cells['exact', 'times_faster']:.2f}", f"{cells['exact', 'difference']:.0e}",
+            f"{cells['plain', 'peak_bytes'] / 2**20:.0f} → {cells['exact', 'peak_bytes'] / 2**20:.0f} MiB",
+        ])  # fmt: skip
+    header = [
+        "model",
+        "plain",
+        "times faster: exact, torch's linear layers",
+        "exact",
+        "largest difference of a loss",
+        "peak memory",
+    ]
+    return _table(header, lines, "benchmark_offline_bundled", "and `benchmark_offline_qwen2_0_5b.csv`, of which one round")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    draw.__name__: draw
+    for draw in (
+        quickstart, sweep, query_block, speed, peak_memory, stages, decode, pipeline, interpolation, bank, waste, recall, grids,
+        schedulers, proven, layer_zero, importance_speed,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    """Writes the pages, or with `--check` names those that are not what their rows say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where a page is not what its rows say")
+    check = parser.parse_args().check
+    old = [page for page in pages() if filled(page.read_text()) != page.read_text()]
+    for page in old:
+        if not check:
+            page.write_text(filled(page.read_text()))
+        print(page.relative_to(ROOT), "is older than its rows" if check else "written")
+    sys.exit(1 if check and old else 0)
+
+
+if __name__ == "__main__":
+    main()
