@@ -229,7 +229,13 @@ class Config:
 
 
 _SCHEMAS = {
-    "model": {"bundled": parts.Bundled, "local": parts.Local, "hub": parts.Hub, "random": parts.RandomModel},
+    "model": {
+        "bundled": parts.Bundled,
+        "local": parts.Local,
+        "smollm2": parts.SmolLM2,
+        "hub": parts.Hub,
+        "random": parts.RandomModel,
+    },
     "data": {"stdlib": parts.StdlibData, "text": parts.TextData, "hub": parts.HubData},
     "importance": {"base": ImportanceConfig},
     "allocator": {
