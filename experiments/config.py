@@ -177,8 +177,14 @@ class EstimateConfig:
 
 @dataclass
 class RecallConfig:
-    """What the study of recall compares, and at which retentions."""
+    """What the study of recall compares, and at which retentions.
 
+    The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
+    them; null: the first.
+    """
+
+    quality_windows: int = 16
+    reference: str | None = None
     retentions: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.8])
     estimates: dict[str, EstimateConfig] = field(default_factory=dict)
 
@@ -229,7 +235,13 @@ class Config:
 
 
 _SCHEMAS = {
-    "model": {"bundled": parts.Bundled, "local": parts.Local, "hub": parts.Hub, "random": parts.RandomModel},
+    "model": {
+        "bundled": parts.Bundled,
+        "local": parts.Local,
+        "smollm2": parts.SmolLM2,
+        "hub": parts.Hub,
+        "random": parts.RandomModel,
+    },
     "data": {"stdlib": parts.StdlibData, "text": parts.TextData, "hub": parts.HubData},
     "importance": {"base": ImportanceConfig},
     "allocator": {

@@ -18,6 +18,12 @@ class Local:
 
 
 @dataclass
+class SmolLM2:
+    _target_: str = "shadowattn.models.load_smollm2"
+    dtype: str = "float32"
+
+
+@dataclass
 class Hub:
     _target_: str = "shadowattn.models.load_hub"
     id: str | None = None

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Group
 from rich.table import Table
 
 from experiments import study
+from experiments.comparisons import comparison_rows
 from experiments.progress import bar, say
 from experiments.setup import OUTPUTS, Setup, check_choices
 from experiments.stages import UNIFORM, Offline, graph_shapes, make_profile, output_requant
@@ -25,7 +27,7 @@ from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid, watch_attention
 from shadowattn.online.estimators.int8 import Int8
-from shadowattn.reporting import recall_figures
+from shadowattn.reporting import recall_figures, verdicts
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import ScaleGrid
 
@@ -45,7 +47,7 @@ class RecallRow(PlacedRow):
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[RecallRow]:
     """Rows of every estimate, one after the other; those finished in `folder` before are not measured again."""
     estimates = {str(name): settings for name, settings in setup.config.recall.estimates.items()}
-    _check(estimates, list(setup.config.recall.retentions))
+    _check(estimates, setup.config.recall)
     units, windows = Units(folder / "cells"), setup.heldout()
     say(f"recall: {len(estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
     rows = []
@@ -55,7 +57,8 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     return rows + _quality_rows(setup, offline, estimates, units)
 
 
-def _check(estimates: Mapping[str, DictConfig], retentions: list[float]) -> None:
+def _check(estimates: Mapping[str, DictConfig], recall: DictConfig) -> None:
+    retentions = list(recall.retentions)
     if not estimates:
         raise InputError("recall.estimates: expected at least one way to estimate, got none; see conf/exp/table4.yaml")
     if not retentions or not all(0 < retention <= 1 for retention in retentions):
@@ -68,6 +71,14 @@ def _check(estimates: Mapping[str, DictConfig], retentions: list[float]) -> None
             raise InputError(f"recall.estimates.{name}.output: {settings.output} needs 8 bits, a grid and no smoothing")
         if settings.quality and (settings.dynamic or settings.smooth or settings.nncf or settings.bits != 8):
             raise InputError(f"recall.estimates.{name}.quality: expected an INT8 estimate with buckets, as a bank has them")
+    chosen = [name for name, settings in estimates.items() if settings.quality]
+    if recall.reference is not None and recall.reference not in chosen:
+        raise InputError(
+            f"recall.reference: expected one of the estimates with quality=true ({', '.join(chosen) or 'there are none'}), "
+            f"got {recall.reference!r}"
+        )
+    if recall.quality_windows < 1:
+        raise InputError(f"recall.quality_windows: expected at least 1, got {recall.quality_windows}")
 
 
 def _grid(offline: Offline, settings: DictConfig) -> ScaleGrid:
@@ -143,23 +154,28 @@ def _common(setup: Setup, name: str, settings: DictConfig, *, n: int) -> RecallR
 
 
 def _quality_rows(setup: Setup, offline: Offline, estimates: Mapping[str, DictConfig], units: Units) -> list[RecallRow]:
-    """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it."""
+    """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it; then each of them
+    compared with the reference, window by window."""
     chosen = {name: settings for name, settings in estimates.items() if settings.quality}
     if not chosen:
         return []
-    windows = setup.heldout()
-    say(f"quality: {len(chosen)} of them in the model at retention {setup.config.retention:g}")
+    windows = setup.heldout(windows=setup.config.recall.quality_windows)
+    say(f"quality: {len(chosen)} of them in the model at retention {setup.config.retention:g}, {len(windows)} windows")
     dense = units.get("dense", lambda: asdict(study.measure_cell(setup, windows, None)))
-    rows = []
+    common = {"retention": setup.config.retention, "estimate_device": setup.device.label, "unit": "nat"}
+    losses, increases = {}, {}
     for name, settings in bar(list(chosen.items()), "quality"):
         cell = units.get(f"quality-{name}", lambda settings=settings: asdict(_quality(setup, offline, settings, windows)))
-        row = replace(_common(setup, name, settings, n=windows.numel() - len(windows)), retention=setup.config.retention)
-        increases = np.subtract(cell["window_losses"], dense["window_losses"])
-        error = float(increases.std(ddof=1) / len(increases) ** 0.5) if len(increases) > 1 else math.nan
-        row = replace(row, estimate_device=setup.device.label, unit="nat")
-        rows.append(replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"]))
-        rows.append(replace(row, metric="loss_increase_error", value=error))
-    return rows
+        losses[name] = cell["window_losses"]
+        row = replace(_common(setup, name, settings, n=len(windows)), **common)
+        increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])
+    reference = setup.config.recall.reference or next(iter(chosen))
+    rows = list(increases.values())
+    rows += [
+        replace(row, metric="loss_increase_error", value=study.paired_error(losses[name], dense["window_losses"]))
+        for name, row in increases.items()
+    ]
+    return rows + comparison_rows(increases, losses, [(name, reference) for name in chosen if name != reference])
 
 
 def _quality(setup: Setup, offline: Offline, settings: DictConfig, windows) -> study.Cell:
@@ -180,8 +196,9 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
         recall_figures.buckets(rows, folder / "buckets.png")
 
 
-def table(rows: pd.DataFrame, title: str) -> Table:
-    """A line for each estimate: recall by row and pooled, the worst head, the gate, and what happened to the values."""
+def table(rows: pd.DataFrame, title: str) -> Group:
+    """A line for each estimate: recall by row and pooled, the worst head, the gate, and what happened to the values; then which
+    estimates' losses differ."""
     retentions = sorted(rows[rows.metric == "recall"].retention.unique())
     least = retentions[0]
     made = Table(
@@ -209,7 +226,7 @@ def table(rows: pd.DataFrame, title: str) -> Table:
     if retentions == sorted(recall_figures.TABLE_4_RETENTIONS):
         for model, values in recall_figures.TABLE_4.items():
             made.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
-    return made
+    return Group(made, verdicts.comparisons(rows))
 
 
 def _percent(figures: pd.Series, metric: str) -> str:

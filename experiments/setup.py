@@ -81,9 +81,10 @@ class Setup:
             return line_windows(self.corpus.calibration, self.loaded.tokenizer, tokens=tokens, windows=windows, source=name)
         return self._windows(self.corpus.calibration, tokens, windows)
 
-    def heldout(self) -> Tensor:
-        """The windows that results are measured on."""
-        return self._windows(self.corpus.heldout, self.context_tokens, self.config.evaluation.windows)
+    def heldout(self, *, windows: int | None = None) -> Tensor:
+        """The windows that results are measured on, `evaluation.windows` of them where no other number is given."""
+        count = self.config.evaluation.windows if windows is None else windows
+        return self._windows(self.corpus.heldout, self.context_tokens, count)
 
     def _windows(self, text: str, tokens: int, windows: int) -> Tensor:
         return token_windows(text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=f"data {self.corpus.name}")

@@ -1,6 +1,7 @@
 """A study: every method at every retention on the same windows, dense first. Cell by cell, so that it can be interrupted."""
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from hydra.utils import instantiate
+from rich.console import Group
 from torch import Tensor
 
+from experiments.comparisons import comparison_rows
 from experiments.config import SelectionConfig
 from experiments.progress import bar, say
 from experiments.setup import Setup, make_pipeline, needs_bank, needs_grid, on_device, part_name, rule_options
@@ -24,13 +27,10 @@ from shadowattn.offline import save_profile
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.prefill import Counters
-from shadowattn.reporting import figures
+from shadowattn.reporting import figures, tables, verdicts
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import Row
-from shadowattn.reporting.tables import summary_table as table
 from shadowattn.types import RetentionProfile
-
-__all__ = ["Attachment", "cell_key", "common_row", "draw", "measure", "measure_cell", "retention_rows", "table"]
 
 _UNITS = {
     "perplexity": "1",
@@ -57,6 +57,32 @@ class Cell:
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
+    """Rows of all cells, and of every method's comparison with the main one."""
+    rows = measure_cells(setup, offline, bank, folder)
+    main = setup.config.method
+    # At retention 1 every method is dense.
+    pairs = [((name, at), (main, at)) for at in setup.retentions if at < 1 for name in setup.methods if name != main]
+    return rows + comparison_rows(loss_rows(rows), cell_losses(setup, folder), pairs)
+
+
+def loss_rows(rows: list[Row]) -> dict[tuple[str, float], Row]:
+    """The row of each sparse cell's loss, by method and retention."""
+    return {(row.method, row.retention): row for row in rows if row.metric == "loss_increase"}
+
+
+def cell_losses(setup: Setup, folder: Path) -> dict[tuple[str, float], list[float]]:
+    """The losses of each finished sparse cell, window by window, by method and retention."""
+    units = Units(folder / "cells")
+    cells = [(name, retention) for retention in setup.retentions for name in setup.methods]
+    return {cell: units.read(cell_key(*cell))["window_losses"] for cell in cells}
+
+
+def table(rows: pd.DataFrame, title: str) -> Group:
+    """The summary, and which methods differ from the main one."""
+    return Group(tables.summary_table(rows, title), verdicts.comparisons(rows))
+
+
+def measure_cells(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
     """Rows of all cells; those finished in `folder` before are not measured again."""
     units = Units(folder / "cells")
     windows = setup.heldout()
@@ -163,7 +189,7 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
-        replace(row, metric="loss_increase_error", value=_paired_error(cell, dense), n=len(windows)),
+        replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
         replace(row, metric="density", value=cell.density, n=predicted),
         replace(row, metric="sparse_density", value=cell.sparse_density, n=predicted),
         replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=predicted),
@@ -191,9 +217,9 @@ def _means(profile: RetentionProfile) -> str:
     return f"mean {profile.mean_retention:.4g}, over sparse layers {profile.sparse_mean_retention:.4g}, dense layers: {dense}"
 
 
-def _paired_error(cell: Cell, dense: Cell) -> float:
+def paired_error(losses: Sequence[float], dense: Sequence[float]) -> float:
     """Standard error of the loss increase, paired window by window; not a number for a single window."""
-    increases = np.subtract(cell.window_losses, dense.window_losses)
+    increases = np.subtract(losses, dense)
     return float(increases.std(ddof=1) / len(increases) ** 0.5) if len(increases) > 1 else math.nan
 
 

@@ -1,6 +1,6 @@
 """Models: loading them, and putting an attention of our own inside them."""
 
-from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_local, load_random
+from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_local, load_random, load_smollm2
 from shadowattn.models.patch import ModelShape, attach, bypass_layer, fingerprint, model_shape, replace_attention
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "load_hub",
     "load_local",
     "load_random",
+    "load_smollm2",
     "model_shape",
     "replace_attention",
 ]

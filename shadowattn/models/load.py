@@ -1,5 +1,6 @@
 """A model and its tokenizer from the package, a local folder or the Hugging Face hub. Safetensors only."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +42,26 @@ def load_local(path: str | None, *, dtype: str = "float32", trust_remote_code: b
             f"{sorted(p.name for p in folder.iterdir())[:8]}; convert the checkpoint with save_pretrained"
         )
     return _load(str(folder), folder.resolve().name, dtype, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: $SHADOWATTN_CACHE, else `shadowattn` in the user's cache directory."""
+    if own := os.environ.get("SHADOWATTN_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shadowattn"
+
+
+def load_smollm2(*, dtype: str = "float32") -> LoadedModel:
+    """SmolLM2-135M-Instruct as `python -m experiments.fetch smollm2` left it: 4-bit weights (GGUF Q4_1), dequantised.
+
+    Slightly worse than the published float weights, so its name in rows says Q4_1.
+    """
+    folder = cache_folder() / "smollm2"
+    if not folder.is_dir():
+        raise InputError(
+            f"model=smollm2: expected the model in {folder}, found nothing; fetch it with: python -m experiments.fetch smollm2"
+        )
+    return _load(str(folder), "SmolLM2-135M-Instruct (Q4_1)", dtype, local_files_only=True)
 
 
 def load_hub(

@@ -24,6 +24,8 @@ _QUALITY = {
     "output_error": "relative output error",
 }
 _MARKERS = "osDv^<>P*X"
+# Densities that differ by a smaller share than this are the same number of keys.
+EQUAL_DENSITY = 0.01
 
 
 def quality_against_retention(rows: pd.DataFrame, path: Path) -> Path:
@@ -52,34 +54,45 @@ def quality_against_retention(rows: pd.DataFrame, path: Path) -> Path:
 
 
 def quality_against_query_block(rows: pd.DataFrame, path: Path) -> Path:
-    """What lists shared by more rows cost and save, a line for each way to score a block; per-row lists begin every line."""
+    """What lists shared by more rows cost and save, a line for each way to score a block; per-row lists begin every line.
+
+    Beside it the measured density: methods compare where it is equal, the grey band.
+    """
     panels = {
         "loss_increase": "loss increase over dense, nat",
         "accuracy": "retrieval accuracy",
         "mass_recall": "recall of attention mass",
+        "density": "density: share of visible keys attended to",
         "times_faster_than_dense": "times faster than our own dense",
     }
     sparse = rows[rows.method != "dense"]
     per_row = sparse[sparse.query_block == 1]
-    with figure(path, columns=2, rows=2) as axes:
-        for axis, (metric, label) in zip(axes.flat, panels.items(), strict=True):
+    errors = sparse[sparse.metric == "loss_increase_error"].set_index("method")
+    with figure(path, columns=3, rows=2) as axes:
+        for axis, (metric, label) in zip(axes.flat, panels.items(), strict=False):
             start = per_row[per_row.metric == metric]
             for marker, (score, group) in zip(_MARKERS, sparse[sparse.query_block > 1].groupby("block_score"), strict=False):
                 line = pd.concat([start, group[group.metric == metric]]).sort_values("query_block")
-                axis.plot(line.query_block, line.value, marker=marker, markersize=4, label=score)
+                error = errors.value.reindex(line.method).to_numpy() if metric == "loss_increase" else None
+                axis.errorbar(line.query_block, line.value, yerr=error, marker=marker, markersize=4, label=score, capsize=2)
             dense = rows[(rows.method == "dense") & (rows.metric == metric)]
             if metric == "accuracy" and len(dense):
                 axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+            if metric == "density" and len(start):
+                low, high = start.value.iloc[0] * (1 - EQUAL_DENSITY), start.value.iloc[0] * (1 + EQUAL_DENSITY)
+                axis.axhspan(low, high, color="0.85", label=f"per row ± {EQUAL_DENSITY:.0%}")
+                axis.legend(fontsize=7)
             axis.set(xlabel="query rows that share a list", ylabel=label, xscale="log")
             if metric == "loss_increase" and (sparse[sparse.metric == metric].value > 0).all():
                 axis.set_yscale("log")
             axis.set_xticks(sorted(sparse.query_block.unique()), [str(b) for b in sorted(sparse.query_block.unique())])
             axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        axes[0, 0].legend(fontsize=8)
-        first = sparse.iloc[0]
+        axes[1, 2].legend(*axes[0, 1].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+        axes[1, 2].axis("off")
+        first, windows = sparse.iloc[0], errors.n.iloc[0]
         axes[0, 0].figure.suptitle(
-            f"{first.model} on {first.data}, retention {first.retention:g} · measured, kernel {first.kernel}; "
-            "times on random tensors",
+            f"{first.model} on {first.data}, retention {first.retention:g}, n = {windows} windows (loss ± standard error) · "
+            f"measured, kernel {first.kernel}; times on random tensors",
             fontsize=9,
         )
     return path

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from shadowattn.reporting.figures import figure, heat_map, lines
+from shadowattn.reporting.verdicts import gains
 from shadowattn.types import Importance, ScaleGrid
 
 
@@ -85,28 +86,58 @@ def retention_maps(profiles: Mapping[str, Sequence[Sequence[float]]], path: Path
 
 
 def allocators(rows: pd.DataFrame, path: Path) -> Path:
-    """Loss increase, retrieval and recall of attention mass against retention, a line for each allocator."""
+    """Loss increase, retrieval and recall of attention mass against retention, a line for each allocator; and what each gains
+    over uniform budgets. Methods of another estimator stand beside the others in retrieval alone."""
+    sparse = rows[rows.method != "dense"]
+    estimator = sparse.estimator.iloc[0]
     panels = {"loss_increase": "loss increase over dense (nat)", "accuracy": "retrieval, exact match"}
     panels = {name: label for name, label in panels.items() if name in set(rows.metric)}
     panels["mass_recall"] = "recall of attention mass"
-    with figure(path, columns=len(panels)) as axes:
-        for axis, (metric, label) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-            lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
+    found = gains(rows)
+    found = found[found.rival == "uniform"]
+    with figure(path, columns=len(panels) + bool(len(found))) as axes:
+        axes = np.atleast_1d(axes)
+        for axis, (metric, label) in zip(axes, panels.items(), strict=False):
+            lines(axis, sparse[(sparse.metric == metric) & ((sparse.estimator == estimator) | (metric == "accuracy"))])
             dense = rows[(rows.metric == metric) & (rows.method == "dense")]
             if len(dense):
                 axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
             axis.set(xlabel="mean retention", ylabel=label)
-            axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
+            axis.set_xticks(sorted(sparse.retention.unique()))
             if metric == "accuracy":
-                axis.set_ylim(0, 1.05)
-        first = np.atleast_1d(axes)[0]
+                axis.set_ylim(-0.05, 1.05)
+                axis.legend(fontsize=7)
         positive = rows[rows.metric == "loss_increase"].value.min() > 0
-        first.set_yscale("log") if positive else first.set_yscale("symlog", linthresh=0.001)
-        first.legend(fontsize=7)
-        row = rows[rows.method != "dense"].iloc[0]
-        first.figure.suptitle(
+        axes[0].set_yscale("log") if positive else axes[0].set_yscale("symlog", linthresh=0.001)
+        axes[0].legend(fontsize=7)
+        if len(found):
+            _gains(axes[-1], found)
+        row = sparse.iloc[0]
+        axes[0].figure.suptitle(
             f"{row.model} on {row.data}, {row.context_tokens}-token windows · {row.measured}, estimator {row.estimator}, "
             f"kernel {row.kernel}",
             fontsize=9,
         )
     return path
+
+
+def _gains(axis, found: pd.DataFrame) -> None:
+    """Gains with 95 % intervals side by side, a group for each retention; filled where the difference is shown."""
+    methods, retentions = list(found.method.unique()), sorted(found.retention.unique())
+    for index, method in enumerate(methods):
+        of = found[found.method == method].sort_values("retention")
+        x = np.array([retentions.index(at) for at in of.retention]) + 0.8 * (index + 0.5) / len(methods) - 0.4
+        shown = of.verdict.isin(("better", "worse")).to_numpy()
+        for kept, fill, label in ((shown, "full", method), (~shown, "none", None)):
+            part = of[kept]
+            reach = [part.gain - part.low, part.high - part.gain]
+            axis.errorbar(
+                x[kept], part.gain, yerr=reach, linestyle="none", marker="o", markersize=4, fillstyle=fill, color=f"C{index}",
+                label=label,
+            )  # fmt: skip
+    axis.axhline(0, color="0.5", linewidth=0.8)
+    axis.set_yscale("symlog", linthresh=0.01)
+    axis.set_xticks(range(len(retentions)), [f"{at:g}" for at in retentions])
+    axis.set(xlabel="mean retention", ylabel="loss saved against uniform (nat, 95 %)")
+    axis.set_title(f"n = {found.n.iloc[0]} windows; filled: Holm-corrected p ≤ 0.05", fontsize=8)
+    axis.legend(fontsize=7)

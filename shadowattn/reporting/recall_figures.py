@@ -6,6 +6,7 @@ import matplotlib.ticker
 import pandas as pd
 
 from shadowattn.reporting.figures import figure
+from shadowattn.reporting.verdicts import gains
 
 # Table 4 of the paper: recall in percent, INT8 per tensor, 128 WikiText-2 samples, mean over all heads.
 TABLE_4_RETENTIONS = (0.2, 0.3, 0.4, 0.5, 0.8)
@@ -55,13 +56,19 @@ def _heads(axis, rows: pd.DataFrame) -> None:
 
 
 def buckets(rows: pd.DataFrame, path: Path) -> Path:
-    """Fig. 14: recall, clipping, zeros and loss against the number of buckets and against σ, by raw and by log lookup."""
+    """Fig. 14: recall, clipping, zeros and loss against the number of buckets and against σ, by raw and by log lookup.
+
+    The loss is that beyond the reference estimate's on the same windows, with 95 % intervals; filled where the difference is
+    shown after correction for all comparisons.
+    """
     panels = {
         "recall": "share of the exact top 20 % missed",
         "clipped_heads": "heads that a bucket clips",
         "q_zero": "values of Q that become 0",
-        "loss_increase": "loss increase at retention 0.2, nat",
     }
+    losses = gains(rows)
+    if len(losses):
+        panels["loss"] = f"loss beyond that of “{losses.rival.iloc[0]}”, nat"
     least = rows[rows.metric == "recall"].retention.min()
     dynamic = rows[
         (rows.lookup == "dynamic") & (rows.metric == "recall") & (rows.granularity == "row") & (rows.retention == least)
@@ -70,16 +77,23 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
     with figure(path, columns=2, rows=len(panels)) as axes:
         for line, (metric, label) in enumerate(panels.items()):
             of = rows[rows.metric == metric]
+            if metric == "loss":
+                estimates = rows[rows.metric == "loss_increase"].set_index("method")[["sigma", "buckets", "lookup"]]
+                of = losses.join(estimates, on="method").assign(value=-losses.gain)
             if metric == "recall":
                 of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
             for index, lookup in enumerate(("raw", "log")):
                 mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
                 counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
                 stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
-                axes[line, 0].errorbar(
-                    counted.buckets, counted.value, yerr=_error(rows, metric, counted), linestyle="none", **mark
-                )
-                axes[line, 1].errorbar(stepped.sigma, stepped.value, yerr=_error(rows, metric, stepped), **mark)
+                for axis, x, points, style in (
+                    (axes[line, 0], "buckets", counted, "none"),
+                    (axes[line, 1], "sigma", stepped, "-"),
+                ):
+                    if metric == "loss":
+                        _differences(axis, x, points, color=f"C{index}", **mark)
+                    else:
+                        axis.plot(points[x], points.value, linestyle=style, **mark)
                 if metric == "recall":
                     for _, point in counted[counted.buckets == 5].iterrows():
                         name = point.method.split(",")[0]
@@ -89,7 +103,10 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
                     axis.axhline(1 - dynamic.value.iloc[0], color="0.5", linestyle="--", label="dynamic scales")
             for axis in axes[line]:
                 axis.set_ylabel(label, fontsize=8)
-                axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
+                if metric == "loss":
+                    axis.axhline(0, color="0.5", linewidth=0.8)
+                else:
+                    axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
         axes[-1, 0].set_xlabel("buckets, σ = 0.5")
         axes[-1, 1].set_xlabel("σ, 9 buckets")
         for axis in axes[:, 1]:
@@ -97,13 +114,16 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
             axis.set_xlim(axes[0, 1].get_xlim())
         axes[0, 0].legend(fontsize=7)
         first = rows.iloc[0]
+        counts = f"n = {first.n} windows" + (f", {losses.n.iloc[0]} for the loss" if len(losses) else "")
         axes[0, 0].figure.suptitle(
-            f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}", fontsize=9
+            f"{first.model} on {first.data}, {first.context_tokens}-token windows, {counts} · {first.measured}", fontsize=9
         )
     return path
 
 
-def _error(rows: pd.DataFrame, metric: str, of: pd.DataFrame) -> list[float] | None:
-    """Standard errors where rows of them exist."""
-    errors = rows[rows.metric == f"{metric}_error"].set_index("method").value
-    return [errors[name] for name in of.method] if len(errors) else None
+def _differences(axis, x: str, points: pd.DataFrame, **mark) -> None:
+    """Points with their 95 % intervals, filled where a difference is shown."""
+    shown = points.verdict.isin(("better", "worse"))
+    for of, fill in ((points[shown], "full"), (points[~shown], "none")):
+        reach = [of.gain - of.low, of.high - of.gain]
+        axis.errorbar(of[x], of.value, yerr=reach, linestyle="none", fillstyle=fill, **(mark | {"linewidth": 1}))

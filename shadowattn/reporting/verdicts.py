@@ -1,35 +1,50 @@
-"""Sentences that rows decide."""
+"""Which methods differ: the comparisons in a study's rows, decided by their corrected p-values."""
 
 import pandas as pd
+from rich.table import Table
 
-# Allocators that tell heads apart by what was measured on the model, and those that do not.
-HEAD_SPECIFIC = ("paper", "artifact", "waterfill", "error_greedy")
-RIVALS = ("first_layers_dense", "uniform")
+from shadowattn.evaluation.comparison import verdict
+
+_GAIN, _P = "gain_over_", "_p"
 
 
-def head_budgets(rows: pd.DataFrame) -> str:
-    """Whether head-specific budgets pay beyond dense first layers and beyond uniform ones, by the loss they gain.
+def gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line for each comparison in a study's rows, in their order.
 
-    Better and worse mean: by more than two standard errors of the gain, paired window by window.
+    Columns: method, rival, retention, n (windows), gain, low, high (nat, 95 %), p (Holm-corrected), flag and verdict.
     """
-    allocators = rows.drop_duplicates("method").set_index("method").allocator
-    rivals = [method for method, allocator in allocators.items() if allocator in RIVALS]
-    lines = ["Do head-specific budgets pay? Retentions at which a method's loss is better, or worse, than a rival's:"]
-    lines += [
-        f"  {method} {_compared(rows, method, rival)}"
-        for method in allocators.index[allocators.isin(HEAD_SPECIFIC)]
-        for rival in rivals
-    ]
-    return "\n".join(lines)
+    found = rows[rows.metric.str.startswith(_GAIN)]
+    made = found[found.metric.str.endswith(_P)]
+    made = made.assign(rival=made.metric.str.slice(len(_GAIN), -len(_P)), p=made.value)
+    values = found.set_index(["method", "retention", "metric"]).value
+    for column, ending in (("gain", ""), ("low", "_low"), ("high", "_high")):
+        places = zip(made.method, made.retention, made.rival, strict=True)
+        made[column] = [values[method, at, f"{_GAIN}{rival}{ending}"] for method, at, rival in places]
+    decided = zip(made.gain, made.p, made.n, strict=True)
+    made["verdict"] = [verdict(gain, p, n=n, comparisons=len(made)) for gain, p, n in decided]
+    columns = ["method", "rival", "retention", "n", "gain", "low", "high", "p", "flag", "verdict"]
+    return made[columns].reset_index(drop=True)
 
 
-def _compared(rows: pd.DataFrame, method: str, rival: str) -> str:
-    own = rows[rows.method == method]
-    gain, error = (_by_retention(own, f"gain_over_{rival}{end}") for end in ("", "_error"))
-    better, worse = (gain > 2 * error).sum(), (gain < -2 * error).sum()
-    each = ", ".join(f"{at:g}: {value:+.4f} ± {error[at]:.4f}" for at, value in gain.items())
-    return f"against {rival}: better at {better}, worse at {worse} of {len(gain)} (gain in nat at {each})"
-
-
-def _by_retention(rows: pd.DataFrame, metric: str) -> pd.Series:
-    return rows[rows.metric == metric].set_index("retention").value.sort_index()
+def comparisons(rows: pd.DataFrame) -> Table | str:
+    """A line for each method and rival: at how many retentions it is better and worse, and by how much at each."""
+    found = gains(rows)
+    if found.empty:
+        return ""
+    windows = " or ".join(map(str, sorted(found.n.unique())))
+    asked = f"{len(found)} comparisons, n = {windows} windows"
+    if (found.verdict == "too few windows").all():
+        return f"{asked}: too few windows to tell any two methods apart; set evaluation.windows"
+    made = Table(
+        "method", "against", "better at", "worse at", "retention", "gain, nat", "95 %", "p", "verdict",
+        title=f"{asked}: sign-flip test of paired losses, p Holm-corrected; better or worse where p ≤ 0.05",
+        title_justify="left",
+    )  # fmt: skip
+    for (method, rival), line in found.groupby(["method", "rival"], sort=False):
+        first = [method, rival, *(f"{(line.verdict == decided).sum()} of {len(line)}" for decided in ("better", "worse"))]
+        for one in line.itertuples():
+            interval = f"{one.low:+.4f} … {one.high:+.4f}"
+            said = f"{one.verdict} ({one.flag})" if one.flag else one.verdict
+            made.add_row(*first, f"{one.retention:g}", f"{one.gain:+.4f}", interval, f"{one.p:.2g}", said)
+            first = [""] * 4
+    return made

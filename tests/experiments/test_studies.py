@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from benchmarks import bank as bank_benchmark
-from experiments import graphs_study, scheduler_study, validate_simulator
+from experiments import graphs_study, query_block, scheduler_study, validate_simulator
 from experiments.publish import read_reference
 from shadowattn import selfcheck
 from shadowattn.online.simulation.description import load_device, save_device
@@ -37,10 +38,77 @@ def test_recall_of_every_kind_of_estimate(run):
 
 def test_buckets_and_their_quality(run):
     few = "+recall.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}}"
-    rows = rows_of(run("recall", "study=recall", "experiment=recall", "graphs.chunk_tokens=32", "evaluation.windows=2", few))
+    windows = ["evaluation.windows=2", "recall.quality_windows=3", "recall.reference=nine"]
+    rows = rows_of(run("recall", "study=recall", "experiment=recall", "graphs.chunk_tokens=32", few, *windows))
     buckets = rows.set_index("method").buckets.to_dict()
     assert buckets == {"one": 1, "nine": 9, "cross": 5}
-    assert set(rows[rows.metric == "loss_increase"].method) == {"one", "nine"}
+    losses = rows[rows.metric == "loss_increase"].set_index("method")
+    assert set(losses.index) == {"one", "nine"}
+    assert set(losses.n) == {3}  # windows, and not those of the recall
+    assert set(rows[rows.metric == "recall"].n) == {2}
+    gain = rows[rows.metric == "gain_over_nine"]
+    assert gain.method.tolist() == ["one"]
+    assert gain.value.iloc[0] == pytest.approx(losses.value["nine"] - losses.value["one"])
+
+
+def test_losses_are_compared_with_an_estimate_that_has_one(run, capsys):
+    few = "+recall.estimates={one: {quality: true}, nine: {}}"
+    with pytest.raises(SystemExit):
+        run("recall", "study=recall", "experiment=recall", few, "recall.reference=nine")
+    assert "recall.reference: expected one of the estimates with quality=true (one), got 'nine'" in capsys.readouterr().err
+
+
+def compared(name: str, estimator: str, allocator: str) -> list[str]:
+    """Arguments that add a method to a study."""
+    return [f"+estimator@compare.{name}.estimator={estimator}", f"+allocator@compare.{name}.allocator={allocator}"]
+
+
+def test_allocators_are_compared_with_those_that_measure_no_head(run):
+    folder = run(
+        *("allocators", "study=allocators", "experiment=allocators", "method=waterfill", "allocator=waterfill"),
+        "retentions=[0.6,1.0]",
+        *compared("uniform", "int8", "uniform"),
+        *compared("artifact", "int8", "artifact"),
+        *compared("first_layer_dense", "int8", "first_layers_dense"),
+        *compared("random", "random", "uniform"),
+        "++compare.first_layer_dense.allocator.layers=1",
+    )
+    rows = rows_of(folder)
+    pairs = {(row.method, row.metric) for row in rows[rows.metric.str.endswith("_p")].itertuples()}
+    heads = ("waterfill", "artifact")
+    expected = {(name, f"gain_over_{rival}_p") for name in heads for rival in ("uniform", "first_layer_dense")}
+    assert pairs == expected | {("first_layer_dense", "gain_over_uniform_p")}  # once, and not random keys
+    assert set(rows[rows.metric.str.endswith("_p")].retention) == {0.6}  # at 1 nothing can differ
+    assert (rows[(rows.method == "random") & (rows.metric == "perplexity")].retention == [0.6, 1.0]).all()
+
+
+def test_blocks_are_compared_where_their_densities_are_equal(run, capsys):
+    folder = run(
+        *("blocks", "study=query_block", "experiment=blocks", "method=per_row", "estimator=int8_fused", "retention=0.3"),
+        *compared("first_row_8", "int8_fused", "uniform"),
+        *compared("max_8", "int8_fused", "uniform"),
+        "+compare.first_row_8.selection={query_block: 8, block_score: first_row}",
+        "+compare.max_8.selection={query_block: 8, block_score: max}",
+        "evaluation.windows=2",
+    )
+    rows = rows_of(folder)
+    densities = rows[rows.metric == "sparse_density"].set_index("method").value
+    corrected = rows[rows.metric.str.endswith("_p")]
+    pairs = [(row.method, row.metric.removeprefix("gain_over_").removesuffix("_p")) for row in corrected.itertuples()]
+    assert pairs == [("first_row_8", "per_row"), ("max_8", "per_row"), ("max_8", "first_row_8")]
+    for (own, rival), flag in zip(pairs, corrected.flag, strict=True):
+        excess = densities[own] / densities[rival] - 1
+        assert flag == (f"density {excess:+.1%}" if abs(excess) > 0.01 else "")
+    assert "density" in capsys.readouterr().out
+    assert (folder / "query_block.png").is_file()
+
+
+def test_densities_are_flagged_beyond_one_percent():
+    cells = {("even", 0.2): 0.2, ("near", 0.2): 0.2019, ("more", 0.2): 0.225, ("less", 0.2): 0.185}
+    measured = [SimpleNamespace(method=m, retention=r, metric="sparse_density", value=v) for (m, r), v in cells.items()]
+    pairs = [(cell, ("even", 0.2)) for cell in list(cells)[1:]]
+    flags = query_block.density_flags(measured, pairs)
+    assert {own[0]: flag for (own, _), flag in flags.items()} == {"more": "density +12.5%", "less": "density -7.5%"}
 
 
 @pytest.mark.parametrize(

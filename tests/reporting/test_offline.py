@@ -1,9 +1,11 @@
 """Figures and sentences of the offline stage."""
 
+import io
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from experiments.publish import read_reference
 from shadowattn.reporting import offline_figures, verdicts
@@ -31,6 +33,8 @@ def study(costs: dict[str, tuple[str, list[float]]], errors: float) -> pd.DataFr
         "measured": "measured",
         "estimator": "int8",
         "kernel": "torch",
+        "n": 16,
+        "flag": "",
     }
     return pd.DataFrame(rows).assign(**shared)
 
@@ -64,16 +68,54 @@ def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
         assert first == second
 
 
-def test_the_verdict_counts_what_is_better_by_more_than_two_errors():
-    frame = study({"greedy": ("error_greedy", [0.1, 0.1, 0.1]), "even": ("uniform", [0.2, 0.1, 0.0])}, 0.01)
-    common = {"method": "greedy", "allocator": "error_greedy"}
-    gains = [
-        common | {"metric": f"gain_over_even{end}", "retention": retention, "value": value}
-        for retention, gain, error in ((0.1, 0.1, 0.01), (0.2, 0.015, 0.01), (0.3, -0.1, 0.01))
-        for end, value in (("", gain), ("_error", error))
+def gain(method: str, rival: str, retention: float, value: float, p: float, *, n: int = 16, flag: str = "") -> list[dict]:
+    """The five rows of one comparison."""
+    values = {"": value, "_error": 0.001, "_low": value - 0.002, "_high": value + 0.002, "_p": p}
+    common = {"method": method, "retention": retention, "n": n, "flag": flag, "estimator": "int8"}
+    return [common | {"metric": f"gain_over_{rival}{ending}", "value": each} for ending, each in values.items()]
+
+
+def text_of(table) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_the_verdict_counts_what_is_shown_after_correction():
+    """An interval away from 0 is not enough: the p-value, corrected over all comparisons, decides."""
+    cells = [(0.1, 0.1, 0.01), (0.2, 0.015, 0.2), (0.3, -0.1, 0.01)]
+    found = pd.DataFrame([row for at, value, p in cells for row in gain("greedy", "uniform", at, value, p)])
+    assert verdicts.gains(found).verdict.tolist() == ["better", "no difference shown", "worse"]
+    lines = text_of(verdicts.comparisons(found)).splitlines()
+    assert "3 comparisons, n = 16 windows: sign-flip test of paired losses, p Holm-corrected" in lines[0]
+    (first,) = (line for line in lines if "greedy" in line)
+    assert [part.strip() for part in first.split("│")[1:-1]] == [
+        *("greedy", "uniform", "1 of 3", "1 of 3", "0.1", "+0.1000", "+0.0980 … +0.1020", "0.01", "better")
     ]
-    said = verdicts.head_budgets(pd.concat([frame, pd.DataFrame(gains)]))
-    assert "greedy against even: better at 1, worse at 1 of 3 (gain in nat at 0.1: +0.1000 ± 0.0100" in said
+
+
+def test_the_verdict_says_when_there_are_too_few_windows_to_tell():
+    found = pd.DataFrame([row for at in (0.1, 0.2) for row in gain("greedy", "uniform", at, 0.1, 0.5, n=4)])
+    assert "2 comparisons, n = 4 windows: too few windows" in verdicts.comparisons(found)
+
+
+def test_the_verdict_repeats_what_its_rows_are_flagged_with():
+    found = pd.DataFrame(gain("blocks", "per_row", 0.2, 0.1, 0.01, flag="density +12.1%"))
+    assert "better (density +12.1%)" in text_of(verdicts.comparisons(found))
+
+
+def test_without_comparisons_there_is_no_verdict():
+    assert verdicts.comparisons(study({"even": ("uniform", [0.2])}, 0.01)) == ""
+
+
+def test_what_is_gained_over_uniform_is_drawn_and_decides_the_picture(tmp_path):
+    frame = study({"greedy": ("error_greedy", [0.1, 0.1]), "uniform": ("uniform", [0.2, 0.1])}, 0.01)
+    pictures = []
+    for p in (0.01, 0.5):
+        rows = pd.concat([frame, pd.DataFrame(gain("greedy", "uniform", 0.1, 0.1, p))])
+        pictures.append(offline_figures.allocators(rows, tmp_path / "drawn.png").read_bytes())
+    pictures.append(offline_figures.allocators(frame, tmp_path / "drawn.png").read_bytes())
+    assert len(set(pictures)) == 3
 
 
 @pytest.mark.parametrize("name", ["study_allocators", "offline"])
@@ -81,5 +123,3 @@ def test_the_committed_rows_redraw(name, tmp_path):
     frame = read_reference(REFERENCE / f"{name}.csv")
     draw = {"study_allocators": offline_figures.allocators, "offline": offline_figures.need}[name]
     assert draw(frame, tmp_path / "figure.png").stat().st_size > 10_000
-    if name == "study_allocators":
-        assert "error_greedy against uniform: better at" in verdicts.head_budgets(frame)

@@ -1,0 +1,30 @@
+"""Comparisons of methods as rows: `gain_over_RIVAL`, and the same with `_error`, `_low`, `_high` and `_p` after it."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from shadowattn.evaluation.comparison import compare
+from shadowattn.reporting.rows import Row
+
+_FIELDS = {"": "difference", "_error": "error", "_low": "low", "_high": "high", "_p": "p"}
+
+
+def comparison_rows(
+    rows: Mapping[Hashable, Row],
+    losses: Mapping[Hashable, Sequence[float]],
+    pairs: Sequence[tuple[Hashable, Hashable]],
+    *,
+    flags: Mapping[tuple[Hashable, Hashable], str] | None = None,
+) -> list[Row]:
+    """Five rows for each pair (method, rival), filled in as the method's row in `rows`; n counts windows.
+
+    The p-values are corrected over all `pairs`, so a study calls this once. `flags` names pairs that a reader should be wary of.
+    """
+    made = []
+    for pair, found in zip(pairs, compare(losses, pairs), strict=True):
+        own, rival = pair
+        row = replace(rows[own], n=found.n, flag=(flags or {}).get(pair, ""))
+        for ending, name in _FIELDS.items():
+            metric, unit = f"gain_over_{rows[rival].method}{ending}", "1" if ending == "_p" else "nat"
+            made.append(replace(row, metric=metric, value=vars(found)[name], unit=unit))
+    return made
