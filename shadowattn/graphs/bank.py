@@ -13,6 +13,7 @@ import openvino as ov
 
 from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive, current_work, working_for
 from shadowattn.graphs import storage
 from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
@@ -31,8 +32,8 @@ _MOST_OWN_BYTES = 100_000_000
 class GraphBank:
     """Static INT8 Q·K graphs for every scale pair of a profile and every shape asked for.
 
-    Where the form takes scales as inputs, one graph of a shape serves all pairs. For one thread at a time: graphs share the
-    memory of their inputs and outputs.
+    Where the form takes scales as inputs, one graph of a shape serves all pairs. Graphs share the memory of their inputs and
+    outputs, which `exclusive` guards: of several threads one at a time uses the bank, the others wait.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GraphBank:
         self.pairs, self.shapes, self.device = pairs, tuple(sorted(set(shapes))), device
         self.form, self.distance = form, distance
         self._read = read
+        self.exclusive = Exclusive()
         self._core = ov.Core()
         self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
         self._length = 0  # of the graphs that hold memory
@@ -100,7 +102,13 @@ class GraphBank:
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
         is exported to it. `progress` may wrap the iterable in a bar.
         """
-        budget = current_budget()
+        with self.exclusive.use():
+            return self._compile(blobs, threads, progress)
+
+    def _compile(
+        self, blobs: str | Path | None, threads: int | None, progress: Callable[[Iterable], Iterable]
+    ) -> int:
+        budget, work = current_budget(), current_work()
         store = storage.Blobs(Path(blobs), self._core, self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
@@ -112,7 +120,8 @@ class GraphBank:
             else:
                 model = self._core.compile_model(self._model(key), self.device, hints)
             graph = self._bound(key, model)
-            graph.infer()  # allocates, and frees most of what compiling took
+            with working_for(work):
+                graph.infer()  # allocates, and frees most of what compiling took
             if self._is_large:
                 graph.release()
             return graph
@@ -183,11 +192,12 @@ class GraphBank:
     @property
     def buffer_bytes(self) -> int:
         """Memory of the inputs and outputs that all graphs share."""
-        return self._arena.bytes
+        with self.exclusive.use():
+            return self._arena.bytes
 
     @cached_property
     def _arena(self) -> Arena:
-        return Arena(estimation_graph(shape, self.form) for shape in self.shapes)
+        return Arena((estimation_graph(shape, self.form) for shape in self.shapes), self.exclusive)
 
     @property
     def _identity(self) -> str:
@@ -200,10 +210,11 @@ class GraphBank:
 
     def _graph(self, key: tuple[GraphShape, int]) -> Graph:
         compiled = *key, current_budget()
-        if compiled not in self._graphs:
-            self._graphs[compiled] = self._bound(key, self._core.compile_model(self._model(key), self.device, self._hints))
-        self._release_others(key[0].keys)
-        return self._graphs[compiled]
+        with self.exclusive.use():
+            if compiled not in self._graphs:
+                self._graphs[compiled] = self._bound(key, self._core.compile_model(self._model(key), self.device, self._hints))
+            self._release_others(key[0].keys)
+            return self._graphs[compiled]
 
     def _model(self, key: tuple[GraphShape, int]) -> ov.Model:
         """What is compiled: the graph itself, but where INT8 products are not exact, the one whose float32 product is."""

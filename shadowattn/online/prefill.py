@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
 from shadowattn.kernels import Kernels, break_even, choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
@@ -114,11 +115,13 @@ class SparsePrefill:
         self.dense_above, self.decode = dense_above, decode
         self.pipeline = pipeline or Pipeline()
         self.observers, self.counters = tuple(observers), Counters()
+        self._exclusive = Exclusive()  # counters and observers belong to one layer's call at a time
 
     @torch.no_grad()  # inference only: neither indices nor INT8 graphs have a gradient
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]."""
-        return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
+        with self._exclusive.use():
+            return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
 
     def _sequence(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         count, rows, dim = q.shape

@@ -5,11 +5,13 @@ stand-in it saves the scores their way to memory and back. K is quantised and pa
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.quantize import absmax_scales
 from shadowattn.kernels import native, ops
 from shadowattn.online.selection import Rule
@@ -66,7 +68,9 @@ class Int8Fused:
     grid: ScaleGrid | None = None
     q_scales: Tensor | None = None
     k_scales: Tensor | None = None
+    scores_are_finite: ClassVar[bool] = True  # products of integers
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
+    exclusive: Exclusive = field(default_factory=Exclusive, init=False, repr=False, compare=False)
     _packed: dict[int, PackedKeys] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
@@ -84,21 +88,23 @@ class Int8Fused:
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """The integer products, exact in float32."""
         heads = heads or Heads.all(q.shape[0], k.shape[0])
-        keys = self.prepare(k, layer=layer)
-        return ops.estimate(q, self._q_scales(q, heads), keys.packed, keys.length, heads.kv, positions + 1, "rows", 1)
+        with self.exclusive.use():
+            keys = self.prepare(k, layer=layer)
+            return ops.estimate(q, self._q_scales(q, heads), keys.packed, keys.length, heads.kv, positions + 1, "rows", 1)
 
     def prepare(self, k: Tensor, *, layer: int) -> PackedKeys:
         """k [G, K, D] packed: what is new of it where the layer's packed keys are its beginning, else all of it."""
         scales = self.k_scales if self.grid is None else _nearest(self.grid.k_scales, absmax_scales(k))
         if scales is None:
             raise ValueError("expected a grid or scales, got neither; use Int8Fused.of(q, k) or pass grid=profile.scales")
-        keys = self._packed.get(layer)
-        if keys is None or not keys.begin(k, scales):
-            keys = self._packed[layer] = PackedKeys.empty(scales, k.shape[2])
-            self.repacked += 1
-        if keys.length < k.shape[1]:
-            keys.append(k)
-        return keys
+        with self.exclusive.use():
+            keys = self._packed.get(layer)
+            if keys is None or not keys.begin(k, scales):
+                keys = self._packed[layer] = PackedKeys.empty(scales, k.shape[2])
+                self.repacked += 1
+            if keys.length < k.shape[1]:
+                keys.append(k)
+            return keys
 
     def choose(self, q: Tensor, prepared: PackedKeys, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads) -> Selection:
         """Products, pooling and selection, tile by tile. Raises `InputError` where a sum over a block could exceed int32."""
