@@ -15,11 +15,11 @@ from torch import Tensor
 from shadowattn.errors import InputError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_MOST = 2**31 - 1  # indices are int32
+MOST = 2**31 - 1  # indices are int32
 _FLOAT32 = torch.finfo(torch.float32)
 
 
-def integer(name: str, value: Any, *, least: int = 0, most: int = _MOST) -> int:
+def integer(name: str, value: Any, *, least: int = 0, most: int = MOST) -> int:
     """An int, Python's or numpy's, from `least` to `most`; no bool, fraction, string or array."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InputError(f"{name}: expected an integer, got {shown(value)}; give a whole number such as {max(least, 1)}")
@@ -115,26 +115,25 @@ def without_gradient(**given: Tensor) -> None:
             )
 
 
-def finite_products(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Values whose products and sums float32 holds."""
+def finite_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    """Values whose products and sums float32 holds, scaled or not."""
     largest = {}
     for name, x in (("q", q), ("k", k), ("v", v)):
         low, high = (float(end) for end in torch.aminmax(x.detach()))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError(f"expected finite q, k and v, got NaN or infinity in {name}; a ranking of keys would mean nothing")
         largest[name] = max(-low, high)
-    if largest["q"] * largest["k"] * q.shape[-1] > _FLOAT32.max or max(largest.values()) > _FLOAT32.max:
+    products = largest["q"] * largest["k"] * q.shape[-1] * max(scale, 1.0)
+    if products > _FLOAT32.max or max(largest.values()) > _FLOAT32.max:
         found = ", ".join(f"{name} {value:.3g}" for name, value in largest.items())
-        raise InputError(f"expected q·k within float32, got absolute values up to {found}; scale them down")
+        raise InputError(f"expected scale · q·k within float32, got scale {scale:.3g} and values up to {found}; use smaller ones")
 
 
 def causal_offset(value: Any, *, rows: int, keys: int) -> int:
     """The first row's position: such that every row's own key exists."""
-    offset = integer("causal_offset", value, least=-_MOST)
+    offset = integer("causal_offset", value, least=-MOST)
     if not 0 <= offset <= keys - rows:
-        raise InputError(
-            f"causal_offset: expected 0 … K − Q = {keys - rows}, so that every row's own key exists, got {offset}"
-        )
+        raise InputError(f"causal_offset: expected 0 … K − Q = {keys - rows}, so that every row's own key exists, got {offset}")
     return offset
 
 
@@ -149,7 +148,9 @@ def ascending(name: str, x: Tensor, *, least: int, below: int) -> None:
     """Values of an int64 vector that never fall, from `least` to under `below`."""
     values = x.numpy()  # a torch operation takes several times as long as numpy's on so few values
     if len(values) == 0 or values[0] < least or values[-1] >= below or (np.diff(values) < 0).any():
-        raise InputError(f"{name}: expected ascending values of {least} … {below - 1}, got {shown(x)} {values[:4]} … {values[-4:]}")
+        raise InputError(
+            f"{name}: expected ascending values of {least} … {below - 1}, got {shown(x)} {values[:4]} … {values[-4:]}"
+        )
 
 
 def within(name: str, x: Tensor, *, least: int, most: int) -> None:

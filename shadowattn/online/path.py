@@ -54,6 +54,7 @@ def sparse_attention(
     _check(q, k, v)
     causal_offset = checks.causal_offset(causal_offset, rows=q.shape[1], keys=k.shape[1])
     scale = checks.softmax_scale(scale, q.shape[2])
+    checks.finite_products(q, k, v, scale)
     kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype)
     retention = head_retentions(retention, q.shape[0])
     rule = Rule(query_block, block_score, sinks, recent)
@@ -163,4 +164,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     checks.without_gradient(q=q, k=k, v=v)
-    checks.finite_products(q, k, v)

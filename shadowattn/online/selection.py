@@ -8,7 +8,6 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.budget import keep_counts
-from shadowattn.errors import InputError
 from shadowattn.types import Lists
 
 BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum")

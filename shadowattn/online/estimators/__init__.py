@@ -84,7 +84,7 @@ def check_estimator_type(estimator: Estimator) -> Estimator:
         raise InputError(f"estimator: expected an object, got the class {estimator.__name__}; give {estimator.__name__}(…)")
     if not isinstance(estimator, Estimator):
         raise InputError(
-            f"estimator: expected an object with `estimate`, got {checks.shown(estimator)}; of a GraphBank make an estimator with "
+            f"estimator: expected an object with `estimate`, got {checks.shown(estimator)}; of a GraphBank make one with "
             "shadowattn.online.estimators.int8.Int8(bank)"
         )
     return estimator

@@ -127,4 +127,5 @@ class Int8Fused:
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:
     """The nearest scale to each measured one, ties to the first; pairs of a grid are nearest where both parts are."""
     steps = torch.tensor(scales, dtype=torch.float64)
-    return steps[(steps - measured.double()[:, None]).abs().argmin(1)].float()
+    within = measured.double().clamp(max=steps.max())  # beyond the largest that one is nearest, though distances round alike
+    return steps[(steps - within[:, None]).abs().argmin(1)].float()
