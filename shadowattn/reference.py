@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.budget import head_retentions, keep_counts, shared_keep_counts
 from shadowattn.errors import InputError
 
@@ -17,9 +18,11 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scal
     """Causal softmax attention.
 
     q [H, Q, D]; k and v [G, K, D], query head h reading key head h // (H / G). Query row i sees the keys
-    0 … causal_offset + i; `scale` defaults to 1/√D. Returns float32 [H, Q, D]. Raises `InputError` where shapes do not fit.
+    0 … causal_offset + i; `scale` defaults to 1/√D. Any floating dtypes. Returns float32 [H, Q, D]. Raises `InputError` on any
+    argument of a type, dtype, shape, device or range that does not fit.
     """
-    scores, visible = _scores(q, k, v, causal_offset)
+    scale = _check_inputs(q, k, v, scale)
+    scores, visible = _scores(q, k, causal_offset)
     heads, rows, keys = scores.shape
     seen = torch.arange(keys)[None, :] < visible[:, None]
     return _attend(q, scores, v, seen.expand(heads, rows, keys), scale)
@@ -43,9 +46,9 @@ def topk_attention(
     Shapes as in `dense_attention`; `retention` is a float or [H]. With `query_block` 1 every row keeps its own
     max(1, ceil(retention × visible)) keys, ties to the lower index. Larger blocks share one list, see `select`.
     """
-    scores, visible = _scores(q, k, v, causal_offset)
+    scale = _check_inputs(q, k, v, scale)
+    scores, visible = _scores(q, k, causal_offset)
     retentions = head_retentions(retention, q.shape[0])
-    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     selected = select(scores, retentions, visible, query_block, block_score, sinks, recent, scale=scale)
     return _attend(q, scores, v, selected, scale)
 
@@ -77,6 +80,7 @@ def select(
     rows of different scale dominate, it is the attention that the block is estimated to pay to a key.
     With the last four a token may change which keys the earlier rows of its own block keep; never anything in earlier blocks.
     """
+    query_block, sinks, recent = _check_selection(scores, retention, visible, query_block, sinks, recent)
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
     key = torch.arange(keys)
@@ -116,6 +120,8 @@ def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_
     ceil(budget / key_block) blocks, ties to the first. Where rows share a list, the blocks that hold any of their own keys
     are always in, and those that end before them compete for the rest. A row keeps what it sees of them.
     """
+    query_block, _, _ = _check_selection(scores, retention, visible, query_block, 0, 0)
+    key_block = checks.integer("key_block", key_block, least=1)
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
     key = torch.arange(keys)
@@ -154,25 +160,44 @@ def _list_scores(scores: Tensor, seen: Tensor, block_score: str, scale: float) -
     raise InputError(f"block_score: expected first_row, pooled_query, max, sum or probability, got {block_score!r}")
 
 
-def _scores(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:
+def _scores(q: Tensor, k: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:
     """Unscaled q·k, float32 [H, Q, K], and the number of visible keys of every row, int64 [Q]."""
-    heads, rows, dim = q.shape
-    groups, keys, key_dim = k.shape
-    if heads % groups or dim != key_dim or k.shape[:2] != v.shape[:2]:
-        raise InputError(
-            f"expected q [H, Q, D], k and v [G, K, D] with H a multiple of G, got {list(q.shape)}, {list(k.shape)}, "
-            f"{list(v.shape)}"
-        )
-    if causal_offset < 0 or causal_offset + rows > keys:
-        raise InputError(
-            f"causal_offset: expected 0 … K − Q = {keys - rows}, so that the last row's own key exists, got {causal_offset}"
-        )
+    (heads, rows, _), (groups, keys, _) = q.shape, k.shape
+    causal_offset = checks.causal_offset(causal_offset, rows=rows, keys=keys)
     k = k.float().repeat_interleave(heads // groups, 0)
     return q.float() @ k.transpose(1, 2), causal_offset + 1 + torch.arange(rows)
 
 
-def _attend(q: Tensor, scores: Tensor, v: Tensor, selected: Tensor, scale: float | None) -> Tensor:
-    heads, _, dim = q.shape
-    scale = 1 / math.sqrt(dim) if scale is None else scale
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
+    """The scale. Raises `InputError` on tensors that do not fit."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        checks.tensors(**{name: x})  # each of a floating dtype of its own: all become float32
+    shapes = [list(x.shape) for x in (q, k, v)]
+    if any(len(shape) != 3 or 0 in shape for shape in shapes) or shapes[0][0] % shapes[1][0] or shapes[0][2] != shapes[1][2]:
+        raise InputError(f"expected q [H, Q, D], k and v [G, K, D], nothing empty, H a multiple of G, got {shapes}")
+    if shapes[1][:2] != shapes[2][:2]:
+        raise InputError(f"expected v of as many heads and keys as k, got {shapes[1]} and {shapes[2]}")
+    scale = checks.softmax_scale(scale, q.shape[2])
+    checks.finite_products(q, k, v, scale)
+    return scale
+
+
+def _check_selection(
+    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, sinks: int, recent: int
+) -> tuple[int, int, int]:
+    checks.tensors((torch.float32, torch.float64), scores=scores)
+    if scores.dim() != 3 or 0 in scores.shape or scores.isnan().any():
+        raise InputError(f"scores: expected [H, Q, K] without NaN, nothing empty, got {list(scores.shape)} or NaN")
+    heads, rows, keys = scores.shape
+    head_retentions(retention, heads)
+    checks.vector("retention", retention, heads, dtype=torch.float64)
+    checks.vector("visible", visible, rows)
+    checks.ascending("visible", visible, least=1, below=keys + 1)
+    sizes = ("query_block", query_block, 1), ("sinks", sinks, 0), ("recent", recent, 0)
+    return tuple(checks.integer(name, value, least=least) for name, value, least in sizes)
+
+
+def _attend(q: Tensor, scores: Tensor, v: Tensor, selected: Tensor, scale: float) -> Tensor:
+    heads = q.shape[0]
     weights = torch.softmax((scores * scale).masked_fill(~selected, -math.inf), -1)
     return weights @ v.float().repeat_interleave(heads // v.shape[0], 0)

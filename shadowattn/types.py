@@ -9,11 +9,13 @@ Query row i stands at absolute position p(i) and sees the keys 0 … p(i); `visi
 `retention` is the kept fraction of the visible keys, in (0, 1].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 
 
@@ -192,8 +194,9 @@ class ScaleGrid:
     pattern: str = "product"
 
     def __post_init__(self):
-        if self.pattern not in PATTERNS:
-            raise InputError(f"grid.pattern: expected one of {', '.join(PATTERNS)}, got {self.pattern!r}")
+        checks.one_of("grid.pattern", self.pattern, PATTERNS)
+        for name in ("q_scales", "k_scales"):
+            object.__setattr__(self, name, tuple(checks.numbers_of(name, getattr(self, name))))
         if self.pattern != "product" and not len(self.q_scales) % 2 == len(self.k_scales) % 2 == 1:
             raise InputError(
                 f"grid.pattern: {self.pattern} needs a middle scale, got {len(self.q_scales)} × {len(self.k_scales)}"
@@ -232,8 +235,8 @@ class Requant:
 
     def __post_init__(self):
         if self.mode not in ("target_requant", "fixed_output"):
-            raise InputError(f"requant: expected target_requant or fixed_output, got {self.mode!r}")
-        if not 0 < self.value < float("inf"):
+            raise InputError(f"requant: expected target_requant or fixed_output, got {checks.shown(self.mode)}")
+        if not checks.number("requant", self.value) > 0:
             raise InputError(f"requant: expected a positive finite value, got {self.value}; calibrate again")
 
     def multiplier(self, q_scale: float, k_scale: float) -> float:
@@ -243,6 +246,14 @@ class Requant:
     def output_scale(self, q_scale: float, k_scale: float) -> float:
         """The real value of one INT8 step of the score."""
         return q_scale * k_scale / self.value if self.mode == "target_requant" else self.value
+
+
+def retention_table(retention: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """Retentions [L][H] as tuples. Raises `InputError` where they are no numbers, or the table is ragged or empty."""
+    table = tuple(tuple(checks.numbers_of("retention", layer)) for layer in checks.sequence("retention", retention))
+    if len({len(layer) for layer in table}) != 1 or not table[0]:
+        raise InputError("retention: expected one value per layer and head, got a ragged or empty table")
+    return table
 
 
 @dataclass(frozen=True)
@@ -260,9 +271,12 @@ class RetentionProfile:
     allocator: str
 
     def __post_init__(self):
+        checks.instance("scales", self.scales, ScaleGrid, "make one with shadowattn.offline.scale_grid(observations)")
+        object.__setattr__(self, "head_dim", checks.integer("head_dim", self.head_dim, least=1))
+        for name in ("fingerprint", "model", "allocator"):
+            checks.instance(name, getattr(self, name), str, "give it as text")
+        object.__setattr__(self, "retention", retention_table(self.retention))
         values = [value for layer in self.retention for value in layer]
-        if not values or len({len(layer) for layer in self.retention}) != 1:
-            raise InputError("retention: expected one value per layer and head, got a ragged or empty table")
         if any(not 0 < value <= 1 for value in values):
             raise InputError(
                 f"retention: expected values in (0, 1], got {min(values)} … {max(values)}; allocate the profile again"

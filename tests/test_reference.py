@@ -57,14 +57,14 @@ SCORES = torch.tensor([[[9.0, 1, 5, 0, 99, 99], [0, 12, 0, 0, 0, 99], [0, 11, 20
 )
 def test_a_block_shares_its_best_keys_and_holds_its_own(block_score, best):
     """Rows that see 4, 5 and 6 keys keep 2, 3 and 3 of them: 6 pairs are the block's own, and one shared key makes 9."""
-    chosen = select(SCORES, torch.tensor([0.5]), torch.tensor([4, 5, 6]), 3, block_score)[0].int().tolist()
+    chosen = select(SCORES, torch.tensor([0.5], dtype=torch.float64), torch.tensor([4, 5, 6]), 3, block_score)[0].int().tolist()
     assert chosen == [[int(key == best or 3 <= key <= row) for key in range(6)] for row in (3, 4, 5)]
 
 
 def test_probabilities_are_of_each_row_and_over_what_it_sees():
     """The last row's scores are the largest, but spread over its keys; the first row is sure of key 0."""
     scores = torch.tensor([[[10.0, 0, 0, 0, 0], [100, 101, 101, 101, 101]]])
-    retention, visible = torch.tensor([0.5]), torch.tensor([4, 5])
+    retention, visible = torch.tensor([0.5], dtype=torch.float64), torch.tensor([4, 5])
     assert select(scores, retention, visible, 2, "sum")[0, 0].nonzero()[:, 0].tolist() == [0, 3]
     assert select(scores - torch.tensor([[[90.0], [0]]]), retention, visible, 2, "max")[0, 0].nonzero()[:, 0].tolist() == [1, 3]
     hidden = scores - torch.tensor([[[90.0], [0]]])
@@ -119,7 +119,7 @@ def test_the_window_of_a_block_ends_at_each_row():
     scores = torch.zeros(1, 4, 24)
     scores[..., 10] = 1.0
     visible = torch.arange(21, 25)
-    kept = select(scores, torch.tensor([0.25]), visible, 4, "max", sinks=1, recent=3)[0]
+    kept = select(scores, torch.tensor([0.25], dtype=torch.float64), visible, 4, "max", sinks=1, recent=3)[0]
     for row, places in zip(kept, visible.tolist(), strict=True):
         assert row[places - 3 : places].all()
     assert kept[0].nonzero()[:, 0].tolist() == [0, 10, 18, 19, 20]

@@ -11,15 +11,18 @@ from pathlib import Path
 
 import openvino as ov
 
+from shadowattn import checks
 from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive, current_work, working_for
 from shadowattn.graphs import storage
 from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
+from shadowattn.graphs.storage import BuiltFor
 from shadowattn.threads import compile_hints, current_budget
-from shadowattn.types import RetentionProfile
+from shadowattn.types import RetentionProfile, ScaleGrid
 
 _REBUILD = (
     "build one that fits: GraphBank.build(profile, plan_shapes(...)), or python -m experiments.run with this model and length"
@@ -31,26 +34,24 @@ _MOST_OWN_BYTES = 100_000_000
 class GraphBank:
     """Static INT8 Q·K graphs for every scale pair of a profile and every shape asked for.
 
-    Where the form takes scales as inputs, one graph of a shape serves all pairs. For one thread at a time: graphs share the
-    memory of their inputs and outputs.
+    Where the form takes scales as inputs, one graph of a shape serves all pairs. Graphs share the memory of their inputs and
+    outputs, which `exclusive` guards: of several threads one at a time uses the bank, the others wait.
     """
 
     def __init__(
         self,
-        pairs: tuple[tuple[float, float], ...],
+        built_for: BuiltFor,
         shapes: tuple[GraphShape, ...],
         device: str,
         form: GraphForm,
         distance: str,
         read: Callable[[GraphShape, int], ov.Model],
     ):
-        if not shapes:
-            raise InputError("shapes: expected at least one GraphShape, got none; see shadowattn.graphs.planner.plan_shapes")
-        if distance not in DISTANCES:
-            raise InputError(f"lookup: expected one of {', '.join(DISTANCES)}, got {distance!r}")
-        self.pairs, self.shapes, self.device = pairs, tuple(sorted(set(shapes))), device
+        self.built_for, self.pairs = built_for, built_for.scales.pairs
+        self.shapes, self.device = tuple(sorted(set(shapes))), device
         self.form, self.distance = form, distance
         self._read = read
+        self.exclusive = Exclusive()
         self._core = ov.Core()
         self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
         self._length = 0  # of the graphs that hold memory
@@ -65,19 +66,33 @@ class GraphBank:
         form: GraphForm = FLOAT,
         distance: str = "raw",
     ) -> "GraphBank":
-        """Graphs of one form for the profile's scale pairs and each shape. `device` as OpenVINO names it."""
+        """Graphs of one form for the profile's scale pairs and each shape. `device` as OpenVINO names it.
+
+        Raises `InputError` on any argument of a wrong type, on no shapes, and on an unknown `distance` or device.
+        """
+        checks.instance("profile", profile, RetentionProfile, "run the offline stage, or read one with load_profile")
+        checks.instance("form", form, GraphForm, "see shadowattn.graphs.GraphForm")
+        checks.one_of("lookup", distance, DISTANCES)
+        shapes = tuple(checks.sequence("shapes", shapes))
+        if not shapes:
+            raise InputError("shapes: expected at least one GraphShape, got none; see shadowattn.graphs.planner.plan_shapes")
+        for shape in shapes:
+            checks.instance("shapes", shape, GraphShape, "see shadowattn.graphs.planner.plan_shapes")
+        _check_device(device)
         pairs = profile.scales.pairs
         slots = range(len(pairs) if form.bakes_scales else 1)
         models = {(shape, slot): estimation_graph(shape, form, *pairs[slot]) for shape in shapes for slot in slots}
-        return cls(pairs, tuple(shapes), device, form, distance, lambda shape, slot: models[shape, slot])
+        built_for = BuiltFor(profile.scales, profile.fingerprint, profile.model)
+        return cls(built_for, shapes, device, form, distance, lambda shape, slot: models[shape, slot])
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "CPU") -> "GraphBank":
         """Reads a saved bank. A missing, altered or foreign file is refused with the reason."""
-        saved = storage.load(Path(folder))
+        saved = storage.load(_folder(folder))
+        _check_device(device)
         core = ov.Core()
         return cls(
-            saved.pairs, saved.shapes, device, saved.form, saved.distance,
+            saved.built_for, saved.shapes, device, saved.form, saved.distance,
             lambda shape, slot: core.read_model(saved.files[shape, slot]),
         )  # fmt: skip
 
@@ -86,7 +101,20 @@ class GraphBank:
 
         Raises `InputError` where the folder holds anything else, or cannot be written.
         """
-        return storage.save(Path(folder), self.pairs, self.form, self.distance, {key: self._read(*key) for key in self.keys})
+        models = {key: self._read(*key) for key in self.keys}
+        return storage.save(_folder(folder), self.built_for, self.form, self.distance, models)
+
+    def check_profile(self, profile: RetentionProfile) -> None:
+        """Raises `InputError` where the bank was built for other scales than the profile's: its integers would clip or vanish."""
+        if self.built_for.scales == profile.scales:
+            return
+        bank, given = (
+            f"{x.model or 'a model'} ({x.fingerprint[:12]}), {_shown_scales(x.scales)}" for x in (self.built_for, profile)
+        )
+        raise InputError(
+            f"bank: it was built for the scales of {bank}, and the profile's are those of {given}; build a bank for this "
+            "profile: GraphBank.build(profile, bank.shapes)"
+        )
 
     def compile(
         self,
@@ -100,7 +128,11 @@ class GraphBank:
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
         is exported to it. `progress` may wrap the iterable in a bar.
         """
-        budget = current_budget()
+        with self.exclusive.use():
+            return self._compile(blobs, threads, progress)
+
+    def _compile(self, blobs: str | Path | None, threads: int | None, progress: Callable[[Iterable], Iterable]) -> int:
+        budget, work = current_budget(), current_work()
         store = storage.Blobs(Path(blobs), self._core, self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
@@ -112,7 +144,8 @@ class GraphBank:
             else:
                 model = self._core.compile_model(self._model(key), self.device, hints)
             graph = self._bound(key, model)
-            graph.infer()  # allocates, and frees most of what compiling took
+            with working_for(work):
+                graph.infer()  # allocates, and frees most of what compiling took
             if self._is_large:
                 graph.release()
             return graph
@@ -130,6 +163,9 @@ class GraphBank:
 
         Raises `InputError` where the bank was not built for such a head dimension, head count, length or number of indices.
         """
+        for name, value in (("heads", heads), ("rows", rows), ("keys", keys), ("head_dim", head_dim)):
+            checks.integer(name, value, least=1)
+        checks.integer("top_k", top_k)
         shape = self.shape_for(heads=heads, rows=rows, keys=keys, head_dim=head_dim, top_k=top_k)
         return self._graph((shape, self.slot(self.nearest(q_scale, k_scale))))
 
@@ -183,11 +219,12 @@ class GraphBank:
     @property
     def buffer_bytes(self) -> int:
         """Memory of the inputs and outputs that all graphs share."""
-        return self._arena.bytes
+        with self.exclusive.use():
+            return self._arena.bytes
 
     @cached_property
     def _arena(self) -> Arena:
-        return Arena(estimation_graph(shape, self.form) for shape in self.shapes)
+        return Arena((estimation_graph(shape, self.form) for shape in self.shapes), self.exclusive)
 
     @property
     def _identity(self) -> str:
@@ -200,10 +237,11 @@ class GraphBank:
 
     def _graph(self, key: tuple[GraphShape, int]) -> Graph:
         compiled = *key, current_budget()
-        if compiled not in self._graphs:
-            self._graphs[compiled] = self._bound(key, self._core.compile_model(self._model(key), self.device, self._hints))
-        self._release_others(key[0].keys)
-        return self._graphs[compiled]
+        with self.exclusive.use():
+            if compiled not in self._graphs:
+                self._graphs[compiled] = self._bound(key, self._core.compile_model(self._model(key), self.device, self._hints))
+            self._release_others(key[0].keys)
+            return self._graphs[compiled]
 
     def _model(self, key: tuple[GraphShape, int]) -> ov.Model:
         """What is compiled: the graph itself, but where INT8 products are not exact, the one whose float32 product is."""
@@ -236,6 +274,21 @@ class GraphBank:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+def _check_device(device: str) -> None:
+    checks.instance("device", device, str, "give a device as OpenVINO names it, such as CPU")
+
+
+def _folder(folder: str | Path) -> Path:
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise InputError(f"folder: expected a path, got {checks.shown(folder)}")
+    return Path(folder)
+
+
+def _shown_scales(scales: ScaleGrid) -> str:
+    q, k = (", ".join(f"{scale:.4g}" for scale in values) for values in (scales.q_scales, scales.k_scales))
+    return f"Q {q} and K {k} ({scales.pattern})"
 
 
 def _return_freed_memory() -> None:

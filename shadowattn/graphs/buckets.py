@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 
 DISTANCES = ("raw", "log")
+# Times the largest scale of a grid: beyond it floats round away what tells one scale's distance from another's.
+_FAR = 1e3
 
 
 @dataclass(frozen=True, order=True)
@@ -24,8 +28,10 @@ class GraphShape:
     top_k: int = 0
 
     def __post_init__(self):
-        if min(self.heads, self.rows, self.head_dim, self.keys, self.group) < 1 or self.heads % self.group:
-            raise InputError(f"expected positive sizes, heads a multiple of group, got {self}")
+        for name, value in list(vars(self).items()):
+            object.__setattr__(self, name, checks.integer(f"GraphShape.{name}", value, least=int(name != "top_k")))
+        if self.heads % self.group:
+            raise InputError(f"expected heads a multiple of group, got {self}")
 
     @property
     def kv_heads(self) -> int:
@@ -39,11 +45,10 @@ def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale
     `raw` compares the scales themselves, as the authors do, `log` their logarithms, so that twice and half are equally far.
     A head whose scale exceeds its bucket's is clipped. Raises `InputError` where a scale is not positive and finite.
     """
-    if distance not in DISTANCES:
-        raise InputError(f"lookup: expected one of {', '.join(DISTANCES)}, got {distance!r}")
-    if not (0 < q_scale < math.inf and 0 < k_scale < math.inf):
-        raise InputError(f"lookup: expected positive finite scales, got {q_scale} and {k_scale}")
-    scale = math.log if distance == "log" else float
+    checks.one_of("lookup", distance, DISTANCES)
+    q_scale, k_scale = checks.positive("lookup: q_scale", q_scale), checks.positive("lookup: k_scale", k_scale)
+    exact = Fraction if max(q_scale, k_scale) > _FAR * max(map(max, pairs)) else float
+    scale = math.log if distance == "log" else exact
     q, k = scale(q_scale), scale(k_scale)
     return min(range(len(pairs)), key=lambda i: (scale(pairs[i][0]) - q) ** 2 + (scale(pairs[i][1]) - k) ** 2)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
 from shadowattn.graphs.quantize import quantize
@@ -18,9 +19,11 @@ class Arena:
     """The inputs and outputs of all graphs of a bank, one block a name, as large as the largest graph needs.
 
     Shared, because the outputs are what takes memory, not the graphs. torch owns it, so that nothing is copied on the way out.
+    `exclusive` guards it: one piece of work at a time.
     """
 
-    def __init__(self, models: Iterable[ov.Model | ov.CompiledModel]):
+    def __init__(self, models: Iterable[ov.Model | ov.CompiledModel], exclusive: Exclusive | None = None):
+        self.exclusive = exclusive or Exclusive()
         sizes: dict[str, int] = {}
         for model in models:
             for port in (*model.inputs, *model.outputs):
@@ -52,6 +55,7 @@ class Graph:
     ):
         self.model, self.shape, self.form = model, shape, form
         self.q_scale, self.k_scale = scales
+        self._exclusive = arena.exclusive
         self._request = model.create_infer_request()
         self._inputs = {port.any_name: arena.view(port) for port in model.inputs}
         self._output = arena.view(model.output(0))
@@ -65,9 +69,14 @@ class Graph:
         """Scores [heads, Q, K], or indices [heads, Q, top_k], for q [heads, Q, D] and k [kv_heads, K, D]; fewer where pooled.
 
         At most the graph's heads, rows and keys. Where the graph has no scales of its own, `q_scales` [heads] and `k_scales`
-        [kv_heads] are what quantises; where it masks, `first_row` is the first row's position. The result is a view of
-        memory that the next run of any graph of the bank overwrites.
+        [kv_heads] are what quantises; where it masks, `first_row` is the first row's position. The result is a copy; for work
+        that holds the arena (`Exclusive.use`) it is a view of memory that the next run of any graph of the bank overwrites.
         """
+        with self._exclusive.use() as outermost:
+            scores = self._run(q, k, q_scales, k_scales, first_row)
+            return scores.clone() if outermost else scores
+
+    def _run(self, q: Tensor, k: Tensor, q_scales: Tensor | None, k_scales: Tensor | None, first_row: int) -> Tensor:
         heads, rows, dim = q.shape
         kv_heads, keys, k_dim = k.shape
         given, room = (heads, rows, dim, kv_heads, keys, k_dim), self.shape
@@ -96,7 +105,8 @@ class Graph:
 
     def infer(self) -> None:
         """One inference on whatever the inputs hold: what a call costs without the copies."""
-        self._request.infer(share_outputs=True)
+        with self._exclusive.use():
+            self._request.infer(share_outputs=True)
 
     def release(self) -> None:
         """Hands back the memory between inputs and output; the next run allocates it again."""

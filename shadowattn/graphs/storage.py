@@ -1,52 +1,69 @@
 """A bank on disk: graphs with a manifest that vouches for every file, and compiled blobs for the devices it ran on."""
 
+import glob
 import io
 import json
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import openvino as ov
 
+from shadowattn import checks
 from shadowattn.artifacts import content_hash, sha256, write_json
 from shadowattn.errors import InputError
-from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.buckets import DISTANCES, GraphShape
 from shadowattn.graphs.estimation import GraphForm
-from shadowattn.types import Requant
+from shadowattn.types import Requant, ScaleGrid
 
-SCHEMA_VERSION = 3
+try:
+    import fcntl
+except ImportError:  # Windows: what was left behind cannot be told from what is being written, and stays
+    fcntl = None
+
+SCHEMA_VERSION = 4  # 3 did not say which scales, of which model
 MANIFEST = "manifest.json"
 
 Key = tuple[GraphShape, int]
 
 
 @dataclass(frozen=True)
+class BuiltFor:
+    """The profile that a bank was built for: its scales, and whose model's they are."""
+
+    scales: ScaleGrid
+    fingerprint: str
+    model: str
+
+
+@dataclass(frozen=True)
 class Saved:
     """What a folder holds. `files` are the `.xml` of each (shape, slot)."""
 
-    pairs: tuple[tuple[float, float], ...]
+    built_for: BuiltFor
     shapes: tuple[GraphShape, ...]
     form: GraphForm
     distance: str
     files: dict[Key, Path]
 
 
-def save(
-    folder: Path, pairs: tuple[tuple[float, float], ...], form: GraphForm, distance: str, models: dict[Key, ov.Model]
-) -> Path:
+def save(folder: Path, built_for: BuiltFor, form: GraphForm, distance: str, models: dict[Key, ov.Model]) -> Path:
     """Writes all or nothing. An existing bank is replaced; any other folder that is not empty is refused with `InputError`."""
+    pairs = built_for.scales.pairs
     with _staged(folder, "bank") as staged:
         graphs = []
         for key, model in models.items():
             name = _name(key)
             ov.save_model(model, staged / f"{name}.xml", compress_to_fp16=False)
-            files = {f"{name}{end}": sha256(staged / f"{name}{end}") for end in (".xml", ".bin")}
+            files = {file: sha256(staged / file) for file in sorted(_files(key))}
             graphs.append(_entry(key, pairs, form) | {"files": files})
         manifest = {"schema_version": SCHEMA_VERSION, "openvino": ov.get_version(), "form": asdict(form), "lookup": distance}
-        manifest |= {"pairs": pairs, "graphs": graphs}
+        manifest |= {"built_for": asdict(built_for), "pairs": pairs, "graphs": graphs}
         write_json(staged / MANIFEST, manifest | {"content_hash": content_hash(manifest)})
     return folder
 
@@ -68,17 +85,29 @@ def load(folder: Path) -> Saved:
     try:
         form, requant = manifest["form"], manifest["form"]["requant"]
         form = GraphForm(**form | {"pool": tuple(form["pool"]), "requant": Requant(**requant) if requant else None})
-        pairs = tuple((float(q), float(k)) for q, k in manifest["pairs"])
-        graphs = {
-            (GraphShape(g["heads"], g["M"], g["K"], g["N"], g["group"], g["top_k"]), g["pair"] or 0): g["files"]
+        profile = manifest["built_for"]
+        built_for = BuiltFor(ScaleGrid(**profile["scales"]), profile["fingerprint"], profile["model"])
+        pairs = built_for.scales.pairs
+        entries = {
+            (GraphShape(g["heads"], g["M"], g["K"], g["N"], g["group"], g["top_k"]), g["pair"] or 0): g
             for g in manifest["graphs"]
         }
+        shapes = tuple({shape for shape, _ in entries})
+        expected = {(shape, slot) for shape in shapes for slot in range(len(pairs) if form.bakes_scales else 1)}
+        missing, excess = sorted(expected - set(entries)), sorted(set(entries) - expected)
+        if missing or excess or len(entries) != len(manifest["graphs"]):
+            said = [f"{word} {_name(keys[0])}" for word, keys in (("misses", missing), ("has no use for", excess)) if keys]
+            raise InputError(f"it {' and '.join(said) or 'names a graph twice'}, of {len(expected)} graphs")
+        for key, entry in entries.items():
+            if entry != _entry(key, pairs, form) | {"files": entry["files"]} or set(entry["files"]) != _files(key):
+                raise InputError(f"{_name(key)} is not the graph of its shape and scales")
+        graphs = {key: entry["files"] for key, entry in entries.items()}
+        checks.one_of("lookup", manifest["lookup"], DISTANCES)
     except (KeyError, TypeError, ValueError, InputError) as error:
         raise InputError(f"bank {folder}: {MANIFEST} does not hold what it should ({error}); {remedy}") from error
     for files in graphs.values():
         _check(folder, files, f"bank {folder}", remedy)
-    xml = {key: folder / next(name for name in files if name.endswith(".xml")) for key, files in graphs.items()}
-    return Saved(pairs, tuple({shape for shape, _ in graphs}), form, manifest["lookup"], xml)
+    return Saved(built_for, shapes, form, manifest["lookup"], {key: folder / f"{_name(key)}.xml" for key in graphs})
 
 
 @contextmanager
@@ -89,15 +118,54 @@ def _staged(folder: Path, what: str) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
             raise InputError(f"{what} {folder}: expected a new folder, an empty one or a bank's, and it holds other things")
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-            new, old = Path(scratch) / "new", Path(scratch) / "old"
+        with _scratch(folder) as scratch:
+            new, old = scratch / "new", scratch / "old"
             new.mkdir()
             yield new
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
+        _remove_left_over(folder)
     except OSError as error:
         raise InputError(f"{what} {folder}: cannot be written ({error}); give a folder that can") from error
+
+
+def _prefix(folder: Path) -> str:
+    return f".{folder.name}-shadowattn-staged-"
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder beside, locked for as long as this process uses it: a lock ends with its process, however that ends."""
+    with ExitStack() as held:
+        with _locked(folder.parent):  # or another process could take it for left over before it is locked
+            scratch = held.enter_context(tempfile.TemporaryDirectory(dir=folder.parent, prefix=_prefix(folder)))
+            held.enter_context(_locked(Path(scratch)))
+        yield Path(scratch)
+
+
+def _remove_left_over(folder: Path) -> None:
+    """What saving to this folder left behind where its process was killed: folders of our name that nobody has locked."""
+    if fcntl is None:
+        return
+    with _locked(folder.parent):
+        for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*"):
+            with suppress(BlockingIOError, FileNotFoundError), _locked(path, wait=False):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """A lock on a folder that leaves no file behind. Raises `BlockingIOError` where another has it and nobody is to wait."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -158,6 +226,10 @@ def _name(key: Key) -> str:
     folded = f"g{shape.group}" if shape.group > 1 else ""
     selected = f"_k{shape.top_k}" if shape.top_k else ""
     return f"h{shape.heads}{folded}_m{shape.rows}_d{shape.head_dim}_n{shape.keys}{selected}_s{slot}"
+
+
+def _files(key: Key) -> set[str]:
+    return {f"{_name(key)}.xml", f"{_name(key)}.bin"}
 
 
 def _entry(key: Key, pairs: tuple[tuple[float, float], ...], form: GraphForm) -> dict:

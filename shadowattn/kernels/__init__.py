@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
@@ -48,8 +49,7 @@ def choose(kernel: str, *, head_dim: int, dtype: torch.dtype) -> Kernels:
     `auto` is native where it was built and can serve the head dimension (a multiple of 8 up to 256) and the dtype (float32 or
     bfloat16). Raises `InputError` where `native` was asked for and cannot be had.
     """
-    if kernel not in KERNELS:
-        raise InputError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
+    checks.one_of("kernel", kernel, KERNELS)
     if kernel == "torch":
         return TorchKernels()
     fits = head_dim % 8 == 0 and 0 < head_dim <= 256 and dtype in (torch.float32, torch.bfloat16)

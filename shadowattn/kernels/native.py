@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # by number, as in abi.h
@@ -138,8 +139,7 @@ def forced_level(name: str) -> Iterator[None]:
     Raises `InputError` where this processor lacks it.
     """
     global _forced_level
-    if name not in LEVELS[: highest_level() + 1]:
-        raise InputError(f"level: expected one of {', '.join(LEVELS[: highest_level() + 1])} on this processor, got {name!r}")
+    checks.one_of("level on this processor", name, LEVELS[: highest_level() + 1])
     before, _forced_level = _forced_level, LEVELS.index(name)
     try:
         yield
@@ -252,8 +252,10 @@ def estimate(
 
 def fingerprint(k: Tensor, first_key: int) -> Tensor:
     """int64 [G] of the bits of k [G, rows, D] at the positions from `first_key` on; pieces of one K add up to its own."""
-    if k.dtype not in (torch.float32, torch.bfloat16):
-        raise InputError(f"native fingerprint: expected float32 or bfloat16, got {k.dtype}")
+    checks.tensors((torch.float32, torch.bfloat16), k=k)
+    if k.dim() != 3:
+        raise InputError(f"native fingerprint: expected k [G, rows, D], got {list(k.shape)}")
+    checks.integer("first_key", first_key)
     k = k if k.stride(-1) == 1 else k.contiguous()
     heads, rows, dim = k.shape
     sums = torch.zeros(heads, dtype=torch.int64)

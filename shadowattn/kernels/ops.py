@@ -1,13 +1,19 @@
 """The native kernels as torch operators, so that torch.compile and export see shapes instead of an opaque call.
 
 `torch.ops.shadowattn.NAME`; each has a fake kernel that only says what the result looks like. Axes as in `shadowattn.types`.
+What C++ would read past its end or misread is refused here, at last. Of the lists only the ends are looked at: ascending as they
+must be, all else lies between.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
+
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @torch.library.custom_op("shadowattn::attend", mutates_args=())
@@ -24,13 +30,13 @@ def attend(
 ) -> Tensor:
     """Attention of q [H, Q, D] on listed keys (or, without lists, on all up to each row's own); returns [H, Q, D]."""
     _check(q, k, v, kv_head)
-    lists = -(-q.shape[1] // query_block)
-    known = len(positions) == q.shape[1] and (starts is None or len(starts) == q.shape[0] * lists + 1)
-    if not known or int(positions[-1]) >= k.shape[1]:
-        raise InputError(
-            f"expected a position below K = {k.shape[1]} for each of {q.shape[1]} rows, and starts [H·B + 1], got "
-            f"{len(positions)} positions up to {int(positions[-1])} and {None if starts is None else len(starts)} starts"
-        )
+    checks.vector("positions", positions, q.shape[1])
+    checks.ascending("positions", positions, least=0, below=k.shape[1])
+    checks.integer("query_block", query_block, least=1)
+    if (starts is None) != (indices is None):
+        raise InputError("expected indices and starts, or neither for every key, got one of them")
+    if starts is not None:
+        _check_lists(indices, starts, q.shape[0] * -(-q.shape[1] // query_block), k.shape[1])
     out = torch.empty(q.shape, dtype=q.dtype)
     native.attend(
         _rows(q), _rows(k), _rows(v), out, kv_head=kv_head, positions=positions, indices=indices, starts=starts,
@@ -49,19 +55,13 @@ def select(
     scores: Tensor, offered: Tensor, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int, self_first: bool
 ) -> Tensor:
     """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
-    if scores.dtype not in (torch.float32, torch.int8):
-        raise InputError(f"scores: expected float32 or int8, got {scores.dtype}")
+    checks.tensors((torch.float32, torch.int8), scores=scores)
+    if scores.dim() != 3 or scores.shape[0] < 1:
+        raise InputError(f"scores: expected [H, B, K], got {list(scores.shape)}")
+    _check_budgets(offered, appended, starts, size, sinks, recent, *scores.shape)
     indices = torch.empty(size, dtype=torch.int32)
-    native.select(
-        _rows(scores),
-        indices,
-        offered=offered,
-        appended=appended,
-        starts=starts,
-        sinks=sinks,
-        recent=recent,
-        self_first=self_first,
-    )
+    lists = {"offered": offered, "appended": appended, "starts": starts, "indices": indices}
+    native.select(_rows(scores), **lists, sinks=sinks, recent=recent, self_first=self_first)
     return indices
 
 
@@ -73,7 +73,8 @@ def _(scores, offered, appended, starts, size, sinks, recent, self_first):
 @torch.library.custom_op("shadowattn::pack", mutates_args=("packed",))
 def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
     """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on."""
-    _check_quantizable(k, packed)
+    _check_quantizable(k, packed, scales)
+    checks.integer("first_key", first_key)
     if first_key + k.shape[1] > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {first_key + k.shape[1]} keys, got {packed.shape[1] * 16}")
     native.pack(_rows(k), scales, packed, first_key)
@@ -100,10 +101,7 @@ def estimate(
 
     `exponents` float32 [H], for pooling by `probability`: exp(logit) = 2^(product · exponent).
     """
-    _check_quantizable(q, packed)
-    _check_exponents(pooling, exponents, q)
-    if -(-keys // 32) * 32 > packed.shape[1] * 16:
-        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
+    _check_estimate(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents)
     scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys)
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
@@ -137,10 +135,8 @@ def estimate_select(
     exponents: Tensor | None = None,
 ) -> Tensor:
     """`estimate` and `select` in one pass, tile by tile: no score ever reaches memory. Returns indices int32 [size]."""
-    _check_quantizable(q, packed)
-    _check_exponents(pooling, exponents, q)
-    if -(-keys // 32) * 32 > packed.shape[1] * 16:
-        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
+    _check_estimate(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents)
+    _check_budgets(offered, appended, starts, size, sinks, recent, q.shape[0], _lists(q, pooling, query_block), keys)
     indices = torch.empty(size, dtype=torch.int32)
     lists = {"offered": offered, "appended": appended, "starts": starts, "indices": indices}
     native.estimate(
@@ -168,28 +164,89 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
-    fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2] and len(kv_head) == q.shape[0]
-    if not fits or q.dtype != k.dtype or k.dtype != v.dtype or q.dtype not in (torch.float32, torch.bfloat16):
+    checks.tensors(_DTYPES, q=q, k=k, v=v)
+    if not (q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]) or 0 in (*q.shape, *k.shape):
         raise InputError(
-            "expected q [H, Q, D], k and v [G, K, D], all float32 or all bfloat16, and kv_head [H]; got "
-            f"{list(q.shape)} {q.dtype}, {list(k.shape)} {k.dtype}, {list(v.shape)} {v.dtype}, {list(kv_head.shape)}"
+            f"expected q [H, Q, D], k and v [G, K, D], nothing empty, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
-    if q.shape[2] % 8 or not 0 < q.shape[2] <= 256 or q.device.type != "cpu":
+    if q.shape[2] % 8 or q.shape[2] > 256:
         raise InputError(
-            f"native attention: expected a head dimension that is a multiple of 8 up to 256, on the CPU, got {q.shape[2]} on "
-            f"{q.device}; choose kernel=torch"
+            f"native attention: expected a head dimension that is a multiple of 8 up to 256, got {q.shape[2]}; use kernel=torch"
         )
+    checks.vector("kv_head", kv_head, q.shape[0])
+    checks.within("kv_head", kv_head, least=0, most=k.shape[0] - 1)
 
 
-def _check_exponents(pooling: str, exponents: Tensor | None, q: Tensor) -> None:
-    if pooling == "probability" and (exponents is None or exponents.dtype != torch.float32 or exponents.shape != q.shape[:1]):
-        raise InputError(f"exponents: expected float32 [{q.shape[0]}] where rows are pooled by probability, got {exponents}")
+def _check_lists(indices: Tensor, starts: Tensor, lists: int, keys: int) -> None:
+    """Lists of at least one key each, whose first and last keys exist."""
+    checks.vector("indices", indices, indices.numel(), dtype=torch.int32)
+    checks.vector("starts", starts, lists + 1)
+    ends = starts.numpy()
+    if ends[0] != 0 or ends[-1] != len(indices) or (np.diff(ends) < 1).any():
+        raise InputError(f"starts: expected to rise from 0 to {len(indices)}, a key or more a list, got {ends[:3]} … {ends[-3:]}")
+    listed = indices.numpy()
+    if listed[ends[:-1]].min() < 0 or listed[ends[1:] - 1].max() >= keys:
+        raise InputError(f"indices: expected keys of 0 … {keys - 1}, ascending in each list, got others")
 
 
-def _check_quantizable(x: Tensor, packed: Tensor) -> None:
-    dim = x.shape[-1]
-    if x.dtype not in (torch.float32, torch.bfloat16) or dim % 8 or not 0 < dim <= 256 or packed.shape[2] * 4 != dim:
+def _check_budgets(
+    offered: Tensor, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int, heads: int, lists: int, keys: int
+) -> None:
+    """Places that hold exactly what is selected: lists of a key or more, none with more keys than it is offered and given."""
+    for name, x in (("offered", offered), ("appended", appended)):
+        checks.vector(name, x, lists)
+    checks.vector("starts", starts, heads * lists + 1)
+    checks.integer("sinks", sinks)
+    checks.integer("recent", recent)
+    checks.within("offered", offered, least=0, most=keys)
+    checks.within("appended", appended, least=0, most=checks.MOST)
+    ends = starts.numpy()
+    chosen = np.diff(ends).reshape(heads, lists) - appended.numpy()
+    empty = (np.diff(ends) < 1).any() or (chosen < 0).any()
+    if ends[0] != 0 or ends[-1] != size or empty or (chosen > offered.numpy()).any():
         raise InputError(
-            "native estimate: expected float32 or bfloat16, a head dimension that is a multiple of 8 up to 256, and keys packed "
-            f"for it, got {x.dtype} and {dim}, packed for {packed.shape[2] * 4}; use estimator=int8"
+            f"starts: expected to rise from 0 to {size}, each list by at most its offered and appended keys, got {ends[:3]} … "
+            f"{ends[-3:]}"
         )
+
+
+def _check_estimate(
+    q: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    keys: int,
+    kv_head: Tensor,
+    visible: Tensor,
+    pooling: str,
+    query_block: int,
+    exponents: Tensor | None,
+) -> None:
+    _check_quantizable(q, packed, q_scales)
+    checks.one_of("pooling", pooling, native.POOLINGS)
+    checks.integer("query_block", query_block, least=1)
+    checks.integer("keys", keys, least=1)
+    if -(-keys // 32) * 32 > packed.shape[1] * 16:
+        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
+    checks.vector("kv_head", kv_head, q.shape[0])
+    checks.within("kv_head", kv_head, least=0, most=packed.shape[0] - 1)
+    checks.vector("visible", visible, q.shape[1])
+    checks.ascending("visible", visible, least=1, below=keys + 1)
+    if pooling == "probability":
+        checks.vector("exponents", exponents, q.shape[0], dtype=torch.float32)
+        if not (exponents.numpy() >= 0).all():
+            raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
+
+
+def _check_quantizable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
+    checks.tensors((torch.uint8,), packed=packed)
+    tiled = packed.dim() == 5 and packed.shape[3:] == (16, 4) and packed.is_contiguous()
+    dim = x.shape[-1] if x.dim() == 3 else 0
+    if not tiled or x.dtype not in _DTYPES or dim % 8 or not 0 < dim <= 256 or packed.shape[2] * 4 != dim or not x.shape[0]:
+        raise InputError(
+            "native estimate: expected [heads, rows, D] in float32 or bfloat16, a head dimension that is a multiple of 8 up to "
+            f"256, and keys packed for it, got {list(x.shape)} of {x.dtype}, packed {list(packed.shape)}; use estimator=int8"
+        )
+    checks.tensors(_DTYPES, x=x)
+    checks.vector("scales", scales, x.shape[0], dtype=torch.float32)
+    if not (scales.numpy() > 0).all():
+        raise InputError(f"scales: expected positive ones, got {scales.tolist()}")

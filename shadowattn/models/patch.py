@@ -97,6 +97,7 @@ def attach(
     if estimator is None:
         if bank is None:
             raise InputError("expected a bank or an estimator, got neither; build one with GraphBank.build(profile, shapes)")
+        bank.check_profile(profile)
         if shape.head_dim not in {s.head_dim for s in bank.shapes}:
             raise InputError(
                 f"head_dim: the model's is {shape.head_dim}, the bank was built for "

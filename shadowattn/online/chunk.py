@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.kernels import Kernels
-from shadowattn.online.estimators import Chooser, Estimator, Launcher, logit_scales
+from shadowattn.online.estimators import Chooser, Estimator, Launcher, check_scores, logit_scales
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, Selection
@@ -69,11 +69,14 @@ class Chunk:
         """Scores [h, rows, K] of a group's heads. The next launch may overwrite them."""
         scored, at = self._scored
         if self.reuses_scores:
-            return self.estimator.launch(scored, self.k, group, self._grouped[1], positions=at, heads=self.heads)
-        first, last = group.heads[0], group.heads[-1]
-        run = list(group.heads) == list(range(first, last + 1))
-        part = slice(first, last + 1) if run else torch.tensor(group.heads)  # a slice copies nothing
-        return self.estimator.estimate(scored[part], self.k, layer=self.layer, positions=at, heads=self.heads[part])
+            scores = self.estimator.launch(scored, self.k, group, self._grouped[1], positions=at, heads=self.heads)
+        else:
+            first, last = group.heads[0], group.heads[-1]
+            run = list(group.heads) == list(range(first, last + 1))
+            part = slice(first, last + 1) if run else torch.tensor(group.heads)  # a slice copies nothing
+            scores = self.estimator.estimate(scored[part], self.k, layer=self.layer, positions=at, heads=self.heads[part])
+        check_scores(scores, self.estimator, heads=len(group.heads), rows=len(at), keys=self.k.shape[1])
+        return scores
 
     def select(self, scores: Tensor, head: int) -> Selection:
         """The lists of one head from its scores [1, rows, K]."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.kernels import Kernels
-from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators import Estimator, check_scores, using
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Selection
 
@@ -24,11 +24,14 @@ def shared_decode(
     count, _, dim = q.shape
     groups, keys, _ = k.shape
     last = torch.tensor([keys - 1])
-    scores = estimator.estimate(q, k, layer=layer, positions=last, heads=Heads.all(count, groups))[:, 0]
-    spread = scores.std(1, keepdim=True, correction=0)
-    # A head whose scores are all alike (but for rounding) has no say.
-    alike = spread <= 1e-6 * scores.abs().amax(1, keepdim=True)
-    shared = torch.where(alike, 0.0, scores / spread).view(groups, -1, keys).sum(1)
+    with using(estimator):
+        scores = estimator.estimate(q, k, layer=layer, positions=last, heads=Heads.all(count, groups))
+        check_scores(scores, estimator, heads=count, rows=1, keys=keys)
+        scores = scores[:, 0].float()
+        spread = scores.std(1, keepdim=True, correction=0)
+        # A head whose scores are all alike (but for rounding) has no say.
+        alike = spread <= 1e-6 * scores.abs().amax(1, keepdim=True)
+        shared = torch.where(alike, 0.0, scores / spread).view(groups, -1, keys).sum(1)
     lists = Rule().lists(retention.view(groups, -1).amax(1), last)
     selection = kernels.select(shared[:, None], lists)
     # The group's heads are the rows of one block, all at the last position.

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError, StageError
+from shadowattn.exclusive import current_work, working_for
 from shadowattn.online.channel import Channel, ClosedError
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import using
 from shadowattn.online.plan import Group
 from shadowattn.online.timeline import Span, Timeline
 from shadowattn.online.workers import Workers
@@ -76,9 +78,10 @@ def run_sequential(
     Without a pool scores are read where the launch left them: no head outlives its launch.
     """
     order = [head for group in launches for head in group.heads]
-    run = _Run(chunk, launches, order, threads, keep_lists, pool)
-    run.attend(run.select(run.estimate()))
-    return run.result()
+    with using(chunk.estimator):
+        run = _Run(chunk, launches, order, threads, keep_lists, pool)
+        run.attend(run.select(run.estimate()))
+        return run.result()
 
 
 def run_overlapped(
@@ -108,7 +111,7 @@ def run_overlapped(
     channels = (scores, selections)
     failures: list[BaseException] = []
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    torch_threads = torch.get_num_threads()
+    torch_threads, caller = torch.get_num_threads(), current_work()
 
     def close() -> None:
         for channel in channels:
@@ -124,7 +127,7 @@ def run_overlapped(
             # A thread's own in torch. Asking makes it what was set last anywhere, be it a stage's budget; setting comes after.
             torch.get_num_threads()
             torch.set_num_threads(torch_threads)
-            with torch.inference_mode(modes[1]), torch.set_grad_enabled(modes[0]):
+            with working_for(caller), torch.inference_mode(modes[1]), torch.set_grad_enabled(modes[0]):
                 channel.feed(source())
         except BaseException as error:
             stop(error)
@@ -134,15 +137,16 @@ def run_overlapped(
     else:
         stages = [(scores, run.estimate), (selections, lambda: run.select(scores))]
     workers = Workers()
-    try:
-        for stage in stages:
-            workers.start(partial(work, *stage))
-        run.attend(selections)
-    except BaseException as error:
-        stop(error)
-    finally:
-        failures += workers.wait(close)
-        torch.set_num_threads(torch_threads)  # an interruption may have come before attention's budget was undone
+    with using(chunk.estimator):  # until no stage is at work
+        try:
+            for stage in stages:
+                workers.start(partial(work, *stage))
+            run.attend(selections)
+        except BaseException as error:
+            stop(error)
+        finally:
+            failures += workers.wait(close)
+            torch.set_num_threads(torch_threads)  # an interruption may have come before attention's budget was undone
     if failures:
         raise next((error for error in failures if not isinstance(error, Exception)), failures[0])
     return run.result()

@@ -1,14 +1,15 @@
 """Estimate, select, attend: the whole path for one layer's tensors, chunk by chunk."""
 
-import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
 from shadowattn.kernels import Kernels, choose
-from shadowattn.online.estimators import Chooser, Estimator, logit_scales
+from shadowattn.online.estimators import Chooser, Estimator, check_estimator_type, check_scores, logit_scales, using
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
@@ -40,25 +41,30 @@ def sparse_attention(
 ) -> Tensor:
     """Attention of every query row on the keys that an estimate ranks highest (section 3).
 
-    q [H, Q, D]; k and v [G, K, D], float32 or bfloat16; row i stands at position causal_offset + i and sees the keys up to it.
+    q [H, Q, D]; k and v [G, K, D], all float32, bfloat16, float16 or float64 and summed in float32 (the last two by the torch
+    kernels); row i stands at position causal_offset + i and sees the keys up to it.
     `retention` is a float or [H]; a row keeps max(1, ceil(retention × visible)) keys, ties to the lower index, and
     blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
     `recent`). `estimator` is `int8` (INT8 products by OpenVINO, scales taken from the tensors), `int8_fused` (the same
     integers by the native kernels, no graph), `oracle`, `streaming`, `random`, or an `Estimator`; `kernel` is `native`,
     `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D] in q's dtype; nothing larger
-    than a chunk of rows by K is held. Raises `InputError` on shapes, retentions or values that do not fit; NaN and infinity
-    are refused.
+    than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape, device or range that does not
+    fit, on NaN and infinity, and on tensors whose gradient would be lost.
     """
-    _check(q, k, v, causal_offset)
+    _check(q, k, v)
+    causal_offset = checks.causal_offset(causal_offset, rows=q.shape[1], keys=k.shape[1])
+    scale = checks.softmax_scale(scale, q.shape[2])
+    checks.finite_products(q, k, v, scale)
     kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype)
     retention = head_retentions(retention, q.shape[0])
-    estimator = _named(estimator, q, k) if isinstance(estimator, str) else estimator
     rule = Rule(query_block, block_score, sinks, recent)
-    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
+    # A block is padded to its full height; one beyond the last row holds no more than that row's.
+    rule = replace(rule, query_block=min(rule.query_block, max(2, q.shape[1])))
+    estimator = _named(estimator, q, k) if isinstance(estimator, str) else check_estimator_type(estimator)
     positions = causal_offset + torch.arange(q.shape[1])
     heads = Heads.all(q.shape[0], k.shape[0])
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for rows in torch.arange(q.shape[1]).split(max(1, _CHUNK_TOKENS // query_block) * query_block):
+    for rows in torch.arange(q.shape[1]).split(max(1, _CHUNK_TOKENS // rule.query_block) * rule.query_block):
         chunk, at = slice(int(rows[0]), int(rows[-1]) + 1), positions[rows]
         seen = slice(0, int(at[-1]) + 1)
         out[:, chunk], _ = attend_chunk(
@@ -89,17 +95,18 @@ def attend_chunk(
     """
     out, parts, kept = torch.empty(q.shape, dtype=q.dtype), [], 0
     lists = rule.lists(retention, positions)
-    prepared = estimator.prepare(k, layer=layer) if isinstance(estimator, Chooser) else None
-    for part in _launches(q, k, retention, estimator, rule):
-        how = {"positions": positions, "heads": heads[part], "rule": rule, "lists": lists[part]}
-        if isinstance(estimator, Chooser):
-            selection = estimator.choose(q[part], prepared, scale=scale, **how)
-        else:
-            selection = select_keys(q[part], k, layer=layer, estimator=estimator, kernels=kernels, scale=scale, **how)
-        out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
-        kept += selection.kept()
-        if keep_lists:
-            parts.append(selection)
+    with using(estimator):
+        prepared = estimator.prepare(k, layer=layer) if isinstance(estimator, Chooser) else None
+        for part in _launches(q, k, retention, estimator, rule):
+            how = {"positions": positions, "heads": heads[part], "rule": rule, "lists": lists[part], "scale": scale}
+            if isinstance(estimator, Chooser):
+                selection = estimator.choose(q[part], prepared, **how)
+            else:
+                selection = select_keys(q[part], k, layer=layer, estimator=estimator, kernels=kernels, **how)
+            out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
+            kept += selection.kept()
+            if keep_lists:
+                parts.append(selection)
     return out, Selection.cat(parts) if keep_lists else kept
 
 
@@ -118,9 +125,11 @@ def select_keys(
 ) -> Selection:
     """Scores, and by them `lists`, for one chunk: q [H, Q, D] of `heads` at `positions` [Q], k [G, K, D]."""
     scored, at = rule.scored(q, positions)
-    to_logits = logit_scales(estimator, rule, q, k, layer=layer, heads=heads, scale=scale)
-    scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
-    return kernels.select(rule.pool(scores, positions, to_logits), lists)
+    with using(estimator):
+        to_logits = logit_scales(estimator, rule, q, k, layer=layer, heads=heads, scale=scale)
+        scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
+        check_scores(scores, estimator, heads=len(heads), rows=len(at), keys=k.shape[1])
+        return kernels.select(rule.pool(scores, positions, to_logits), lists)
 
 
 def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rule: Rule) -> list[slice]:
@@ -148,17 +157,12 @@ def _named(estimator: str, q: Tensor, k: Tensor) -> Estimator:
     return named[estimator]()
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    checks.tensors(q=q, k=k, v=v)
     fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2] and 0 not in (*q.shape, *k.shape)
     if not fits or q.shape[0] % k.shape[0]:
         raise InputError(
             "expected q [H, Q, D], k and v [G, K, D], nothing empty, H a multiple of G; got "
             f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
-    if not 0 <= causal_offset <= k.shape[1] - q.shape[1]:
-        raise InputError(
-            f"causal_offset: expected 0 … K − Q = {k.shape[1] - q.shape[1]}, so that every row's own key exists, "
-            f"got {causal_offset}"
-        )
-    if not all(torch.isfinite(x).all() for x in (q, k, v)):
-        raise InputError("expected finite q, k and v, got NaN or infinity; a ranking of keys would mean nothing")
+    checks.without_gradient(q=q, k=k, v=v)

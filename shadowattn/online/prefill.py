@@ -6,17 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
-from shadowattn.kernels import Kernels, break_even, choose
+from shadowattn.exclusive import Exclusive
+from shadowattn.kernels import KERNELS, Kernels, break_even, choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
-from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators import Estimator, check_estimator_type
 from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.timeline import Timeline
-from shadowattn.types import Heads, Selection
+from shadowattn.types import Heads, Selection, retention_table
 
 DECODES = ("dense", "shared")
 
@@ -70,7 +72,8 @@ class Counters:
 
 def check_dense_above(value: float | str) -> None:
     """Raises `InputError` on anything but `auto` and a retention; 1 sends only heads dense that keep every key."""
-    if value != "auto" and (isinstance(value, str) or not 0 < value <= 1):
+    known = isinstance(value, str) and value == "auto"
+    if not known and (isinstance(value, str) or not 0 < checks.number("dense_above", value) <= 1):
         raise InputError(f"dense_above: expected auto or a retention in (0, 1], 1 for never, got {value!r}")
 
 
@@ -101,24 +104,41 @@ class SparsePrefill:
         observers: Sequence[Callable[[Attended], None]] = (),
     ):
         self.rule = Rule(query_block, block_score, sinks, recent)
-        if chunk_tokens < 1 or chunk_tokens % query_block:
+        query_block, chunk_tokens = self.rule.query_block, checks.integer("chunk_tokens", chunk_tokens, least=1)
+        if chunk_tokens % query_block:
             raise InputError(
                 f"chunk_tokens: expected a multiple of query_block={query_block}, so that no block straddles two chunks, "
                 f"got {chunk_tokens}"
             )
         check_dense_above(dense_above)
-        if decode not in DECODES:
-            raise InputError(f"decode: expected one of {', '.join(DECODES)}, got {decode!r}")
-        self.retention = [head_retentions(torch.tensor(layer, dtype=torch.float64), len(layer)) for layer in retention]
+        checks.one_of("decode", decode, DECODES)
+        checks.one_of("kernel", kernel, KERNELS)
+        check_estimator_type(estimator)
+        if pipeline is not None:
+            checks.instance("pipeline", pipeline, Pipeline, "make one with shadowattn.online.pipeline.Pipeline(mode)")
+        observers = checks.sequence("observers", observers)
+        for observe in observers:
+            if not callable(observe):
+                raise InputError(f"observers: expected functions of one `Attended`, got {checks.shown(observe)}")
+        self.retention = [head_retentions(layer, len(layer)) for layer in retention_table(retention)]
         self.estimator, self.chunk_tokens, self.kernel = estimator, chunk_tokens, kernel
         self.dense_above, self.decode = dense_above, decode
         self.pipeline = pipeline or Pipeline()
         self.observers, self.counters = tuple(observers), Counters()
+        self._exclusive = Exclusive()  # counters and observers belong to one layer's call at a time
 
     @torch.no_grad()  # inference only: neither indices nor INT8 graphs have a gradient
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]."""
-        return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
+        checks.integer("layer", layer, most=len(self.retention) - 1)
+        checks.tensors(q=q, k=k, v=v)
+        if q.dim() != 4 or k.dim() != 4 or q.shape[1] != len(self.retention[layer]):
+            raise InputError(
+                f"layer {layer}: expected q [batch, H, Q, D] of {len(self.retention[layer])} heads, k and v [batch, G, K, D], "
+                f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
+            )
+        with self._exclusive.use():
+            return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
 
     def _sequence(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         count, rows, dim = q.shape

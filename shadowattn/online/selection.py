@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.budget import keep_counts, shared_keep_counts
-from shadowattn.errors import InputError
 from shadowattn.types import Lists
 
 BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum", "probability")
@@ -29,12 +29,9 @@ class Rule:
     recent: int = 0
 
     def __post_init__(self):
-        if self.block_score not in BLOCK_SCORES:
-            raise InputError(f"block_score: expected one of {', '.join(BLOCK_SCORES)}, got {self.block_score!r}")
-        if self.query_block < 1:
-            raise InputError(f"query_block: expected at least 1 row, got {self.query_block}")
-        if min(self.sinks, self.recent) < 0:
-            raise InputError(f"sinks and recent: expected numbers of keys, got {self.sinks} and {self.recent}")
+        checks.one_of("block_score", self.block_score, BLOCK_SCORES)
+        for name, least in (("query_block", 1), ("sinks", 0), ("recent", 0)):
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name), least=least))
 
     @property
     def pooling(self) -> str:

@@ -171,7 +171,7 @@ def test_inputs_that_fit_no_graph_are_refused(bank):
         with pytest.raises(InputError, match="expected q and k that fit a graph of"):
             graph.run(*wrong)
     for scales in ((float("nan"), 0.02), (0.02, 0.0)):
-        with pytest.raises(InputError, match="positive finite scales"):
+        with pytest.raises(InputError, match=r"lookup: [qk]_scale: expected a"):
             bank.lookup(*scales, heads=2, rows=20, keys=50, head_dim=64)
     with pytest.raises(InputError, match="at least one row"):
         absmax_scales(q[:, :0])
@@ -281,9 +281,12 @@ def test_one_launch_returns_the_banks_own_memory(bank):
     q[1] = q[0].flip(0)  # one scale, one bucket
     estimator = Int8(bank)
     positions = torch.arange(30, 50)
-    first, second = (estimator.estimate(q, k, layer=0, positions=positions) for _ in range(2))
+    with bank.exclusive.use():
+        first, second = (estimator.estimate(q, k, layer=0, positions=positions) for _ in range(2))
     assert estimator.launched == 2
     assert first.data_ptr() == second.data_ptr()
+    copies = [estimator.estimate(q, k, layer=0, positions=positions) for _ in range(2)]
+    assert len({scores.data_ptr() for scores in (first, *copies)}) == 3
 
 
 def test_int8_scores_go_into_selection_as_they_are():

@@ -122,7 +122,7 @@ def test_scale_is_used():
         ({"estimator": "int4"}, "estimator: expected one of int8"),
         ({"kernel": "cuda"}, "kernel: expected"),
         ({"causal_offset": 6}, "causal_offset"),
-        ({"query_block": 0}, "at least 1 row"),
+        ({"query_block": 0}, "query_block: expected an integer of 1"),
         ({"block_score": "mean"}, "first_row, pooled_query, max, sum, probability"),
     ],
 )

@@ -62,8 +62,8 @@ def test_lists_lie_one_after_another_and_ascend():
     ("rule", "message"),
     [
         ({"query_block": 2, "block_score": "mean"}, "first_row, pooled_query, max, sum, probability"),
-        ({"query_block": 0}, "at least 1 row"),
-        ({"sinks": -1}, "sinks and recent"),
+        ({"query_block": 0}, "query_block: expected an integer of 1"),
+        ({"sinks": -1}, "sinks: expected an integer of 0"),
     ],
 )
 def test_refuses_a_rule_that_means_nothing(rule, message):

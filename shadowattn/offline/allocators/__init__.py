@@ -7,6 +7,7 @@ name in `conf/allocator/` and its dataclass in `experiments/parts.py`.
 from collections.abc import Sequence
 from typing import Protocol
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.offline.allocators.artifact import Artifact
 from shadowattn.offline.allocators.error_greedy import ErrorGreedy
@@ -56,12 +57,15 @@ def allocate(
     changed; `retention`: the mean to spread, in (0, 1]. Raises `InputError` on ragged tables, perplexities that are not positive
     and finite, a retention out of range, an unknown method, and a missing `sensitivity` (error_greedy) or `path` (file).
     """
-    if method not in BY_NAME:
-        raise InputError(f"allocator: expected one of {', '.join(BY_NAME)}, got {method!r}")
-    heads = [[float(value) for value in layer] for layer in head_ppl]
-    layers = [float(value) for value in layer_ppl]
-    check_importance(heads, layers, float(base_ppl), retention)
-    return BY_NAME[method](**parameters).allocate(heads, layers, base_ppl=float(base_ppl), retention=retention)
+    checks.one_of("allocator", method, tuple(BY_NAME))
+    heads = [_perplexities("head_ppl", layer) for layer in checks.sequence("head_ppl", head_ppl)]
+    layers, base_ppl = _perplexities("layer_ppl", layer_ppl), checks.positive("base_ppl", base_ppl)
+    check_importance(heads, layers, base_ppl, checks.number("retention", retention))
+    return BY_NAME[method](**parameters).allocate(heads, layers, base_ppl=base_ppl, retention=float(retention))
+
+
+def _perplexities(name: str, values: Sequence[float]) -> list[float]:
+    return [checks.positive(name, value) for value in checks.sequence(name, values)]
 
 
 def check_importance(head_ppl: Retention, layer_ppl: list[float], base_ppl: float, retention: float) -> None:

@@ -1,24 +1,30 @@
 """Estimators: how important a key looks to a query row. One file each; only the order of the scores matters."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, Selection
 
 
+@runtime_checkable
 class Estimator(Protocol):
-    """Scores of keys for query rows.
+    """Scores of keys for query rows. `shadowattn.check_estimator` tells whether a new one keeps the contract.
 
+    `scores_are_finite` True on the very class says that no score is NaN, whatever finite q and k it is given: then nobody looks.
     To add one: write a class with this method in a file of its own name, a dataclass for it in `experiments/parts.py`,
     and a YAML of the same name in `conf/estimator/`.
     """
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        """Scores float32 [H, Q, K], finite; larger is more important.
+        """Scores float32 or int8 [H, Q, K], finite; larger is more important.
 
         q [H, Q, D] of the heads `heads` (None: all of the layer) and k [G, K, D] of the whole layer, after RoPE; `positions`
         int64 [Q], where the rows stand. Causality is not the estimator's business: selection never offers a key to a row
@@ -83,3 +89,47 @@ class Launcher(Protocol):
         The next launch may overwrite them.
         """
         ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An estimator with memory that its calls share, such as a bank's. Each call alone may come from any thread."""
+
+    @property
+    def exclusive(self) -> Exclusive:
+        """Guards that memory. For work that holds it, scores are what a launch left in that memory; else they are copies."""
+        ...
+
+
+def using(estimator: Estimator) -> AbstractContextManager:
+    """The estimator's memory for the calling thread's work alone until left; nothing where its calls share none."""
+    return estimator.exclusive.use() if isinstance(estimator, Stateful) else nullcontext()
+
+
+def check_estimator_type(estimator: Estimator) -> Estimator:
+    """What it is given. Raises `InputError` where that is a class, a bank, or anything else that estimates nothing."""
+    if isinstance(estimator, type):
+        raise InputError(f"estimator: expected an object, got the class {estimator.__name__}; give {estimator.__name__}(…)")
+    if not isinstance(estimator, Estimator):
+        raise InputError(
+            f"estimator: expected an object with `estimate`, got {checks.shown(estimator)}; of a GraphBank make one with "
+            "shadowattn.online.estimators.int8.Int8(bank)"
+        )
+    return estimator
+
+
+def check_scores(scores: Tensor, estimator: Estimator, *, heads: int, rows: int, keys: int) -> None:
+    """Raises `InputError` where scores are not float32 or int8 [heads, rows, keys], or where one is NaN.
+
+    Selection would take NaN for the largest score or for the least, and go on. Looking for it takes a read of all scores, half
+    the time of a copy, which is spared where the class itself says that they are finite.
+    """
+    name = f"scores of {type(estimator).__name__}"
+    checks.tensors((torch.float32, torch.int8), **{name: scores})
+    if scores.shape != (heads, rows, keys):
+        raise InputError(f"{name}: expected [H, Q, K] = {[heads, rows, keys]}, got {list(scores.shape)}; correct the estimator")
+    if scores.dtype == torch.int8 or vars(type(estimator)).get("scores_are_finite", False):
+        return
+    # NaN makes a sum NaN, and so do both infinities at once.
+    if scores.sum().isnan() and scores.isnan().any():
+        raise InputError(f"{name}: got NaN; a ranking of keys would mean nothing; correct the estimator, or its inputs")

@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
 from shadowattn.graphs.quantize import absmax_scales
@@ -55,10 +57,12 @@ class Buckets:
 class Int8:
     """Scores from the bank. Heads whose scales fall into one bucket share launches.
 
-    What `estimate` returns is valid until the next call: where one launch serves all heads, it is the bank's own output.
+    For work that holds the bank (`exclusive`), what `estimate` returns is valid until the next call: where one launch serves
+    all heads, it is the bank's own output. For others it is a copy.
     """
 
     bank: GraphBank
+    scores_are_finite: ClassVar[bool] = True  # products of integers
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
     _scores: Tensor | None = field(default=None, init=False, repr=False)
@@ -68,16 +72,26 @@ class Int8:
         """Where the graphs run, as OpenVINO names it."""
         return self.bank.device
 
+    @property
+    def exclusive(self) -> Exclusive:
+        """The bank's: estimators of one bank share its memory."""
+        return self.bank.exclusive
+
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        kv_head = (heads or Heads.all(q.shape[0], k.shape[0])).kv
+        with self.exclusive.use() as outermost:
+            kv_head = (heads or Heads.all(q.shape[0], k.shape[0])).kv
+            scores = self._estimate(q, k, kv_head, first_row=int(positions[0]))
+            return scores.clone() if outermost else scores
+
+    def _estimate(self, q: Tensor, k: Tensor, kv_head: Tensor, *, first_row: int) -> Tensor:
         buckets = Buckets.of(self.bank, q, k, kv_head)
         self.clipped += buckets.clipped
         plan = buckets.launches(self.bank, kv_head)
         self.launched += len(plan)
         if len(plan) == 1:
-            return launch(self.bank, *plan[0], q, k, kv_head, buckets, first_row=int(positions[0]))
+            return launch(self.bank, *plan[0], q, k, kv_head, buckets, first_row=first_row)
         for members, size in plan:
-            part = launch(self.bank, members, size, q, k, kv_head, buckets, first_row=int(positions[0]))
+            part = launch(self.bank, members, size, q, k, kv_head, buckets, first_row=first_row)
             scores = self._memory(part, q.shape[0])
             scores[members] = part
         return scores
@@ -101,15 +115,18 @@ class Int8:
     def groups(self, q: Tensor, k: Tensor, *, heads: Heads) -> tuple[list[Group], Buckets]:
         """As `Launcher.groups`: heads whose scales fall into one bucket, as many as the bank launches at once."""
         buckets = Buckets.of(self.bank, q, k, heads.kv)
-        self.clipped += buckets.clipped
+        with self.exclusive.use():
+            self.clipped += buckets.clipped
         plan = buckets.launches(self.bank, heads.kv)
         return [Group(tuple(members), self.bank.slot(buckets.pairs[members[0]])) for members, _ in plan], buckets
 
     def launch(self, q: Tensor, k: Tensor, group: Group, known: Buckets, *, positions: Tensor, heads: Heads) -> Tensor:
         """As `Launcher.launch`."""
-        self.launched += 1
         ((_, size),) = launches(len(group.heads), self.bank.launch_heads)
-        return launch(self.bank, list(group.heads), size, q, k, heads.kv, known, first_row=int(positions[0]))
+        with self.exclusive.use() as outermost:
+            self.launched += 1
+            scores = launch(self.bank, list(group.heads), size, q, k, heads.kv, known, first_row=int(positions[0]))
+            return scores.clone() if outermost else scores
 
 
 def launch(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.online.estimators.int8 import Buckets, launch
 from shadowattn.online.selection import Rule
@@ -35,6 +36,11 @@ class Int8Device:
         """Where the graphs run, as OpenVINO names it."""
         return self.bank.device
 
+    @property
+    def exclusive(self) -> Exclusive:
+        """The bank's: estimators of one bank share its memory."""
+        return self.bank.exclusive
+
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """Never: its graphs return indices."""
         raise InputError("selection=device: the graphs return indices, not scores; use decode=dense, or selection=per_row")
@@ -47,6 +53,10 @@ class Int8Device:
     ) -> Selection:
         """Arguments as in `Chooser.choose`; raises `InputError` for rules that the graphs do not know."""
         self._check(rule)
+        with self.exclusive.use():
+            return self._choose(q, prepared, rule, lists, positions, heads)
+
+    def _choose(self, q: Tensor, prepared: Tensor, rule: Rule, lists: Lists, positions: Tensor, heads: Heads) -> Selection:
         budgets = lists.starts.diff().view(len(heads), -1) - lists.appended
         wanted = -(-budgets // self.bank.form.pool[1])  # keys, or blocks of keys
         buckets = Buckets.of(self.bank, q, prepared, heads.kv)

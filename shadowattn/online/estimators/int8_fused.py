@@ -6,11 +6,13 @@ stand-in it saves the scores their way to memory and back. K is quantised and pa
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.quantize import absmax_scales
 from shadowattn.kernels import native, ops
 from shadowattn.online.selection import Rule
@@ -67,7 +69,9 @@ class Int8Fused:
     grid: ScaleGrid | None = None
     q_scales: Tensor | None = None
     k_scales: Tensor | None = None
+    scores_are_finite: ClassVar[bool] = True  # products of integers
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
+    exclusive: Exclusive = field(default_factory=Exclusive, init=False, repr=False, compare=False)
     _packed: dict[int, PackedKeys] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
@@ -85,21 +89,23 @@ class Int8Fused:
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         """The integer products, exact in float32."""
         heads = heads or Heads.all(q.shape[0], k.shape[0])
-        keys = self.prepare(k, layer=layer)
-        return ops.estimate(q, self._q_scales(q, heads), keys.packed, keys.length, heads.kv, positions + 1, "rows", 1)
+        with self.exclusive.use():
+            keys = self.prepare(k, layer=layer)
+            return ops.estimate(q, self._q_scales(q, heads), keys.packed, keys.length, heads.kv, positions + 1, "rows", 1)
 
     def prepare(self, k: Tensor, *, layer: int) -> PackedKeys:
         """k [G, K, D] packed: what is new of it where the layer's packed keys are its beginning, else all of it."""
         scales = self.k_scales if self.grid is None else _nearest(self.grid.k_scales, absmax_scales(k))
         if scales is None:
             raise ValueError("expected a grid or scales, got neither; use Int8Fused.of(q, k) or pass grid=profile.scales")
-        keys = self._packed.get(layer)
-        if keys is None or not keys.begin(k, scales):
-            keys = self._packed[layer] = PackedKeys.empty(scales, k.shape[2])
-            self.repacked += 1
-        if keys.length < k.shape[1]:
-            keys.append(k)
-        return keys
+        with self.exclusive.use():
+            keys = self._packed.get(layer)
+            if keys is None or not keys.begin(k, scales):
+                keys = self._packed[layer] = PackedKeys.empty(scales, k.shape[2])
+                self.repacked += 1
+            if keys.length < k.shape[1]:
+                keys.append(k)
+            return keys
 
     def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
         """As `Scaled.units`: a step of the integer product."""
@@ -132,4 +138,5 @@ class Int8Fused:
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:
     """The nearest scale to each measured one, ties to the first; pairs of a grid are nearest where both parts are."""
     steps = torch.tensor(scales, dtype=torch.float64)
-    return steps[(steps - measured.double()[:, None]).abs().argmin(1)].float()
+    within = measured.double().clamp(max=steps.max())  # beyond the largest that one is nearest, though distances round alike
+    return steps[(steps - within[:, None]).abs().argmin(1)].float()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import openvino as ov
@@ -22,6 +23,7 @@ class Int8Tensor:
 
     q_scales: Tensor  # float32 [H]
     k_scales: Tensor  # float32 [G]
+    scores_are_finite: ClassVar[bool] = True  # products of integers
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor) -> "Int8Tensor":

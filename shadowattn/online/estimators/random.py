@@ -1,6 +1,7 @@
 """Keys at random: the floor that every estimator must beat."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ class Random:
     """A hash of (seed, layer, head, row, key): the same choice whatever the chunk length or the order of heads."""
 
     seed: int = 0
+    scores_are_finite: ClassVar[bool] = True
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         head = (heads or Heads.all(q.shape[0], k.shape[0])).ids[:, None, None]

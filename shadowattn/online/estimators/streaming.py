@@ -1,6 +1,7 @@
 """Attention sinks and a recent window: the content-independent baseline (StreamingLLM, arXiv 2309.17453)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ class Streaming:
     """The first `sinks` keys outrank all; after them, later keys outrank earlier ones. The budget sets the window."""
 
     sinks: int = 4
+    scores_are_finite: ClassVar[bool] = True
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         count, rows, _ = q.shape

@@ -1,0 +1,179 @@
+"""Whether an estimator keeps its contract: shape, dtype, finite scores, no later token in an earlier row's ranking, determinism.
+
+The tensors are made so that all chunks have one range: every row of Q, and the first key of K, hold the largest value.
+Static INT8 scales, which are chosen by a chunk's range, then stay what they are. That choice is the one thing that an estimator
+may let depend on a chunk as a whole, later tokens included, and so it is no fault here.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.errors import InputError
+from shadowattn.online.estimators import Chooser, Estimator, check_estimator_type, check_scores, using
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Selection
+
+# Share of a row's largest score that two ways of summation may differ by; closer scores may come in either order.
+_ROUNDING = 1e-4
+_LARGEST = 6.0
+_RETENTION = 0.3
+
+
+def check_estimator(
+    estimator: Estimator,
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    rows: int = 16,
+    keys: int = 36,
+    layer: int = 0,
+    rule: Rule | None = None,
+    seed: int = 0,
+) -> None:
+    """Raises `InputError`, with the reason, where an estimator breaks what `Estimator` promises.
+
+    Random q [heads, rows, head_dim] and k [kv_heads, keys, head_dim], a chunk of an even number of `rows` at the end of `keys`,
+    are estimated in several ways. Scores are float32 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
+    gives the same scores; and a row ranks the keys that it sees the same way whatever tokens come later, whether its chunk comes
+    whole or in halves, and whichever heads it comes with. Of an estimator that selects (`Chooser`), the lists that it makes for
+    `rule` are held to the same. A bank's estimator needs a shape that its bank was built for, and all heads in one scale bucket
+    or several: which bucket serves a chunk may depend on later tokens, and is held fixed here.
+    """
+    check_estimator_type(estimator)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rows": rows, "keys": keys}
+    heads, kv_heads, head_dim, rows, keys = (checks.integer(name, value, least=1) for name, value in sizes.items())
+    checks.integer("layer", layer)
+    if heads % kv_heads or rows % 2 or keys <= rows:
+        raise InputError(f"check_estimator: expected heads a multiple of kv_heads, rows even and fewer than keys, got {sizes}")
+    q, k = _tensors(heads, kv_heads, head_dim, rows, keys, seed)
+    if isinstance(estimator, Chooser):
+        rule = rule or Rule()
+        if rows % (2 * rule.query_block):
+            raise InputError(f"check_estimator: expected rows of whole blocks in both halves, got {rows} and {rule.query_block}")
+        _check(_chosen(estimator, layer, rule), q, k, estimator, step=rule.query_block)
+    else:
+        _check(_scored(estimator, layer), q, k, estimator, step=1)
+
+
+Rank = Callable[[Tensor, Tensor, Tensor, Heads], Tensor]
+"""(q, k, positions, heads) → what ranks the keys of each row, [h, rows, K], larger first; what a row cannot see is −∞."""
+
+
+def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int) -> None:
+    name = type(estimator).__name__
+    (count, rows, _), (groups, keys, _) = q.shape, k.shape
+    heads, positions = Heads.all(count, groups), torch.arange(keys - rows, keys)
+    q_before, k_before = q.clone(), k.clone()
+    whole = rank(q, k, positions, heads)
+    if not (q.equal(q_before) and k.equal(k_before)):
+        raise InputError(f"{name}: it changed q or k; work on a copy of them")
+    if not rank(q, k, positions, heads).equal(whole):
+        raise InputError(f"{name}: the same input gave other scores the second time; seed what is random, and keep no state")
+    for first in range(step, rows, step):
+        for flipped in (True, False):
+            later_q, later_k = _with_another_end(q, k, first, flipped)
+            moved = _moved(whole[:, :first], rank(later_q, later_k, positions, heads)[:, :first])
+            if moved is not None:
+                raise InputError(
+                    f"{name}: not causal: row {moved} at position {int(positions[moved])} ranks its keys otherwise when tokens "
+                    f"from position {int(positions[first])} on change; let a key's score depend on no key or query after the row"
+                )
+    half = rows // 2
+    parts = [rank(q[:, :half], k[:, : keys - half], positions[:half], heads), rank(q[:, half:], k, positions[half:], heads)]
+    parts[0] = torch.nn.functional.pad(parts[0], (0, half), value=-torch.inf)
+    if (moved := _moved(whole, torch.cat(parts, 1))) is not None:
+        raise InputError(
+            f"{name}: it depends on the chunk length: row {moved} ranks its keys otherwise in a chunk of {half} rows than in one "
+            f"of {rows}; let a row's scores depend on that row, its position and the keys alone"
+        )
+    swapped = torch.arange(count).view(groups, -1).flip(1).flatten()
+    for which in (swapped, *torch.arange(count).split(1), torch.arange(count)[:: max(1, count // groups)]):
+        if (moved := _moved(whole[which], rank(q[which], k, positions, heads[which]))) is not None:
+            raise InputError(
+                f"{name}: it depends on the order of heads: row {moved} ranks its keys otherwise when heads {which.tolist()} "
+                "come together; go by `heads.ids` and `heads.kv`, not by a head's place in q"
+            )
+
+
+def _scored(estimator: Estimator, layer: int) -> Rank:
+    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads) -> Tensor:
+        with using(estimator):
+            scores = estimator.estimate(q, k, layer=layer, positions=positions, heads=heads)
+            check_scores(scores, estimator, heads=len(heads), rows=len(positions), keys=k.shape[1])
+            scores = scores.float().clone()
+        if not scores.isfinite().all():
+            raise InputError(f"scores of {type(estimator).__name__}: expected finite ones, got NaN or infinity")
+        return scores.masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
+
+    return rank
+
+
+def _chosen(estimator: Chooser, layer: int, rule: Rule) -> Rank:
+    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads) -> Tensor:
+        lists = rule.lists(torch.full((len(heads),), _RETENTION, dtype=torch.float64), positions)
+        with using(estimator):
+            prepared = estimator.prepare(k, layer=layer)
+            selection = estimator.choose(q, prepared, rule, lists, positions=positions, heads=heads)
+        chosen = _members(selection, type(estimator).__name__, len(heads), positions, k.shape[1], rule)
+        return chosen.float().masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
+
+    return rank
+
+
+def _members(selection: Selection, name: str, heads: int, positions: Tensor, keys: int, rule: Rule) -> Tensor:
+    """Whether a list holds a key, bool [h, rows, K]. Raises `InputError` where lists are not as `Selection` says."""
+    checks.instance(f"lists of {name}", selection, Selection, "return a shadowattn.types.Selection")
+    blocks = -(-len(positions) // rule.query_block)
+    checks.vector("starts", selection.starts, heads * blocks + 1)
+    checks.vector("indices", selection.indices, selection.indices.numel(), dtype=torch.int32)
+    lengths = selection.starts.diff()
+    if int(selection.starts[0]) or int(selection.starts[-1]) != len(selection.indices) or int(lengths.min()) < 1:
+        raise InputError(f"lists of {name}: expected starts that rise from 0 to {len(selection.indices)}, a key or more a list")
+    of_list = torch.arange(heads * blocks).repeat_interleave(lengths)
+    indices = selection.indices.long()
+    if int(indices.min()) < 0 or int(indices.max()) >= keys or not bool(((of_list * keys + indices).diff() > 0).all()):
+        raise InputError(f"lists of {name}: expected keys of 0 … {keys - 1}, ascending in each list and none twice")
+    held = torch.zeros(heads * blocks, keys, dtype=torch.bool)
+    held[of_list, indices] = True
+    return held.view(heads, blocks, keys).repeat_interleave(rule.query_block, 1)[:, : len(positions)]
+
+
+def _moved(before: Tensor, after: Tensor) -> int | None:
+    """The first row that ranks two keys otherwise, by more than rounding, in scores [h, rows, K]."""
+    gaps = []
+    for scores in (before, after):
+        seen = scores.isfinite()
+        highest, lowest = scores.amax(-1), scores.masked_fill(~seen, torch.inf).amin(-1)
+        rounding = _ROUNDING * (highest - lowest) + 1e-6 * highest.abs().maximum(lowest.abs())
+        scores = scores.masked_fill(~seen, 0.0)
+        both = seen[..., :, None] & seen[..., None, :]
+        gaps.append(((scores[..., :, None] - scores[..., None, :]).masked_fill(~both, 0.0), rounding[..., None, None]))
+    (was, was_rounding), (is_now, is_rounding) = gaps
+    otherwise = (was > was_rounding) & (is_now <= 0) | (is_now > is_rounding) & (was <= 0)
+    rows = otherwise.any(-1).any(-1).any(0).nonzero()
+    return int(rows[0]) if len(rows) else None
+
+
+def _tensors(heads: int, kv_heads: int, head_dim: int, rows: int, keys: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(heads, rows, head_dim, generator=generator).clamp(-_LARGEST, _LARGEST)
+    k = torch.randn(kv_heads, keys, head_dim, generator=generator).clamp(-_LARGEST, _LARGEST)
+    q[:, :, 0], k[:, 0, 0] = _LARGEST, _LARGEST
+    return q / (1 + torch.arange(heads) % 3)[:, None, None], k  # heads of several ranges
+
+
+def _with_another_end(q: Tensor, k: Tensor, first: int, flipped: bool) -> tuple[Tensor, Tensor]:
+    """q and k with other tokens of the same range from row `first` on: of the other sign, or shuffled, and with longer keys."""
+    q, k, rows = q.clone(), k.clone(), q.shape[1]
+    later_k = k[:, k.shape[1] - rows + first :]
+    if flipped:
+        q[:, first:] *= -1
+        later_k *= -1
+    else:
+        q[:, first:, 1:] = q[:, first:, 1:].flip(-1)
+        later_k.copy_((2 * later_k.roll(1, -1)).clamp(-_LARGEST, _LARGEST))
+    return q, k
