@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from shadowattn.errors import InputError
@@ -70,7 +71,10 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
 
 
 def _config_number(model: PreTrainedModel, config: PreTrainedConfig, name: str) -> int:
-    value = getattr(config, name, None)
+    try:
+        value = getattr(config, name, None)
+    except AmbiguousGlobalPerLayerAttributeError:
+        value = "one for each layer"
     if not isinstance(value, int):
         raise InputError(
             f"{type(model).__name__}: expected a config with one {name} for all layers, got {value}; use a model of a "
@@ -170,7 +174,8 @@ def replace_attention(
     # Both registries need the name: without a mask function the model would run, but see the future.
     AttentionInterface.register(_NAME, _dispatch)
     AttentionMaskInterface.register(_NAME, _describe_mask)
-    decoder = model.get_decoder()
+    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
+    decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
     replacement = _Replacement(attention, windowed, shape, [m.layer_idx for m in modules])
     hooks = decoder.register_forward_pre_hook(_begin_forward), decoder.register_forward_hook(_end_forward, always_call=True)
     try:
@@ -405,7 +410,12 @@ def _check_tensors(layer: int, shape: ModelShape, q: Tensor, k: Tensor, v: Tenso
             "torch.no_grad()"
         )
     heads, dim = q.shape[1], q.shape[3]
-    if (heads, dim) != (shape.heads, shape.head_dim) or heads % k.shape[1] or k.shape != (*v.shape[:3], dim) or v.shape[3] != dim:
+    if v.shape[3] != dim:
+        raise InputError(
+            f"layer {layer}: expected queries, keys and values of one dimension, got {dim} for queries and {v.shape[3]} for "
+            "values (multi-head latent attention); use a model of a family that works (docs/models.md)"
+        )
+    if (heads, dim) != (shape.heads, shape.head_dim) or heads % k.shape[1] or k.shape != v.shape:
         raise InputError(
             f"layer {layer}: expected {shape.heads} query heads and q, k, v of {shape.head_dim} dimensions, got q "
             f"{list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; use a model whose layers are all of one shape"
@@ -414,7 +424,16 @@ def _check_tensors(layer: int, shape: ModelShape, q: Tensor, k: Tensor, v: Tenso
 
 @torch.compiler.disable
 def _describe_mask(
-    *, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function, attention_mask=None, local_size=None, **_
+    *,
+    q_length,
+    kv_length,
+    q_offset=0,
+    kv_offset=0,
+    mask_function=causal_mask_function,
+    attention_mask=None,
+    local_size=None,
+    allow_is_causal_skip=True,
+    **_,
 ):
     """No mask is ever built: None stands for causal, `_Window` for a sliding window, and a layer that is given another raises."""
     if attention_mask is not None and not bool(torch.all(attention_mask != 0)):
@@ -423,6 +442,11 @@ def _describe_mask(
         raise InputError(
             f"expected a cache that holds just the tokens so far ({q_offset + q_length}), got {kv_length} slots; "
             "use transformers' DynamicCache"
+        )
+    if mask_function is causal_mask_function and not allow_is_causal_skip:
+        raise InputError(
+            "this model computes with its attention mask before attention does (to choose keys of its own, for example), and "
+            "shadowAttn builds no mask; use a model of a family that works (docs/models.md)"
         )
     if mask_function is causal_mask_function and kv_offset == 0:
         return None
