@@ -40,7 +40,10 @@ class Layerwise:
         self._head = model.get_output_embeddings()
         if self._norm is None or not isinstance(self._head, nn.Linear):
             raise InputError(f"{type(model).__name__}: expected a final norm called `norm` and a linear output layer; {_REMEDY}")
-        self._projections = [_output_projection(module) for module in attention_modules(model)]
+        modules = attention_modules(model)
+        if [module.layer_idx for module in modules] != list(range(len(self._layers))):
+            raise InputError(f"{type(model).__name__}: expected attention in each of its {len(self._layers)} layers; {_REMEDY}")
+        self._projections = [_output_projection(module) for module in modules]
         self._model, self._seen = model, None
         self._arguments = self._layer_arguments(torch.zeros(1, tokens, dtype=torch.int64))
 

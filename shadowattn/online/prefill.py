@@ -46,11 +46,15 @@ class Attended:
 
 @dataclass
 class Counters:
-    """Proof of what ran: (head, row) pairs by path, and the keys that sparse and dense heads kept of those they could see."""
+    """Proof of what ran: (head, row) pairs by path, and the keys that sparse and dense heads kept of those they could see.
+
+    `windowed_rows` are those of layers with a sliding window, dense within it whatever their retention; no density counts them.
+    """
 
     sparse_rows: int = 0
     dense_rows: int = 0
     decode_rows: int = 0
+    windowed_rows: int = 0
     sparse_kept: int = 0
     sparse_visible: int = 0
     dense_visible: int = 0
@@ -139,6 +143,30 @@ class SparsePrefill:
             )
         with self._exclusive.use():
             return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
+
+    @torch.no_grad()
+    def windowed(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """A layer with a sliding window, dense: each row of q [batch, H, Q, D] sees the last `window` keys up to its own.
+
+        k and v [batch, G, K, D] end with the last row's own key and may begin anywhere at or before the first row's window.
+        """
+        rows, keys = q.shape[2], k.shape[2]
+        self.counters.windowed_rows += q.shape[0] * q.shape[1] * rows
+        out = torch.empty_like(q)
+        for start in range(0, rows, self.chunk_tokens):
+            stop = min(start + self.chunk_tokens, rows)
+            first, end = max(0, keys - rows + start - window + 1), keys - rows + stop
+            own = keys - rows + torch.arange(start, stop)[:, None]
+            key = torch.arange(first, end)
+            out[:, :, start:stop] = torch.nn.functional.scaled_dot_product_attention(
+                q[:, :, start:stop],
+                k[:, :, first:end],
+                v[:, :, first:end],
+                attn_mask=(key <= own) & (key > own - window),
+                scale=scale,
+                enable_gqa=True,
+            )
+        return out
 
     def _sequence(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         count, rows, dim = q.shape
