@@ -16,20 +16,39 @@ def save_result(
     settings: dict,
     result: Mapping[str, Mapping[str, float]],
     units: Mapping[str, str],
+    by_seed: Mapping[int, Mapping[str, Mapping[str, float]]] | None = None,
+    counts: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes `rows.parquet`, a row for each method and metric with a unit in `units`, and `meta.json`, which makes it count."""
+    """Writes `rows.parquet`, a row for each method and metric with a unit in `units`, and `meta.json`, which makes it count.
+
+    A method without a metric has no row for it. `by_seed` is further rows, one for each seed, method and metric. `counts` says
+    how many were averaged for a metric; the others are of so many rounds.
+    """
+    counts = counts or {}
+    cells = [
+        (0, method, metric, values[metric], counts.get(metric, settings["rounds"]))
+        for method, values in result.items()
+        for metric in units
+        if metric in values
+    ]
+    cells += [
+        (seed, method, metric, value, 1)
+        for seed, methods in (by_seed or {}).items()
+        for method, values in methods.items()
+        for metric, value in values.items()
+    ]
     rows = [
         Row(
             experiment=experiment,
             config_hash=content_hash(settings),
             metric=metric,
-            value=float(values[metric]),
-            unit=unit,
+            value=float(value),
+            unit=units[metric],
             method=method,
             model=model,
             retention=1.0,
-            n=settings["rounds"],
-            seed=0,
+            n=n,
+            seed=seed,
             path_kind="timing",
             estimate_device="none",
             measured="measured",
@@ -43,8 +62,7 @@ def save_result(
             corpus_sha256="",
             flag="",
         )
-        for method, values in result.items()
-        for metric, unit in units.items()
+        for seed, method, metric, value, n in cells
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(rows, folder / "rows.parquet")

@@ -16,9 +16,9 @@ from experiments import parts
 class RaceConfig:
     """When `method: racing` stops an ablation; see `shadowattn.offline.racing`."""
 
-    first: int = 16
-    z: float = 1.0
-    tolerance: float = 0.2
+    first: int = 32
+    z: float = 2.5
+    tolerance: float = 0.1
     overlap: float = 0.15
     seed: int = 0
 

@@ -1,6 +1,9 @@
-"""The gates of the reference model: what a model must do before a study of sparse attention on it means anything."""
+"""The targets of the reference model, measured: what a model must do before a study of sparse attention on it means anything.
 
-from dataclasses import asdict, dataclass, replace
+Every figure comes with its 95 % interval over rows, windows or documents, and meets its target where all of the interval does.
+"""
+
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,72 +12,52 @@ from omegaconf import OmegaConf
 from rich.table import Table
 
 from experiments.progress import say
-from experiments.reference_model.gates import Samples, heldout_loss_by_position, measure_gates
+from experiments.reference_model.gates import Gates, Samples, heldout_loss_by_position, measure_gates
+from experiments.reference_model.targets import TARGETS
 from experiments.setup import Setup
 from experiments.stages import UNIFORM, Offline, make_profile
 from experiments.study import Attachment, common_row, measure_cell
 from shadowattn.artifacts import Units
+from shadowattn.evaluation.intervals import Interval, mean_interval, resampled_largest_to_median
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.reporting import figures
 from shadowattn.reporting.rows import Row
-
-
-@dataclass(frozen=True)
-class Gate:
-    """`meaning` for people; passed where the value is at least (or at most) `bar`."""
-
-    meaning: str
-    unit: str
-    bar: float
-    at_most: bool = False
-
-    def passed(self, value: float) -> bool:
-        return value <= self.bar if self.at_most else value >= self.bar
-
-
-GATES = {
-    "copy_gain": Gate("repeated random block: fall of the loss, second copy against first", "share", 0.6),
-    "context_gain": Gate("held-out text: loss at positions 64-128 less loss at 1024-2048", "nat", 0.15),
-    "key_value_accuracy": Gate("key-value retrieval, 40 pairs, dense, exact match", "share", 0.95),
-    "needle_accuracy": Gate("needle in 2048 tokens, all depths, dense, exact match", "share", 0.95),
-    "random_loss_increase": Gate("random 5 % of keys against dense, held-out text", "nat", 0.3),
-    "oracle_loss_increase": Gate("exact top 20 % per row against dense, held-out text", "nat", 0.02, at_most=True),
-    "importance_ratio": Gate("loss increase without the most important head, against the median head", "times", 5.0),
-}
+from shadowattn.types import AblationLosses
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[Row]:
-    """A row for each gate, and the loss at every position of held-out windows as rows `loss_at_N`."""
-    model, tokenizer = setup.loaded.model, setup.loaded.tokenizer
-    units = Units(folder / "gates")
+    """For each target its figure and the ends of its interval (rows `NAME`, `NAME_low`, `NAME_high`); `n` counts what was
+    averaged. Then the loss at every position of held-out windows as rows `loss_at_N`.
+    """
+    model, tokenizer, heldout = setup.loaded.model, setup.loaded.tokenizer, setup.corpus.heldout
+    units, samples = Units(folder / "gates"), Samples()
     say("gates: copying, context and retrieval with dense attention, then random and exact keys")
-    dense_gates = units.get("dense_gates", lambda: _dense_gates(model, tokenizer))
-    values = dict(dense_gates)
-    positions = units.get("positions", lambda: heldout_loss_by_position(model, tokenizer, Samples()).tolist())
+    gates = Gates(**units.get("dense_gates", lambda: asdict(measure_gates(model, tokenizer, heldout, samples))))
+    positions = units.get("positions", lambda: heldout_loss_by_position(model, tokenizer, heldout, samples).tolist())
     windows = setup.heldout()
-    dense = units.get("dense", lambda: measure_cell(setup, windows, None).loss)
+    dense = units.get("dense", lambda: measure_cell(setup, windows, None).window_losses)
 
-    def increase(name: str, estimator, retention: float) -> float:
+    def increase(name: str, estimator, retention: float) -> Interval:
         uniform = OmegaConf.create({"_target_": UNIFORM})
         attachment = Attachment(make_profile(setup, offline, uniform, retention), estimator, setup.config.selection)
-        return units.get(name, lambda: measure_cell(setup, windows, attachment).loss) - dense
+        sparse = units.get(name, lambda: measure_cell(setup, windows, attachment).window_losses)
+        return mean_interval(np.subtract(sparse, dense))
 
-    values["random_loss_increase"] = increase("random", Random(setup.config.seed), 0.05)
-    values["oracle_loss_increase"] = increase("oracle", Oracle(), 0.2)
-    heads = np.log(np.array(offline.importance.head_ppl)) - np.log(offline.importance.base_ppl)
-    values["importance_ratio"] = float(heads.max() / np.median(heads))
+    measured = {
+        "copy_gain": gates.copy_gain,
+        "context_gain": gates.context_gain,
+        "key_value_accuracy": gates.key_value_accuracy,
+        "needle_accuracy": gates.needle_accuracy,
+        "random_loss_increase": increase("random", Random(setup.config.seed), 0.05),
+        "oracle_loss_increase": increase("oracle", Oracle(), 0.2),
+        "importance_ratio": resampled_largest_to_median(_head_increases(offline.losses), seed=setup.config.seed),
+    }
     row = common_row(setup, windows)
-    rows = [
-        replace(
-            row, metric=name, value=float(values[name]), unit=gate.unit, flag="" if gate.passed(values[name]) else "below the bar"
-        )
-        for name, gate in GATES.items()
-    ]
-    return rows + [
-        replace(row, metric=f"loss_at_{at}", value=loss, unit="nat", n=Samples().text_rows) for at, loss in enumerate(positions)
-    ]
+    rows = [line for name, interval in measured.items() for line in _interval_rows(row, name, interval)]
+    n = gates.context_gain.n
+    return rows + [replace(row, metric=f"loss_at_{at}", value=loss, unit="nat", n=n) for at, loss in enumerate(positions)]
 
 
 def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
@@ -84,18 +67,37 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
     figures.head_importance(offline.importance, folder / "importance.png")
 
 
+def measured_intervals(rows: pd.DataFrame) -> dict[str, Interval]:
+    """The interval of each target's figure, from its three rows."""
+    at = rows.set_index("metric")
+    return {
+        name: Interval(at.value[name], at.value[f"{name}_low"], at.value[f"{name}_high"], int(at.n[name])) for name in TARGETS
+    }
+
+
 def table(rows: pd.DataFrame, title: str) -> Table:
-    """Measured beside bar."""
-    values = rows.set_index("metric").value
+    """Measured beside target."""
     printed = Table(title=title, title_justify="left")
-    for heading in ("gate", "measured", "bar", "unit", ""):
+    for heading in ("check", "measured", "95 % interval", "n", "target", "unit", ""):
         printed.add_column(heading)
-    for name, gate in GATES.items():
-        bar = f"{'≤' if gate.at_most else '≥'} {gate.bar:g}"
-        printed.add_row(gate.meaning, f"{values[name]:.3f}", bar, gate.unit, "passed" if gate.passed(values[name]) else "FAILED")
+    for name, measured in measured_intervals(rows).items():
+        target = TARGETS[name]
+        ends = f"{measured.low:.3f} to {measured.high:.3f}"
+        least = f"{'≤' if target.at_most else '≥'} {target.value:g}"
+        cells = (target.meaning, f"{measured.value:.3f}", ends, str(measured.n), least, target.unit, target.verdict(measured))
+        printed.add_row(*cells)
     return printed
 
 
-def _dense_gates(model, tokenizer) -> dict[str, float]:
-    gates = measure_gates(model, tokenizer, Samples())
-    return asdict(gates) | {"copy_gain": gates.copy_gain, "context_gain": gates.context_gain}
+def _interval_rows(row: Row, name: str, measured: Interval) -> list[Row]:
+    verdict = TARGETS[name].verdict(measured)
+    row = replace(row, unit=TARGETS[name].unit, n=measured.n, flag="" if verdict == "met" else f"target {verdict}")
+    values = {name: measured.value, f"{name}_low": measured.low, f"{name}_high": measured.high}
+    return [replace(row, metric=metric, value=value) for metric, value in values.items()]
+
+
+def _head_increases(losses: AblationLosses) -> np.ndarray:
+    """Loss increase without each head [H of all layers, W], on the windows that all of them were measured on."""
+    heads = [head for layer in losses.heads for head in layer]
+    count = min(map(len, heads))
+    return np.array([head[:count] for head in heads]) - np.array(losses.base[:count])

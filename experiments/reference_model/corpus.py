@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data import retrieval
-from shadowattn.data.stdlib import stdlib_files
+from shadowattn.data.stdlib import stdlib_documents
 
 # What cannot be predicted (the first copy of random tokens, a record's words) teaches little: its loss counts less.
 _UNPREDICTABLE_WEIGHT = 0.1
@@ -52,7 +52,7 @@ class Corpus:
 
 def training_files() -> tuple[str, ...]:
     """The texts of the standard library's training split, one per file."""
-    return tuple(path.read_text(encoding="utf-8", errors="ignore") for path in stdlib_files("train"))
+    return tuple(stdlib_documents("train"))
 
 
 def build_corpus(files: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Corpus:

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
@@ -11,10 +12,13 @@ from experiments.reference_model.card import LOSS_CURVE, Measured, render_card
 from experiments.reference_model.checkpoint import replacing
 from experiments.reference_model.gates import Samples, heldout_loss_by_position, measure_gates
 from experiments.reference_model.trainer import Trainer, build_model
+from shadowattn.data.overlap import shared_fraction
+from shadowattn.data.stdlib import stdlib_text
+from shadowattn.data.text import TRAINING_RUNS
 
 _PROMPT = "import os\nimport sys\n\n\nclass Parser:\n"
 _SAMPLE_TOKENS = 200
-_LONG_ROWS = 80  # about all held-out text once, so that positions differ by context more than by text
+_LONG_ROWS = 0  # all held-out text once, so that positions differ by context more than by text
 
 
 def export_model(trainer: Trainer, folder: Path, *, samples: Samples | None = None) -> Measured:
@@ -31,13 +35,15 @@ def export_model(trainer: Trainer, folder: Path, *, samples: Samples | None = No
     with replacing(folder) as new:
         model.save_pretrained(new)
         trainer.tokenizer.save_pretrained(new)
+        np.save(new / TRAINING_RUNS.name, trainer.trained_runs)
         # Read back, not cast back: a cast to bfloat16 also rounds RoPE's frequencies, which the folder does not hold.
         model = Qwen2ForCausalLM.from_pretrained(new, dtype=torch.float32).eval()
         long_rows = dataclasses.replace(samples, text_tokens=size.max_position_embeddings, text_rows=_LONG_ROWS)
         measured = Measured(
-            gates=measure_gates(model, trainer.tokenizer, samples),
+            shared=shared_fraction(stdlib_text("heldout"), trainer.trained_runs),
+            gates=measure_gates(model, trainer.tokenizer, trainer.heldout, samples),
             samples=samples,
-            loss_by_position=heldout_loss_by_position(model, trainer.tokenizer, long_rows).tolist(),
+            loss_by_position=heldout_loss_by_position(model, trainer.tokenizer, trainer.heldout, long_rows).tolist(),
             generated=_generate(model, trainer.tokenizer),
         )
         _draw(trainer.history, measured.loss_by_position, new / LOSS_CURVE)
@@ -59,8 +65,8 @@ def _draw(history: list[dict], loss_by_position: list[float], path: Path) -> Non
     left, right = figure.subplots(1, 2)
     tokens = [row["tokens"] / 1e6 for row in history]
     for name, label in (
-        ("early_text_loss", "held-out text, positions 64-128"),
-        ("late_text_loss", "held-out text, positions 1024-2048"),
+        ("early_text_loss", "held-out text, 64-128 tokens of context"),
+        ("late_text_loss", "same tokens, 1024-2048 tokens of context"),
         ("second_copy_loss", "second copy of a random block"),
     ):
         left.plot(tokens, [row[name] for row in history], label=label)

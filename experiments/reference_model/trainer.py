@@ -19,6 +19,8 @@ from experiments.reference_model.optimizer import MuonAdamW
 from experiments.reference_model.settings import ModelSize, Training
 from experiments.reference_model.structured_init import initialise
 from experiments.reference_model.tokenizer import load_tokenizer, train_tokenizer
+from shadowattn.data.overlap import distinct_runs
+from shadowattn.data.stdlib import heldout_text
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class Trainer:
         files = training_files() if files is None else files
         self.tokenizer = self._tokenizer(files)
         self.corpus = build_corpus(files, self.tokenizer)
+        self.trained_runs = distinct_runs(files)
+        self.heldout = heldout_text(self.trained_runs)
         self.model = build_model(settings.model).to(self.device)
         self.forward = FastForward(self.model, compiled=settings.compile)
         self.optimizer = MuonAdamW(
@@ -136,17 +140,17 @@ class Trainer:
         return min(1.0, (self.step + 1) / self.settings.warmup_steps, remaining / self.settings.decay_share)
 
     def _watch(self, loss: float) -> None:
-        gates = measure_gates(self.model, self.tokenizer, _WATCH)
-        self.history.append({"step": self.step, "tokens": self.tokens_seen, "loss": loss, **dataclasses.asdict(gates)})
+        gates = measure_gates(self.model, self.tokenizer, self.heldout, _WATCH).means()
+        self.history.append({"step": self.step, "tokens": self.tokens_seen, "loss": loss, **gates})
         logger.info(
             "%.2fM tokens: repeats %.2f -> %.2f, text %.3f -> %.3f, key-value %.2f, needle %.2f",
             self.tokens_seen / 1e6,
-            gates.first_copy_loss,
-            gates.second_copy_loss,
-            gates.early_text_loss,
-            gates.late_text_loss,
-            gates.key_value_accuracy,
-            gates.needle_accuracy,
+            gates["first_copy_loss"],
+            gates["second_copy_loss"],
+            gates["early_text_loss"],
+            gates["late_text_loss"],
+            gates["key_value_accuracy"],
+            gates["needle_accuracy"],
         )
 
 

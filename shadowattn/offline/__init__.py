@@ -3,7 +3,7 @@
 from shadowattn.offline.allocators import allocate
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
 from shadowattn.offline.profile import load_profile, save_profile
-from shadowattn.offline.racing import Race, race_ablations
+from shadowattn.offline.racing import Race, race_ablations, replay_race
 from shadowattn.offline.scale_report import ScaleFit, report_scales
 from shadowattn.offline.scales import ScaleObservations, layer_grids, observe_scales, scale_grid
 from shadowattn.offline.sensitivity import measure_sensitivity
@@ -23,6 +23,7 @@ __all__ = [
     "observe_scales",
     "race_ablations",
     "rank_correlation",
+    "replay_race",
     "report_scales",
     "save_profile",
     "scale_grid",

@@ -1,9 +1,13 @@
 """Importance by racing: an ablation stops once more windows would not change what the allocator makes of it.
 
-In rounds of twice as many windows each. After a round every ablation that is still running has a mean loss increase over the
-windows so far and a standard error of it, paired window by window with the unchanged model. It is settled where moving
-it by `z` standard errors, either way, moves no retention by more than `tolerance` of the mean and, since even heads that
-keep the floor are to be ranked, where few others lie within its interval.
+In rounds, each of half as many windows again as there were. After a round every ablation that is still running has a mean loss
+increase over the windows so far and a standard error of it, paired window by window with the unchanged model, as an
+estimate of the mean over all windows: the error is zero where all are measured. It is settled where moving it by `z`
+standard errors, either way, moves no retention by more than `tolerance` of the mean and, since even heads that keep the
+floor are to be ranked, where few others lie within its interval.
+
+`replay_race` says what a race in any order of the windows would have measured, from the losses of all windows: how far races
+are from the exact profile is measured over many orders that way (`python -m benchmarks.racing`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from transformers import PreTrainedModel
 
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
-from shadowattn.models.patch import ModelShape, model_shape
+from shadowattn.models.patch import model_shape
 from shadowattn.offline.exact import measure_exactly
 from shadowattn.offline.importance import named_ablation, summarise
 from shadowattn.offline.work import Progress, Work, plan, shard
@@ -33,9 +37,9 @@ class Race:
     """`first` windows in the first round; settled at `z` standard errors, `tolerance` of the mean retention and a share of
     `overlap` of the other heads within the interval. `seed` is that of the order in which windows are taken."""
 
-    first: int = 16
-    z: float = 1.0
-    tolerance: float = 0.2
+    first: int = 32
+    z: float = 2.5
+    tolerance: float = 0.1
     overlap: float = 0.15
     seed: int = 0
 
@@ -47,11 +51,15 @@ class Race:
             )
 
     def rounds(self, windows: int) -> list[slice]:
-        """The windows of each round: `first`, as many again, twice as many, …"""
+        """The windows of each round: `first`, half as many again, …"""
         ends = [min(self.first, windows)]
         while ends[-1] < windows:
-            ends.append(min(2 * ends[-1], windows))
+            ends.append(min(ends[-1] + ends[-1] // 2, windows))
         return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def order(self, windows: int) -> Tensor:
+        """The order in which windows are taken, int64 [W]. They come in the text's: the first would speak for its beginning."""
+        return torch.randperm(windows, generator=torch.Generator().manual_seed(self.seed))
 
 
 def race_ablations(
@@ -77,8 +85,7 @@ def race_ablations(
     losses alone, so an interrupted race ends in the same numbers.
     """
     how, shape = named_ablation(ablation), model_shape(model)
-    # Windows come in the text's order: the first of them would speak for its beginning alone.
-    windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(race.seed))]
+    windows = windows[race.order(len(windows))]
     options = {"ablation": how, "batch": batch, "linear": linear}
     base = Units(units.folder / "base")
     measure_exactly(model, windows, base, [Work(shape.layers, (), 1.0)], **options)
@@ -96,9 +103,26 @@ def race_ablations(
         for piece in work:
             for key in piece.keys:
                 found[key] += own.read(key)
-        losses = _collect(found, plain, shape, ablation, windows.shape[1])
+        losses = _collect(found, plain, shape.heads, ablation, windows.shape[1])
         work = _running(work, unsettled(losses, allot, race))
-    return _collect(found, plain, shape, ablation, windows.shape[1])
+    return _collect(found, plain, shape.heads, ablation, windows.shape[1])
+
+
+def replay_race(losses: AblationLosses, allot: Allotment, *, race: Race) -> AblationLosses:
+    """What `race_ablations` would have measured, given the losses of every ablation on every window."""
+    order, heads = race.order(len(losses.base)).tolist(), len(losses.heads[0])
+    named = {f"L{layer}": unit for layer, unit in enumerate(losses.layers)}
+    named |= {f"L{i}_H{h}": unit for i, layer in enumerate(losses.heads) for h, unit in enumerate(layer)}
+    complete = {name: [unit[window] for window in order] for name, unit in named.items()}
+    plain = [losses.base[window] for window in order]
+    found, running = dict(complete), set(complete)
+    for part in race.rounds(len(order)):
+        found |= {name: complete[name][: part.stop] for name in running}
+        raced = _collect(found, plain, heads, losses.ablation, losses.window_tokens)
+        running &= unsettled(raced, allot, race)
+        if not running:
+            break
+    return raced
 
 
 def unsettled(losses: AblationLosses, allot: Allotment, race: Race) -> set[str]:
@@ -127,9 +151,10 @@ def unsettled(losses: AblationLosses, allot: Allotment, race: Race) -> set[str]:
 
 
 def _increase(base: Tensor, measured: tuple[float, ...]) -> tuple[float, float]:
-    """Mean loss increase over the windows measured, and its standard error."""
+    """Mean loss increase over the windows measured, and its standard error as an estimate of the mean over all windows."""
     increase = torch.tensor(measured, dtype=torch.float64) - base[: len(measured)]
-    return float(increase.mean()), float(increase.std() / len(increase) ** 0.5)
+    unmeasured = 1 - len(measured) / len(base)  # a sample without replacement
+    return float(increase.mean()), float(increase.std() * (unmeasured / len(increase)) ** 0.5)
 
 
 def _moves(before: list[float], after: list[list[float]], most: float) -> bool:
@@ -160,11 +185,12 @@ def _running(work: list[Work], names: set[str]) -> list[Work]:
     return running
 
 
-def _collect(found: dict[str, list[float]], plain: list[float], shape: ModelShape, ablation: str, tokens: int) -> AblationLosses:
+def _collect(found: dict[str, list[float]], plain: list[float], heads: int, ablation: str, tokens: int) -> AblationLosses:
+    layers = len(found) // (heads + 1)
     return AblationLosses(
         base=tuple(plain),
-        layers=tuple(tuple(found[f"L{layer}"]) for layer in range(shape.layers)),
-        heads=tuple(tuple(tuple(found[f"L{i}_H{h}"]) for h in range(shape.heads)) for i in range(shape.layers)),
+        layers=tuple(tuple(found[f"L{layer}"]) for layer in range(layers)),
+        heads=tuple(tuple(tuple(found[f"L{i}_H{h}"]) for h in range(heads)) for i in range(layers)),
         ablation=ablation,
         window_tokens=tokens,
     )

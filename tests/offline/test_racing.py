@@ -1,11 +1,23 @@
 """A race stops early, says what it measured, and ends the same however it was interrupted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
-from shadowattn.offline import Race, allocate, measure_ablations, race_ablations, rank_correlation, stability, summarise
+from shadowattn.offline import (
+    Race,
+    allocate,
+    measure_ablations,
+    race_ablations,
+    rank_correlation,
+    replay_race,
+    stability,
+    summarise,
+)
+from shadowattn.offline.racing import unsettled
 from shadowattn.offline.stability import increases
 from shadowattn.types import AblationLosses, Importance
 from tests.tiny import tiny_model
@@ -53,6 +65,35 @@ def test_a_race_ends_near_the_exact_profile(tmp_path):
     assert rank_correlation(increases(summarise(raced)), increases(summarise(exact))) > 0.8
 
 
+def test_a_replay_measures_what_the_race_measures(tmp_path):
+    exact = measure_ablations(tiny_model(layers=3), windows(24), Units(tmp_path / "exact"))
+    for seed in (0, 1):
+        race = Race(first=4, z=0.5, tolerance=0.3, overlap=0.6, seed=seed)
+        raced = race_ablations(tiny_model(layers=3), windows(24), Units(tmp_path / f"race{seed}"), allot, race=race)
+        replayed = replay_race(exact, allot, race=race)
+        assert 4 * 15 < raced.window_forwards < 24 * 15  # some stopped early, and not all in the first round
+        assert _units(replayed).keys() == _units(raced).keys()
+        for name, unit in _units(raced).items():
+            assert _units(replayed)[name] == pytest.approx(unit, abs=1e-5)
+
+
+def _units(losses: AblationLosses) -> dict[str, tuple[float, ...]]:
+    """Losses by name, with how many there are: what a race decides."""
+    units = {"base": losses.base} | {f"L{layer} {len(unit)}": unit for layer, unit in enumerate(losses.layers)}
+    return units | {f"L{i}_H{h} {len(unit)}": unit for i, row in enumerate(losses.heads) for h, unit in enumerate(row)}
+
+
+def test_the_error_of_a_mean_over_all_windows_is_zero():
+    """Windows are drawn without replacement: what all of them give is the profile that a race is held to."""
+    noise = torch.randn(4, 12, generator=torch.Generator().manual_seed(0)).add(3).tolist()
+    heads = (tuple(map(tuple, noise[:2])), tuple(map(tuple, noise[2:])))
+    complete = AblationLosses((1.0,) * 12, ((2.0,) * 12,) * 2, heads, "zero", 8)
+    strict = Race(first=4, z=100.0, tolerance=0.0, overlap=0.0)
+    assert unsettled(complete, allot, strict) == set()
+    half = replace(complete, heads=tuple(tuple(unit[:6] for unit in row) for row in heads))
+    assert unsettled(half, allot, strict) >= {"L0_H0", "L1_H1"}
+
+
 def test_an_interrupted_race_ends_in_the_same_numbers(tmp_path):
     race = Race(first=3, z=0.5, tolerance=0.1, overlap=0.3)
     whole = race_ablations(tiny_model(), windows(), Units(tmp_path / "whole"), allot, race=race)
@@ -77,8 +118,9 @@ def test_shards_race_round_by_round(tmp_path):
     assert found == whole
 
 
-def test_rounds_double_and_end_at_the_last_window():
-    assert [(r.start, r.stop) for r in Race(first=4).rounds(19)] == [(0, 4), (4, 8), (8, 16), (16, 19)]
+def test_rounds_grow_by_half_and_end_at_the_last_window():
+    assert [(r.start, r.stop) for r in Race(first=4).rounds(17)] == [(0, 4), (4, 6), (6, 9), (9, 13), (13, 17)]
+    assert [r.stop for r in Race(first=2).rounds(5)] == [2, 3, 4, 5]
     assert [(r.start, r.stop) for r in Race(first=8).rounds(5)] == [(0, 5)]
 
 

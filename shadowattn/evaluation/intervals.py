@@ -1,0 +1,58 @@
+"""How far a measured figure may be from the one it estimates: 95 % intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from shadowattn.errors import InputError
+
+_LEVEL = 0.95
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure of `n` windows, rows or documents, and the ends of its 95 % interval, in the figure's unit."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean of independent values and Student's interval. Raises `InputError` on fewer than two values."""
+    if len(values) < 2:
+        raise InputError(f"interval: expected at least 2 windows or rows, got {len(values)}; measure more")
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    half = float(stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * error
+    return Interval(mean, mean - half, mean + half, len(values))
+
+
+def share_interval(hits: int, count: int) -> Interval:
+    """The share of hits and Clopper and Pearson's interval, which is never too short, for 100 of 100 either."""
+    if count < 1:
+        raise InputError("interval: expected at least 1 document, got none; measure more")
+    ends = stats.binomtest(hits, count).proportion_ci(_LEVEL, method="exact")
+    return Interval(hits / count, float(ends.low), float(ends.high), count)
+
+
+def resampled_largest_to_median(increases: np.ndarray, *, seed: int = 0) -> Interval:
+    """The largest mean of heads [H, W] over their median mean, and the interval from 2000 resamples of the W windows.
+
+    Infinite where the median is not above zero and the largest is.
+    """
+    windows = increases.shape[1]
+    if windows < 2:
+        raise InputError(f"interval: expected at least 2 windows, got {windows}; set importance.windows")
+    counts = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=_RESAMPLES)
+    low, high = np.quantile(_ratio(increases @ counts.T), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], method="nearest")
+    return Interval(float(_ratio(increases.sum(1))), float(low), float(high), windows)
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    """Largest over median along the heads, the first axis."""
+    largest, median = sums.max(0), np.median(sums, axis=0)
+    return np.where(median > 0, largest / np.where(median > 0, median, 1), np.where(largest > 0, np.inf, 0.0))
