@@ -231,10 +231,12 @@ class Config:
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)
+    reuse: str = "same"  # results made before: same, those of the code that is here; any, of whatever code, and say so
     paths: Paths = field(default_factory=Paths)
 
 
-_SCHEMAS = {
+# The schemas of the parts of each group, by name.
+PARTS = {
     "model": {
         "bundled": parts.Bundled,
         "local": parts.Local,
@@ -281,6 +283,6 @@ def register() -> None:
     """Puts every schema where the YAML files look for it: `schema` for the whole, `schema/GROUP/NAME` for the parts."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for group, schemas in _SCHEMAS.items():
+    for group, schemas in PARTS.items():
         for name, node in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=node)

@@ -1,171 +1,158 @@
-"""The only entry point for experiments: compose → offline → graphs → evaluate → rows, table, plots.
+"""The only entry point for experiments: reads the command line, and hands every job of it to `experiments.job`.
 
 python -m experiments.run --help
+
+Nothing here imports torch: a misspelt name is answered at once.
 """
 
 import os
+import shlex
 import sys
+import tempfile
 
 # libgomp's spinning threads would fight OpenVINO's for the cores; read once, when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # Hydra's own report of an error is five lines; with this it raises, and `main` prints one.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
-from typing import NoReturn
+from string import Template
 
 import hydra
-import pandas as pd
-import transformers
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
-from experiments import (
-    allocator_study,
-    fig9,
-    gates,
-    graphs_study,
-    latency_profile,
-    offline_study,
-    query_block,
-    recall_study,
-    scheduler_study,
-    selfcheck,
-    simulation_study,
-    study,
-    validate_simulator,
-)
 from experiments import config as schema
-from experiments.machine import machine
-from experiments.progress import say
-from experiments.setup import Setup, needs_bank, on_device, prepare
-from experiments.stages import ShardDoneError, build_bank, run_offline
-from shadowattn.artifacts import read_json, sha256, versions, write_json
+from experiments.overrides import answer, check_known
+from experiments.targets import check_modules
 from shadowattn.errors import InputError
-from shadowattn.kernels import native
-from shadowattn.reporting.rows import write_rows
 
 schema.register()
 
 # What a run measures; each module has `measure`, `draw` and `table`.
 STUDIES = {
-    "quality": study,
-    "gates": gates,
-    "offline": offline_study,
-    "allocators": allocator_study,
-    "query_block": query_block,
-    "latency_profile": latency_profile,
-    "fig9": fig9,
-    "selfcheck": selfcheck,
-    "graphs": graphs_study,
-    "recall": recall_study,
-    "schedulers": scheduler_study,
-    "simulation": simulation_study,
-    "validate_simulator": validate_simulator,
+    "quality": "experiments.study",
+    "gates": "experiments.gates",
+    "offline": "experiments.offline_study",
+    "allocators": "experiments.allocator_study",
+    "query_block": "experiments.query_block",
+    "latency_profile": "experiments.latency_profile",
+    "fig9": "experiments.fig9",
+    "selfcheck": "experiments.selfcheck",
+    "graphs": "experiments.graphs_study",
+    "recall": "experiments.recall_study",
+    "schedulers": "experiments.scheduler_study",
+    "simulation": "experiments.simulation_study",
+    "validate_simulator": "experiments.validate_simulator",
 }
-
-
-@hydra.main(version_base="1.3", config_path=str(Path(__file__).parents[1] / "conf"), config_name="config")
-def run(config: DictConfig) -> None:
-    """One run: everything that a composed configuration asks for."""
-    try:
-        _run(config)
-    # Here and not in `main`: Hydra would print a line of its own before letting them through.
-    except InputError as error:
-        _fail(error)
-    except InstantiationException as error:  # what Hydra makes of an error in a part that it builds
-        if not isinstance(error.__cause__, InputError):
-            raise
-        _fail(error.__cause__)
-
-
-def _run(config: DictConfig) -> None:
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    started = datetime.now(UTC)
-    if config.study not in STUDIES:
-        raise InputError(f"study: expected one of {', '.join(STUDIES)}, got {config.study!r}")
-    setup = prepare(config)
-    folder = Path(config.paths.results) / "runs" / config.experiment / setup.config_hash
-    say(
-        f"{config.experiment} {setup.config_hash}: {setup.loaded.name} on {setup.corpus.name}, estimate on "
-        f"{setup.device.label}, kernel {setup.kernel}{_kernel_level(setup.kernel)}"
-    )
-    if (folder / "meta.json").exists():
-        rows = _finished_rows(folder)
-        say(f"done before; to measure again: rm -r {folder}")
-    else:
-        try:
-            rows = _measure(setup, STUDIES[config.study], folder, started)
-        except ShardDoneError as done:
-            say(str(done))
-            return
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(STUDIES[config.study].table(rows, f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"))
-    for path in sorted(folder.glob("*.png")):
-        print(path)
-
-
-def _kernel_level(kernel: str) -> str:
-    return f" ({native.LEVELS[native.level()]})" if kernel == "native" else ""
-
-
-def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime) -> pd.DataFrame:
-    """All stages; `meta.json` comes last and makes the run count."""
-    offline = run_offline(setup)
-    bank, bank_name = None, None
-    if any(needs_bank(method.estimator) and not on_device(method) for method in setup.methods.values()):
-        bank, bank_name = build_bank(setup, offline)
-    rows = write_rows(study.measure(setup, offline, bank, folder), folder / "rows.parquet")
-    study.draw(setup, offline, rows, folder)
-    meta = {
-        "experiment": setup.config.experiment,
-        "config_hash": setup.config_hash,
-        "config": OmegaConf.to_container(setup.config, resolve=True),
-        "model": {"name": setup.loaded.name, "fingerprint": setup.loaded.fingerprint} | asdict(setup.shape),
-        "data": {"name": setup.corpus.name, "sha256": setup.corpus.sha256},
-        "stages": [*offline.stages, bank_name],
-        "estimate_device": asdict(setup.device),
-        "scale_fit": offline.observations.fit(offline.grid),
-        "kernel": setup.kernel + _kernel_level(setup.kernel),
-        "machine": machine(),
-        "versions": versions(),
-        "started": started.isoformat(timespec="seconds"),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows_sha256": sha256(folder / "rows.parquet"),
-    }
-    write_json(folder / "meta.json", meta)
-    return rows
-
-
-def _finished_rows(folder: Path) -> pd.DataFrame:
-    remedy = f"measure again with: rm -r {folder}, then the same command"
-    meta = read_json(folder / "meta.json", remedy)
-    path = folder / "rows.parquet"
-    if not path.is_file() or sha256(path) != meta.get("rows_sha256"):
-        raise InputError(f"{path}: missing, altered or cut short; {remedy}")
-    return pd.read_parquet(path)
+REUSE = ("same", "any")
+_CONF = str(Path(__file__).parents[1] / "conf")
 
 
 def main() -> None:
-    """Runs, and turns what a user can cause into one line and exit status 2."""
+    """Runs every job, and turns what a user can cause into one line a job and exit status 2."""
+    failed: list[str] = []
+
+    @hydra.main(version_base="1.3", config_path=_CONF, config_name="config")
+    def run(config: DictConfig) -> None:
+        # Here and not around `run`: Hydra would print a line of its own, and a sweep would end with its first failure.
+        try:
+            _run(config)
+        except InputError as error:
+            failed.append(_report(error))
+        except InstantiationException as error:  # what Hydra makes of an error in a part that it builds
+            if not isinstance(error.__cause__, InputError):
+                raise
+            failed.append(_report(error.__cause__))
+
     try:
-        run()
+        if _asks_for_help(sys.argv[1:]):
+            _print_help([argument for argument in sys.argv[1:] if not argument.startswith("-")])
+        else:
+            run()
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(error)
+        message = _one_line(error)
+        _print_error(answer(message) or message)
+        sys.exit(2)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        if not str(error.filename).endswith(".multirun"):  # Hydra's own folder, made before the first job
+            raise
+        _print_error(_unwritable(str(Path(error.filename).parent), error))
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
+    if failed:
+        if any(failed):
+            _print_error(f"{len(failed)} jobs of the sweep failed, the others are done: {'; '.join(failed)}")
+        sys.exit(2)
 
 
-def _fail(error: Exception) -> NoReturn:
-    print(f"error: {_one_line(error)}", file=sys.stderr)
-    sys.exit(2)
+def _asks_for_help(arguments: list[str]) -> bool:
+    options = {argument for argument in arguments if argument.startswith("-")}
+    return bool(options) and options <= {"--help", "-h"}
+
+
+def _print_help(overrides: list[str]) -> None:
+    """Hydra's page, in a second instead of four: Hydra also lists all groups, which the template does not ask for."""
+    with hydra.initialize_config_dir(_CONF, version_base="1.3"):
+        template = hydra.compose("config", overrides, return_hydra_config=True).hydra.help.template
+        print(Template(template).substitute(CONFIG=OmegaConf.to_yaml(hydra.compose("config", overrides))))
+
+
+def _run(config: DictConfig) -> None:
+    """What needs no import is checked first, then everything that a composed configuration asks for."""
+    if config.study not in STUDIES:
+        raise InputError(f"study: expected one of {', '.join(STUDIES)}, got {config.study!r}")
+    if config.reuse not in REUSE:
+        raise InputError(f"reuse: expected one of {', '.join(REUSE)}, got {config.reuse!r}")
+    _check_results(config.paths.results)
+    check_known(config)
+    check_modules(config)
+    from experiments.job import run_job  # imports torch
+
+    run_job(config, STUDIES[config.study], _command())
+
+
+def _check_results(results: str) -> None:
+    """Raises `InputError` where results cannot be written; leaves nothing behind."""
+    folder = Path(results).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise InputError(_unwritable(results, error)) from error
+
+
+def _unwritable(results: str, error: OSError) -> str:
+    return (
+        f"paths.results: expected a folder to write to, got {results!r} ({error.strerror}); set paths.results=FOLDER to one that "
+        "is not there yet or that you may write to"
+    )
+
+
+def _command() -> str:
+    """What repeats this job."""
+    runtime = HydraConfig.get()
+    folders = [source.path for source in runtime.runtime.config_sources if source.provider == "command-line"]
+    options = [part for folder in folders for part in ("--config-dir", folder)]
+    return shlex.join(["python", "-m", "experiments.run", *options, *runtime.overrides.task])
+
+
+def _report(error: Exception) -> str:
+    """Prints an error; of a sweep with its job, which is returned, else nothing."""
+    runtime = HydraConfig.get()
+    job = f"job {runtime.job.num} ({' '.join(runtime.overrides.task)})" if runtime.mode == RunMode.MULTIRUN else ""
+    _print_error(f"{job}: {_one_line(error)}" if job else _one_line(error))
+    return job
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
 
 
 def _one_line(error: BaseException) -> str:

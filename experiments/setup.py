@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from experiments.config import ImportanceConfig, MethodConfig, SelectionConfig
+from experiments.source import Code, current_code
+from experiments.targets import check_targets
 from shadowattn.artifacts import content_hash, sha256, versions
 from shadowattn.budget import head_retentions
 from shadowattn.data.text import Corpus, line_windows, token_windows
@@ -37,7 +39,7 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device
 
 # What is local to a machine, or stands in the hash by its content instead.
-_OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard")
+_OUTSIDE_HASH = ("model", "data", "paths", "threads", "shard", "reuse")
 # Settings that name a file: its content is hashed, not where it lies.
 _FILES = ("path", "activation_scales", "profile")
 # In place of a file of activation scales: take them from the calibration windows.
@@ -60,6 +62,7 @@ class Setup:
     methods: dict[str, MethodConfig]
     retentions: list[float]
     questions: tuple[Question, ...]
+    code: Code
 
     def dense_above(self, query_block: int) -> float:
         """The retention from which heads go dense, a number also where the config says `auto`."""
@@ -74,26 +77,33 @@ class Setup:
         windows = [self.context_tokens] * self.config.evaluation.windows
         return windows + [question.tokens for question in self.questions]
 
-    def calibration(self, *, tokens: int, windows: int, lines: str = "document") -> Tensor:
-        """Windows of the corpus's calibration text, 0 for all; its lines taken as they are or as the artifact takes them."""
-        if lines == "artifact":
-            name = f"data {self.corpus.name}"
-            return line_windows(self.corpus.calibration, self.loaded.tokenizer, tokens=tokens, windows=windows, source=name)
-        return self._windows(self.corpus.calibration, tokens, windows)
+    def calibration(
+        self, *, tokens: int, windows: int, lines: str = "document", key: str = "evaluation.context_tokens"
+    ) -> Tensor:
+        """Windows of the corpus's calibration text, 0 for all; its lines taken as they are or as the artifact takes them.
+
+        `key`: the setting that their length comes from, for the error where the text is shorter than one.
+        """
+        cut = line_windows if lines == "artifact" else token_windows
+        return self._windows(cut, "calibration", self.corpus.calibration, tokens, windows, key)
 
     def heldout(self, *, windows: int | None = None) -> Tensor:
         """The windows that results are measured on, `evaluation.windows` of them where no other number is given."""
         count = self.config.evaluation.windows if windows is None else windows
-        return self._windows(self.corpus.heldout, self.context_tokens, count)
+        key = "evaluation.context_tokens"
+        return self._windows(token_windows, "held-out", self.corpus.heldout, self.context_tokens, count, key)
 
-    def _windows(self, text: str, tokens: int, windows: int) -> Tensor:
-        return token_windows(text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=f"data {self.corpus.name}")
+    def _windows(self, cut, kind: str, text: str, tokens: int, windows: int, key: str) -> Tensor:
+        source = f"data {self.corpus.name}, {kind} text"
+        return cut(text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=source, key=key)
 
 
 def prepare(config: DictConfig) -> Setup:
     """Loads and checks. Raises `InputError` on the first thing that does not fit, before anything is written."""
     methods = {config.method: _main_method(config)} | {str(name): method for name, method in config.compare.items()}
     retentions = list(config.retentions) or [config.retention]
+    check_targets(config)
+    code = current_code(config)
     _check(config, methods, retentions)
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
@@ -133,10 +143,12 @@ def prepare(config: DictConfig) -> Setup:
     if config.study == "selfcheck":  # its subject is what is installed here
         hashed |= {"drivers": drivers(), "openvino": versions()["openvino"]}
     setup = Setup(
-        config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions, questions
-    )
+        config, content_hash(hashed), loaded, shape, corpus, context_tokens, device, kernel, methods, retentions, questions,
+        code,
+    )  # fmt: skip
     setup.heldout()
-    setup.calibration(tokens=max(context_tokens, config.importance.window_tokens), windows=1)
+    lengths = {"evaluation.context_tokens": context_tokens, "importance.window_tokens": config.importance.window_tokens}
+    setup.calibration(tokens=max(lengths.values()), windows=1, key=max(lengths, key=lengths.get))
     return setup
 
 

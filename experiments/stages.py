@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,8 @@ from experiments.setup import (
     part_name,
     rule_options,
 )
-from shadowattn.artifacts import Stage, content_hash, sha256
+from experiments.source import stage_code
+from shadowattn.artifacts import Stage, content_hash, sha256, write_text
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.planner import (
@@ -160,7 +162,7 @@ def output_requant(setup: Setup, grid: ScaleGrid, mode: str, distance: str) -> R
         "pairs": grid.pairs,
         "lookup": distance,
     }
-    stage = Stage(_root(setup), "outputs", _inputs(setup) | own)
+    stage = _stage(setup, "outputs", _inputs(setup) | own)
     if not stage.done:
         say(f"outputs: integer products of {setup.shape.layers * setup.shape.heads} heads")
         observations = observe_outputs(
@@ -200,11 +202,16 @@ def _bank(
     inputs = {"shapes": [asdict(shape) for shape in shapes], "grid": asdict(offline.grid)}
     inputs |= {"form": asdict(form), "lookup": graphs.lookup}
     folder = _root(setup) / f"bank-{content_hash(inputs)}"
+    blobs = folder.with_name(f"{folder.name}-compiled")
     _root(setup).mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):  # another run may want the same bank now
-        if not (folder / MANIFEST).exists():
+        code, built_by = stage_code(), folder.with_suffix(".code")
+        if not (folder / MANIFEST).exists() or not built_by.exists() or built_by.read_text() != code:
+            built_by.unlink(missing_ok=True)
+            shutil.rmtree(blobs, ignore_errors=True)
             profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), 1.0)
             GraphBank.build(profile, shapes, device=setup.device.name, form=form, distance=graphs.lookup).save(folder)
+            write_text(built_by, code)
         bank = GraphBank.load(folder, device=setup.device.name)
         say(
             f"graphs: {len(bank)} static INT8 Q·K graphs on {setup.device.label} ({setup.device.reason}), "
@@ -212,7 +219,7 @@ def _bank(
         )
         with thread_budget(make_pipeline(setup.config).budgets(setup.device.name).estimate):
             bank.compile(
-                blobs=folder.with_name(f"{folder.name}-compiled"),
+                blobs=blobs,
                 threads=graphs.compile_threads,
                 progress=lambda models: bar(models, "compile", total=len(bank)),
             )
@@ -242,9 +249,8 @@ def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) ->
     settings, probe = setup.config.latency, latency_probe(setup, bank, pipeline)
     lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(settings.retentions)
     bound = probe.binding()
-    stage = Stage(
-        _root(setup), "latency", {"binding": bound, "keys": lengths, "retentions": retentions, "repeats": settings.repeats}
-    )
+    inputs = {"binding": bound, "keys": lengths, "retentions": retentions, "repeats": settings.repeats}
+    stage = Stage(_root(setup), "latency", inputs, code=setup.code.hash)  # by the compiled kernels, too: they are what is timed
     path = stage.folder / "latency_profile.json"
     if not stage.done:
         say(f"latency: {len(probe.launches())} kinds of launch, {len(retentions)} retentions, up to {lengths[-1]} keys")
@@ -267,11 +273,11 @@ UNIFORM = "shadowattn.offline.allocators.uniform.Uniform"
 
 def _importance(setup: Setup) -> tuple[AblationLosses, Stage]:
     settings = setup.config.importance
-    inputs = _inputs(setup) | by_content(OmegaConf.to_container(settings, resolve=True))
+    inputs, parts = _inputs(setup) | by_content(OmegaConf.to_container(settings, resolve=True)), []
     if settings.method == "racing":  # what is settled depends on what the losses are for
         allocator = by_content(OmegaConf.to_container(setup.config.allocator, resolve=True))
-        inputs |= {"allocator": allocator, "retention": setup.retentions[0]}
-    stage = Stage(_root(setup), "importance", inputs)
+        inputs, parts = inputs | {"allocator": allocator, "retention": setup.retentions[0]}, [allocator]
+    stage = _stage(setup, "importance", inputs, *parts)
     if not stage.done:
         losses = _measure_importance(setup, stage)
         if losses is None:
@@ -289,7 +295,9 @@ def _importance(setup: Setup) -> tuple[AblationLosses, Stage]:
 
 def _measure_importance(setup: Setup, stage: Stage) -> AblationLosses | None:
     settings, shape = setup.config.importance, setup.shape
-    windows = setup.calibration(tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines)
+    windows = setup.calibration(
+        tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines, key="importance.window_tokens"
+    )
     say(
         f"importance: {shape.layers * shape.heads} heads and {shape.layers} layers, one ablation each ({settings.method}) on "
         f"{len(windows)} windows of {settings.window_tokens} tokens"
@@ -309,7 +317,7 @@ def _measure_importance(setup: Setup, stage: Stage) -> AblationLosses | None:
     if settings.activation_scales:
         path = Path(settings.activation_scales)
         if settings.activation_scales == OBSERVE:
-            path = stage.folder / "activation_scales.json"
+            path = stage.units.folder / "activation_scales.json"
             if not path.exists():
                 save_activation_scales(observe_activations(model, windows, batch=settings.batch), path)
         ranges = load_activation_scales(path)
@@ -333,12 +341,12 @@ def _sensitivity(setup: Setup, measure: str) -> tuple[Sensitivity, Stage]:
     settings = setup.config.sensitivity
     tokens = settings.window_tokens or setup.context_tokens
     own = OmegaConf.to_container(settings, resolve=True) | {"window_tokens": tokens, "measure": measure}
-    stage = Stage(_root(setup), "sensitivity", _inputs(setup) | own)
+    stage = _stage(setup, "sensitivity", _inputs(setup) | own)
     if not stage.done:
         say(f"sensitivity: {measure} of {setup.shape.layers * setup.shape.heads} heads at {len(settings.retentions)} retentions")
         found = measure_sensitivity(
             setup.loaded.model,
-            setup.calibration(tokens=tokens, windows=settings.windows),
+            setup.calibration(tokens=tokens, windows=settings.windows, key="sensitivity.window_tokens"),
             stage.units,
             measure=measure,
             retentions=list(settings.retentions),
@@ -360,7 +368,7 @@ def _scales(setup: Setup) -> tuple[ScaleObservations, Stage]:
         "windows": graphs.calibration_windows,
         "calibration": OmegaConf.to_container(setup.config.calibration, resolve=True),
     }
-    stage = Stage(_root(setup), "scales", _inputs(setup) | own)
+    stage = _stage(setup, "scales", _inputs(setup) | own, own["calibration"])
     if not stage.done:
         say(f"scales: Q and K of {setup.shape.layers * setup.shape.heads} heads")
         windows = setup.calibration(tokens=setup.context_tokens, windows=graphs.calibration_windows)
@@ -373,6 +381,14 @@ def _scales(setup: Setup) -> tuple[ScaleObservations, Stage]:
         )
         stage.finish(asdict(observations))
     return ScaleObservations(tuple((layer, head, q, k) for layer, head, q, k in stage.read()["pairs"])), stage
+
+
+def _stage(setup: Setup, name: str, inputs: dict, *parts: dict) -> Stage:
+    """A stage of today's code; `parts` are the settings of swappable parts that take part in it."""
+    stage = Stage(_root(setup), name, inputs, code=stage_code(*parts))
+    if stage.outdated:
+        say(f"{name}: {stage.folder.name} was measured with other code, measuring again")
+    return stage
 
 
 def _inputs(setup: Setup) -> dict:

@@ -1,6 +1,6 @@
 """Stage outputs on disk: found by the hash of what made them, written whole or not at all, checked when read.
 
-A stage's folder holds `result.json`, `manifest.json`, and while it is being made `units/`, one small file per finished unit
+A stage's folder holds `result.json`, `manifest.json`, and from when it is made `units-CODE/`, one small file per finished unit
 of work, so that an interrupted stage goes on where it stopped.
 """
 
@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from shadowattn.errors import InputError
 
 SCHEMA_VERSION = 1
-_PACKAGES = ("shadowattn", "torch", "openvino", "transformers", "numpy")
+_PACKAGES = ("shadowattn", "torch", "openvino", "nncf", "transformers", "tokenizers", "numpy", "scipy", "ortools")
 
 
 def content_hash(value: Any) -> str:
@@ -89,21 +90,37 @@ class Units:
 
 
 class Stage:
-    """One stage's output for one set of inputs: `inputs` is everything that its result depends on, as JSON values."""
+    """One stage's output for one set of inputs: `inputs` is everything that its result depends on, as JSON values.
 
-    def __init__(self, root: Path, name: str, inputs: dict):
-        self.name, self.inputs = name, inputs
+    `code` names the code that makes it: a result and units of other code count for nothing, and are replaced.
+    """
+
+    def __init__(self, root: Path, name: str, inputs: dict, *, code: str = ""):
+        self.name, self.inputs, self.code = name, inputs, code
         self.folder = Path(root) / f"{name}-{content_hash(inputs)}"
-        self.units = Units(self.folder / "units")
+        self.units = Units(self.folder / f"units-{code}" if code else self.folder / "units")
 
     @property
     def done(self) -> bool:
-        return (self.folder / "manifest.json").exists()
+        """Whether there is a result of this code; a manifest that cannot be read is for `read` to refuse."""
+        return (self.folder / "manifest.json").exists() and not self.outdated
+
+    @property
+    def outdated(self) -> bool:
+        """Whether there is a result, and other code made it."""
+        try:
+            manifest = json.loads((self.folder / "manifest.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return isinstance(manifest, dict) and manifest.get("code", "") != self.code
 
     def finish(self, result: Any) -> None:
-        """Stores the result; the manifest comes last and makes it count."""
+        """Stores the result; the manifest comes last and makes it count. Units of other code go."""
+        for units in self.folder.glob("units*"):
+            if units != self.units.folder:
+                shutil.rmtree(units)
         write_json(self.folder / "result.json", result)
-        manifest = {"schema_version": SCHEMA_VERSION, "stage": self.name, "inputs": self.inputs}
+        manifest = {"schema_version": SCHEMA_VERSION, "stage": self.name, "inputs": self.inputs, "code": self.code}
         manifest |= {"versions": versions(), "files": {"result.json": sha256(self.folder / "result.json")}}
         write_json(self.folder / "manifest.json", manifest)
 

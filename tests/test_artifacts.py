@@ -73,3 +73,20 @@ def test_a_damaged_stage_is_refused_with_what_rebuilds_it(tmp_path, damage):
         manifest.write_text(json.dumps(content | {"inputs": {"seed": 9}}))
     with pytest.raises(InputError, match=r"rebuild with: rm -r"):
         stage.read()
+
+
+def test_results_and_units_of_other_code_count_for_nothing(tmp_path):
+    """As after an edit: nothing of the first code is read by the second, and nothing of it is left when that is done."""
+    first = Stage(tmp_path, "stage", {"seed": 1}, code="before")
+    first.units.put("unit", "old")
+    first.finish("old")
+    second = Stage(tmp_path, "stage", {"seed": 1}, code="after")
+    assert second.folder == first.folder
+    assert second.outdated
+    assert not second.done
+    assert not second.units.has("unit")
+    second.units.put("unit", "new")
+    second.finish("new")
+    assert second.read() == "new"
+    assert Stage(tmp_path, "stage", {"seed": 1}, code="after").done
+    assert [path.name for path in second.folder.glob("units*")] == ["units-after"]

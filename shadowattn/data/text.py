@@ -85,11 +85,11 @@ def hub_corpus(
     return _halves(id, "\n".join(str(line) for line in lines))
 
 
-def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str) -> Tensor:
+def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str, key: str = "tokens") -> Tensor:
     """Non-overlapping windows spread evenly over the text, int64 [W, tokens] with W ≤ `windows`, or all of them for 0.
 
     Each begins with the tokenizer's beginning-of-sequence token where it adds one. Fewer windows come back where the text holds
-    fewer; raises `InputError` where it does not hold one.
+    fewer; raises `InputError`, which names `key` as the setting of `tokens`, where it does not hold one.
     """
     lead = tokenizer("a").input_ids[:1] if tokenizer.bos_token_id is not None else []
     lead = [tokenizer.bos_token_id] if lead == [tokenizer.bos_token_id] else []
@@ -97,26 +97,31 @@ def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: st
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     whole = len(ids) // body
     if whole < 1:
-        raise InputError(f"{source}: expected at least one window of {body} tokens, got {len(ids)} tokens; give more text")
+        raise _too_short(source, body, len(ids), key)
     count = min(windows or whole, whole)
     starts = [index * whole // count * body for index in range(count)]
     return torch.tensor([lead + ids[start : start + body] for start in starts])
 
 
-def line_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str) -> Tensor:
+def line_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str, key: str = "tokens") -> Tensor:
     """The artifact's windows: the first `windows` complete ones of the stream of lines, or all of them for 0; int64 [W, tokens].
 
     Lines are stripped, those of at most 10 characters skipped, and each is tokenised by itself, with whatever special tokens the
-    tokenizer adds to it; what is left over at the end is dropped. Raises `InputError` where there is no window.
+    tokenizer adds to it; what is left over at the end is dropped. Raises `InputError`, which names `key`, where no window is.
     """
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if len(line) > _SHORT_LINE]
     ids = [token for line in lines for token in tokenizer(line, verbose=False).input_ids]
     whole = len(ids) // tokens
     if whole < 1:
-        raise InputError(f"{source}: expected at least one window of {tokens} tokens, got {len(ids)} tokens; give more text")
+        raise _too_short(source, tokens, len(ids), key)
     count = min(windows or whole, whole)
     return torch.tensor(ids[: count * tokens]).view(count, tokens)
+
+
+def _too_short(source: str, tokens: int, found: int, key: str) -> InputError:
+    remedy = f"give more text, or shorter windows by {key}"
+    return InputError(f"{source}: expected at least one window of {tokens} tokens, got {found} tokens; {remedy}")
 
 
 def _gather(key: str, path: str, pattern: str) -> str:

@@ -1,0 +1,73 @@
+"""Which code a result was made by: results of other code are named as such, and are not taken for today's."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.targets import PACKAGES, named_targets, source_files
+from shadowattn.artifacts import content_hash, sha256, versions
+
+# Of a checkout, or where a wheel puts all packages.
+_ROOT = Path(__file__).parents[1]
+_SUFFIXES = (".py", ".h", ".cpp", ".yaml")
+
+
+@dataclass(frozen=True)
+class Code:
+    """All that is executed for a result. `source`: of this project; `parts`: of classes from elsewhere, by name.
+
+    `kernels`: of the compiled library, which can be older than its source; None where there is none.
+    """
+
+    source: str
+    parts: Mapping[str, str]
+    kernels: str | None
+    versions: Mapping[str, str]
+
+    @property
+    def hash(self) -> str:
+        """12 hexadecimal digits for all of it."""
+        return content_hash(asdict(self))
+
+    def differences(self, recorded: Mapping[str, Any]) -> list[str]:
+        """What is not as in `recorded`, the `asdict` of another code; names for a reader."""
+        names = [] if recorded.get("source") == self.source else [f"source of {', '.join(PACKAGES)}"]
+        parts, packages = recorded.get("parts", {}), recorded.get("versions", {})
+        names += [name for name in sorted({*parts, *self.parts}) if parts.get(name) != self.parts.get(name)]
+        names += [] if recorded.get("kernels") == self.kernels else ["compiled kernels"]
+        return names + [f"version of {name}" for name in self.versions if packages.get(name) != self.versions[name]]
+
+
+@cache
+def source_hash() -> str:
+    """12 hexadecimal digits for every source file of this project: Python, device descriptions, and C++ where it is here."""
+    digest, files = hashlib.sha256(), []
+    for package in PACKAGES:
+        files += sorted(path for path in (_ROOT / package).rglob("*") if path.suffix in _SUFFIXES)
+    recipe = _ROOT / "CMakeLists.txt"
+    for path in [*files, *([recipe] if recipe.is_file() else [])]:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(_ROOT).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def part_hashes(settings: Any) -> dict[str, str]:
+    """For each part from outside of this project, a hash of the files that define it."""
+    targets = {target for target in named_targets(settings).values() if target.split(".")[0] not in PACKAGES}
+    return {target: content_hash([[path.name, sha256(path)] for path in source_files(target)]) for target in sorted(targets)}
+
+
+def current_code(settings: Any) -> Code:
+    """The code that a run with these settings executes."""
+    from shadowattn.kernels import native  # imports torch
+
+    kernels = native.path()
+    return Code(source_hash(), part_hashes(settings), sha256(kernels)[:12] if kernels else None, versions())
+
+
+def stage_code(*settings: Any) -> str:
+    """The code of a stage that these settings take part in; without the compiled kernels, so that machines can share stages."""
+    return content_hash([source_hash(), *map(part_hashes, settings)])

@@ -1,0 +1,115 @@
+"""The parts that a configuration names by `_target_`: whether they can be imported, and which files they are in."""
+
+import ast
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from shadowattn.errors import InputError
+
+# What a checkout and a wheel hold of this project.
+PACKAGES = ("shadowattn", "experiments", "benchmarks")
+_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+
+
+def named_targets(settings: Any, key: str = "") -> dict[str, str]:
+    """Every `_target_` in resolved settings, by the key that holds it."""
+    if isinstance(settings, DictConfig):
+        settings = OmegaConf.to_container(settings, resolve=True)
+    if isinstance(settings, list):
+        settings = dict(enumerate(settings))
+    if not isinstance(settings, dict):
+        return {}
+    found = {f"{key}_target_": settings["_target_"]} if settings.get("_target_") else {}
+    for name, value in settings.items():
+        found |= named_targets(value, f"{key}{name}.")
+    return found
+
+
+def check_modules(settings: Any) -> None:
+    """Raises `InputError` where a part's outermost module is not there. Imports nothing."""
+    for key, target in named_targets(settings).items():
+        if find_spec(target.split(".")[0]) is None:
+            raise _unknown(key, target, f"there is no module {target.split('.')[0]!r}")
+
+
+def check_targets(settings: Any) -> None:
+    """Imports every part that settings name. Raises `InputError` where one is missing or its module cannot be imported."""
+    for key, target in named_targets(settings).items():
+        try:
+            get_object(target)
+        except ImportError as error:  # what Hydra makes of whatever a module raises
+            cause = error.__cause__ or error
+            at = traceback.extract_tb(cause.__traceback__)[-1]
+            place = f" ({Path(at.filename).name}:{at.lineno})" if not _is_installed(Path(at.filename)) else ""
+            raise _unknown(key, target, f"{type(cause).__name__}: {' '.join(str(cause).split())}{place}") from error
+
+
+def source_files(target: str) -> list[Path]:
+    """The file that defines a target outside of this project, and what it imports of its own neighbours, however deep."""
+    found: dict[Path, None] = {}
+    _follow(_module(target), found)
+    return sorted(found)
+
+
+def _unknown(key: str, target: str, reason: str) -> InputError:
+    return InputError(
+        f"{key}: expected MODULE.NAME that can be imported, got {target!r}: {reason}; check the spelling, and start from the "
+        "folder that holds the module or name that folder in PYTHONPATH"
+    )
+
+
+def _module(target: str) -> str:
+    """The longest part of a target that is a module."""
+    names = target.split(".")
+    ends = range(len(names) - 1, 0, -1)
+    return next((name for end in ends if _spec(name := ".".join(names[:end])) is not None), names[0])
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    try:
+        return find_spec(name)
+    except ModuleNotFoundError:  # a name within something that is no package
+        return None
+
+
+def _follow(name: str, found: dict[Path, None]) -> None:
+    """Adds a module's file, and those of all modules that it imports."""
+    spec = _spec(name)
+    if name.split(".")[0] in PACKAGES or spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return
+    path = Path(spec.origin)
+    if path in found:
+        return
+    if not _is_installed(path):
+        found[path] = None
+        for imported in _imports(path, spec.name if spec.submodule_search_locations else spec.parent):
+            _follow(imported, found)
+    elif not found:  # an installed package's part: its own file stands for it
+        found[path] = None
+
+
+def _imports(path: Path, package: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names if _is_local_package(base))
+
+
+def _is_local_package(name: str) -> bool:
+    spec = _spec(name)
+    return spec is not None and bool(spec.submodule_search_locations) and not _is_installed(Path(spec.origin or "/"))
+
+
+def _is_installed(path: Path) -> bool:
+    return path.is_relative_to(_STANDARD_LIBRARY) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
