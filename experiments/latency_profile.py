@@ -19,7 +19,7 @@ from shadowattn.reporting.rows import StageRow
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[StageRow]:
-    """Rows of every point (mean, median, p95) and of the error of interpolation; the profile itself goes into the run's folder."""
+    """Rows of every point (mean, median, p95) and of interpolation's error; the profile itself goes into the run's folder."""
     if len(setup.methods) != 1:
         raise InputError(f"compare: a latency profile is of one method, got {', '.join(setup.methods)}")
     profile, _ = measure_latency(setup, bank, make_pipeline(setup.config))
