@@ -19,7 +19,7 @@ from shadowattn.reporting.rows import StageRow
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[StageRow]:
-    """Rows of every point, median and p95, and of the error of interpolation; the profile itself goes into the run's folder."""
+    """Rows of every point (mean, median, p95) and of interpolation's error; the profile itself goes into the run's folder."""
     if len(setup.methods) != 1:
         raise InputError(f"compare: a latency profile is of one method, got {', '.join(setup.methods)}")
     profile, _ = measure_latency(setup, bank, make_pipeline(setup.config))
@@ -41,7 +41,8 @@ def _rows(setup: Setup, profile: LatencyProfile) -> list[StageRow]:
             row, stage=point.stage, launch_heads=point.heads, bucket=point.bucket, capacity=point.capacity, n=point.n,
             retention=point.retention, context_tokens=point.keys,
         )  # fmt: skip
-        made += [replace(at, metric="median", value=point.median_us), replace(at, metric="p95", value=point.p95_us)]
+        values = {"mean": point.mean_us, "median": point.median_us, "p95": point.p95_us}
+        made += [replace(at, metric=metric, value=value) for metric, value in values.items()]
     for error in profile.errors():
         for kind in ("median", "worst"):
             metric = f"interpolation_error_over_{error.axis}_{kind}"
@@ -56,15 +57,18 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
 
 def table(rows: pd.DataFrame, title: str) -> Table:
     """Each stage at the longest keys, and what interpolation costs."""
-    made = Table("stage", "retention", "heads", "keys", "median µs", "p95 µs", "interpolation error (over)", title=title)
+    made = Table(
+        "stage", "retention", "heads", "keys", "mean µs", "median µs", "p95 µs", "interpolation error (over)", title=title
+    )
     for stage, of in rows.groupby("stage", sort=False):
         points = of[(of.metric == "median") & (of.context_tokens == of[of.metric == "median"].context_tokens.max())]
         errors = of[of.metric.str.endswith("_median")]
         texts = [f"{row.value:.1%} ({row.metric.split('_')[3]})" for row in errors.itertuples()]
         for (retention, heads), cell in points.groupby(["retention", "launch_heads"]):
             same = (of.retention == retention) & (of.launch_heads == heads) & (of.context_tokens == cell.context_tokens.iloc[0])
-            p95 = of[same & (of.metric == "p95")].value.median()
-            line = (f"{retention:g}", str(heads), str(cell.context_tokens.iloc[0]), f"{cell.value.median():.0f}", f"{p95:.0f}")
+            mean, p95 = (of[same & (of.metric == metric)].value.median() for metric in ("mean", "p95"))
+            line = (f"{retention:g}", str(heads), str(cell.context_tokens.iloc[0]))
+            line += (f"{mean:.0f}", f"{cell.value.median():.0f}", f"{p95:.0f}")
             made.add_row(str(stage), *line, ", ".join(texts))
             stage, texts = "", []
     return made

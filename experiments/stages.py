@@ -59,7 +59,8 @@ from shadowattn.offline.fake_quant import (
     save_activation_scales,
 )
 from shadowattn.offline.outputs import OutputObservations, observe_outputs
-from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.executor import ScorePool
+from shadowattn.online.latency import SCHEMA_VERSION, Latency, LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
@@ -241,6 +242,7 @@ def latency_probe(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) -> P
         kernels=choose(setup.kernel, head_dim=setup.shape.head_dim, dtype=dtype),
         threads=pipeline.budgets(setup.device.name),
         seed=setup.config.seed,
+        pool=None if pipeline.mode == "off" else ScorePool(),
     )
 
 
@@ -249,11 +251,13 @@ def measure_latency(setup: Setup, bank: GraphBank | None, pipeline: Pipeline) ->
     settings, probe = setup.config.latency, latency_probe(setup, bank, pipeline)
     lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(settings.retentions)
     bound = probe.binding()
-    inputs = {"binding": bound, "keys": lengths, "retentions": retentions, "repeats": settings.repeats}
-    stage = Stage(_root(setup), "latency", inputs, code=setup.code.hash)  # by the compiled kernels, too: they are what is timed
+    how = {"keys": lengths, "retentions": retentions, "repeats": settings.repeats, "schema_version": SCHEMA_VERSION}
+    # By the compiled kernels, too: they are what is timed.
+    stage = Stage(_root(setup), "latency", {"binding": bound} | how, code=setup.code.hash)
     path = stage.folder / "latency_profile.json"
     if not stage.done:
-        say(f"latency: {len(probe.launches())} kinds of launch, {len(retentions)} retentions, up to {lengths[-1]} keys")
+        layouts = len(probe.layouts(retentions, probe.sizes))
+        say(f"latency: {layouts} chunks of mixed buckets and {len(retentions)} retentions, up to {lengths[-1]} keys")
         points = []
         for keys in bar(lengths, "measure"):
             measured = stage.units.get(

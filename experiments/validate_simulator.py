@@ -1,7 +1,6 @@
-"""The simulator against the executor: the same chunks through both, by the measured profile and by the device fitted to it."""
+"""The simulator against the product's own pipeline: whole calls on chunks that nothing was measured or fitted on."""
 
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,165 +9,216 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from hydra.utils import instantiate
 from rich.table import Table
-from torch import Tensor
+from scipy import stats
 
 from benchmarks.interleave import interleave
 from experiments import study
 from experiments.progress import bar, say
-from experiments.setup import Setup, make_pipeline, needs_bank
+from experiments.setup import Setup, make_pipeline
 from experiments.stages import Offline, latency_probe
 from shadowattn.artifacts import Units
+from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank
-from shadowattn.kernels import choose
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.executor import Ran, ScorePool, run_sequential
-from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.latency import Latency, LatencyProfile, without_slowest
+from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.plan import Group, Launch, Plan, Work
+from shadowattn.online.plan import Group, Plan, Work
 from shadowattn.online.probe import Probe
-from shadowattn.online.selection import Rule
 from shadowattn.online.simulation import simulate
 from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer, Number
 from shadowattn.online.simulation.fit import fit_device
-from shadowattn.online.timeline import Timeline
-from shadowattn.reporting import simulation_figures
+from shadowattn.reporting import predictions, simulation_figures
 from shadowattn.reporting.rows import Row
-from shadowattn.types import Heads
 
-BY = ("spans", "profile", "device")
-MODES = ("off", "overlap", "fused", "planned")
-# What the issue of the simulator asks for.
-BAR = 0.10
-# Fewer rounds leave the medians of overlapped runs uncertain by as much as the bar. The profile is measured in turn with them,
-# so that a busy minute of the machine is neither's own.
-_PASSES, _ROUNDS = 5, 16
+BY = ("profile", "device")
+# `batched` has no pipeline to simulate; it is measured for the ratio.
+MODES = ("batched", "off", "overlap", "fused", "planned")
+SIMULATED = MODES[1:]
+FITTED = "fitted on this case"
+# Profiles and chunks take turns, so that a busy minute of the machine is neither's own.
+_PASSES, _ROUNDS, _REPEATS = 5, 16, 10
+_FIT_CHUNKS, _HELD_OUT_CHUNKS = 6, 12
+# Seeds of a profile's tensors count from 0.
+_FIRST_SEED = 500
 
 
 @dataclass(frozen=True)
 class CaseRow(Row):
-    """A row about one case: `case` numbers it, `mode` is the pipeline's, `by` what the simulation went by."""
+    """A row about one chunk: `case` numbers it, `mode` is the pipeline's, `by` what the simulation went by."""
 
     case: int = 0
     mode: str = ""
     by: str = ""
 
 
+@dataclass(frozen=True)
+class Case:
+    """A chunk at the end of `keys` keys: the scale pair and the retention of each head [H]."""
+
+    keys: int
+    pairs: tuple[int, ...]
+    retention: tuple[float, ...]
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What stages take under the thread budgets of one pipeline: measured, and as a device was fitted to it."""
+
+    profile: LatencyProfile
+    device: Device
+    fit_errors: dict[str, float]
+
+
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[CaseRow]:
-    """Measured and simulated makespans of a dozen cases in every mode; once measured in `folder` they are not again.
+    """Measured and simulated times of whole calls in every mode; once measured in `folder` they are not again.
 
-    The device fitted to the profile goes into the run's folder as a description.
-
-    How many cores the processor is worth to stages that run at once, and how long one takes to wake, are fitted on every second
-    case, as is what the pipeline itself takes; the errors that count are those of the others.
+    `off` and `batched` run on all cores and read scores where the launch left them, as the product does; `off` is simulated
+    from a profile of its own, taken the same way. How many cores the processor is worth to stages that run at once, and how
+    long one takes to wake, are fitted on some chunks; the errors that count are those of the others. The device fitted to the
+    profile of overlapped stages goes into the run's folder as a description.
     """
     base, units = make_pipeline(setup.config), Units(folder / "cells")
-    probe = latency_probe(setup, bank, base)
-    lengths, retentions = probe.key_lengths(max(setup.prompt_tokens)), sorted(setup.config.latency.retentions)
-    cases = _cases(setup, lengths, retentions)
-    say(f"{_PASSES} times in turn: the latency profile at {len(lengths)} lengths, and {len(cases)} cases in {len(MODES)} ways")
-    profiles, found = [], []
+    bank.compile()  # for all cores; the stage of the graphs compiled it for a stage's share
+    probes = {"off": latency_probe(setup, bank, replace(base, mode="off")), "overlap": latency_probe(setup, bank, base)}
+    lengths = probes["overlap"].key_lengths(max(setup.prompt_tokens))
+    retentions = sorted(setup.config.latency.retentions)
+    cases = draw_cases(probes["overlap"], lengths, retentions, seed=setup.config.seed)
+    say(f"{_PASSES} times in turn: latency profiles at {len(lengths)} lengths, and {len(cases)} chunks in {len(MODES)} modes")
+    profiles, times = {name: [] for name in probes}, []
     for number in bar(range(_PASSES), "measure"):
-        points = units.get(f"profile {number}", lambda: _points(probe, lengths, retentions))
-        profiles.append(LatencyProfile(probe.binding(), tuple(Latency(**point) for point in points)))
-        found.append(units.get(f"cases {number}", lambda: _measured(setup, bank, base, profiles[0], cases)))
-    latency, found = _together(profiles), [_merged(of) for of in zip(*found, strict=True)]
+        for name, probe in probes.items():
+            points = units.get(f"{name} profile {number}", partial(_points, probe, lengths, retentions, name))
+            profiles[name].append(LatencyProfile(probe.binding(), tuple(Latency(**point) for point in points)))
+        planned_by = profiles["overlap"][0]
+        times.append(units.get(f"calls {number}", partial(_call_times, probes["overlap"], base, planned_by, cases)))
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
-    fitted = fit_device(latency, layer, name=processor(), cores=cores())
-    between_us = float(np.median([_between_us(one) for one in found[::2]]))
-    courses = [
-        _courses(setup, bank, base, profiles[0], latency, fitted.device, layer, between_us, one["spans"], *case)
-        for case, one in zip(bar(cases, "simulate"), found, strict=True)
-    ]
-    measured = [{mode: float(np.median(took)) for mode, took in one["makespans"].items()} for one in found]
-    worth_cores, wake_us = _fit_contention(courses[::2], measured[::2])
-    fits = ", ".join(f"{stage} {error:.1%}" for stage, error in fitted.errors.items())
-    say(f"fitted: median errors over the profile's points {fits}")
+    costs = {name: _costs(_together(of), layer) for name, of in profiles.items()}
+    measured = {key: [_mean(one[key]) for one in times] for key in times[0]}
+    predictions = {
+        (number, *key): call
+        for number, case in enumerate(cases)
+        for key, call in _predictions(setup, probes["overlap"].chunk(*_of(case), seed=0), base, planned_by, costs, layer).items()
+    }
+    fit = [number for number, case in enumerate(cases) if not case.held_out]
+    worth_cores, wake_us = _fit_contention(predictions, measured, fit)
     say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
-    say(f"the pipeline itself: {between_us:.0f} µs for every launch and head of a stage")
-    path = save_device(_with_contention(fitted.device, worth_cores, wake_us, between_us), folder / "device.yaml")
+    between = costs["overlap"].profile
+    between_us = float(np.mean([point.mean_us for point in between.points if point.stage == "between"]))
+    device = _with_contention(costs["overlap"].device, worth_cores, wake_us, between_us)
+    path = save_device(device, folder / "device.yaml")
     say(f"this machine's description: simulation.device={path}")
     common = CaseRow(**asdict(replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", unit="us", n=_PASSES * _ROUNDS, data="random tensors",
         corpus_sha256="", estimator="int8", estimate_device=setup.device.label,
     )))  # fmt: skip
-    rows = [
-        replace(common, by="device", metric="fit_error", method=stage, value=error, unit="1", measured="simulated")
-        for stage, error in fitted.errors.items()
-    ]
     contention = {"between": (between_us, "us"), "effective_cores": (worth_cores, "1"), "wake": (wake_us, "us")}
+    rows = [
+        replace(common, by="device", metric="fit_error", method=stage, mode=mode, value=error, unit="1", measured="simulated")
+        for mode, of in costs.items()
+        for stage, error in of.fit_errors.items()
+    ]
     rows += [
         replace(common, metric=metric, value=value, unit=unit, measured="measured" if metric == "between" else "simulated")
         for metric, (value, unit) in contention.items()
     ]
+    rows += _switches(common, probes["overlap"], retentions, cases)
     for number, case in enumerate(cases):
-        row = replace(common, case=number, context_tokens=case[0], retention=sum(case[1]) / len(case[1]))
-        row = replace(row, flag="" if number % 2 else "fitted on this case")
+        row = replace(common, case=number, context_tokens=case.keys, retention=float(np.mean(case.retention)))
+        row = replace(row, flag="" if case.held_out else FITTED)
+        batched = float(np.mean(measured[_key(number, "batched")]))
         for mode in MODES:
-            took = measured[number][mode]
+            passes = measured[_key(number, mode)]
+            took = float(np.mean(passes))
             rows.append(replace(row, mode=mode, metric="makespan", value=took))
-            itself = _uncertainty(found[number]["makespans"][mode])
-            rows.append(replace(row, mode=mode, metric="uncertainty", value=itself, unit="1"))
-            for by in BY:
+            rows.append(replace(row, mode=mode, metric="uncertainty", value=_half_width(passes) / took, unit="1"))
+            rows.append(replace(row, mode=mode, metric="ratio_to_batched", value=took / batched, unit="1"))
+            for by in BY if mode in SIMULATED else ():
                 simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
-                value = courses[number][mode, by](worth_cores, wake_us)
+                value = predictions[number, mode, by](worth_cores, wake_us)
                 rows.append(replace(simulated, metric="makespan", value=value))
                 rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
     return rows
 
 
-def _cases(setup: Setup, lengths: list[int], retentions: list[float]) -> list[tuple[int, list[float]]]:
-    """(keys, retention of every head): every fourth of the measured lengths, with retentions alike and different."""
-    draw = random.Random(setup.config.seed)
-    chosen = [lengths[round(at)] for at in np.linspace(len(lengths) // 4, len(lengths) - 1, 6)]
-    heads = setup.shape.heads
-    alike = [(keys, [0.2] * heads) for keys in chosen]
-    return alike + [(keys, [draw.uniform(retentions[0], retentions[-1]) for _ in range(heads)]) for keys in chosen]
+def draw_cases(probe: Probe, lengths: list[int], retentions: list[float], *, seed: int) -> list[Case]:
+    """Chunks of lengths that the profile has no point at, heads in mixed buckets, retentions alike and different.
 
-
-def _points(probe: Probe, lengths: list[int], retentions: list[float]) -> list[dict]:
-    return [asdict(point) for keys in lengths for point in probe.measure(keys, retentions, repeats=1)]
-
-
-def _measured(
-    setup: Setup, bank: GraphBank, base: Pipeline, latency: LatencyProfile, cases: list[tuple[int, list[float]]]
-) -> list[dict[str, dict]]:
-    """For each case makespans by mode, and median spans of sequential runs; `latency` is what `planned` plans by.
-
-    All cases take turns, so that a busy minute of the machine is no case's own. `off` copies its scores as the others do, so that
-    all do the same work.
+    Every third is to fit contention on, the others are held out. Raises `InputError` where there are too few such lengths.
     """
-    threads, pool = base.budgets(setup.device.name), ScorePool()
-    ran: dict[tuple[int, str], list[Timeline]] = defaultdict(list)
-    calls = {}
-    for number, (keys, retention) in enumerate(cases):
-        chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
-        ways = {mode: _pipelined(chunk, Pipeline(mode, base.queue_heads, threads, base.scheduler, latency)) for mode in MODES[1:]}
-        for name, launches in (("off", _single(chunk.groups())), ("fused, off", chunk.groups())):
-            ways[name] = partial(run_sequential, chunk, launches, threads=threads, keep_lists=False, pool=pool)
-        for name, way in ways.items():
-            calls[number, name] = lambda key=(number, name), way=way: ran[key].append(way().timeline)
-    interleave(calls, rounds=_ROUNDS, warmup=3)
+    count = _FIT_CHUNKS + _HELD_OUT_CHUNKS
+    step = max(1, probe.rows // 4)  # a chunk may end anywhere: a prompt may go on where an earlier one ended
+    between = [n for n in range(lengths[len(lengths) // 4], lengths[-1], step) if n not in lengths]
+    if len(between) < count:
+        raise InputError(
+            f"validate_simulator: expected {count} lengths that the profile has no point at, got {len(between)}; "
+            "use a larger evaluation.context_tokens or a smaller graphs.chunk_tokens"
+        )
+    draw = random.Random(seed)
+    made = []
+    for number, at in enumerate(np.linspace(0, len(between) - 1, count)):
+        alike = number // 3 % 2 == 0
+        retention = [0.2 if alike else draw.uniform(retentions[0], retentions[-1]) for _ in range(probe.heads)]
+        made.append(Case(between[round(at)], tuple(probe.mixed(draw)), tuple(retention), number % 3 != 1))
+    return made
 
-    return [
-        {
-            "makespans": {mode: [timeline.makespan_us for timeline in ran[number, mode][-_ROUNDS:]] for mode in MODES},
-            "spans": {"single": _spans(ran[number, "off"][-_ROUNDS:]), "fused": _spans(ran[number, "fused, off"][-_ROUNDS:])},
-        }
-        for number in range(len(cases))
-    ]
+
+def _of(case: Case) -> tuple:
+    return case.pairs, case.retention, case.keys
+
+
+def _key(number: int, mode: str) -> str:
+    return f"{number} {mode}"
+
+
+def _points(probe: Probe, lengths: list[int], retentions: list[float], name: str) -> list[dict]:
+    """Points of one pass; `off` launches one head at a time."""
+    sizes = [1] if name == "off" else None
+    return [asdict(point) for keys in lengths for point in probe.measure(keys, retentions, repeats=_REPEATS, sizes=sizes)]
+
+
+def _call_times(probe: Probe, base: Pipeline, latency: LatencyProfile, cases: list[Case]) -> dict[str, list[float]]:
+    """Microseconds of whole calls by case and mode; `latency` is what `planned` plans by. All take turns."""
+    calls = {}
+    for number, case in enumerate(cases):
+        chunk = probe.chunk(*_of(case), seed=_FIRST_SEED + number)
+        for mode in MODES:
+            pipeline = replace(base, mode=mode, profile=latency)
+            calls[_key(number, mode)] = partial(_call, pipeline, chunk)
+    timings = interleave(calls, rounds=_ROUNDS, warmup=2)
+    return {key: [1e6 * seconds for seconds in timing.seconds] for key, timing in timings.items()}
+
+
+def _call(pipeline: Pipeline, chunk: Chunk) -> None:
+    """One layer's call as a prefill makes it. A copy of the chunk knows nothing that a call before found out."""
+    chunk = replace(chunk)
+    if pipeline.mode == "batched":
+        attend_chunk(**chunk.arguments(), keep_lists=False)
+    else:
+        pipeline.run(chunk, keep_lists=False)
+
+
+def _mean(times: list[float]) -> float:
+    return float(np.mean(without_slowest(times, float)))
+
+
+def _half_width(passes: list[float]) -> float:
+    """Half the 95 % interval of the mean over passes, by Student's t: calls of one pass are not independent."""
+    return float(stats.t.ppf(0.975, len(passes) - 1) * np.std(passes, ddof=1) / len(passes) ** 0.5)
 
 
 def _together(profiles: list[LatencyProfile]) -> LatencyProfile:
-    """Medians over several profiles of the same points."""
+    """Means over several profiles of the same points."""
     points = [
         replace(
             one[0],
-            median_us=float(np.median([p.median_us for p in one])),
-            p95_us=float(np.median([p.p95_us for p in one])),
+            mean_us=float(np.mean([p.mean_us for p in one])),
+            median_us=float(np.mean([p.median_us for p in one])),
+            p95_us=float(np.mean([p.p95_us for p in one])),
             n=sum(p.n for p in one),
         )
         for one in zip(*(sorted(profile.points, key=_place) for profile in profiles), strict=True)
@@ -180,101 +230,64 @@ def _place(point: Latency) -> tuple:
     return point.stage, point.heads, point.bucket, point.capacity, point.retention, point.keys
 
 
-def _merged(passes: tuple[dict[str, dict], ...]) -> dict[str, dict]:
-    """One case over all passes: every makespan, and the median of each span."""
-    spans = {
-        how: {
-            stage: {heads: float(np.median([one["spans"][how][stage][heads] for one in passes])) for heads in of}
-            for stage, of in stages.items()
-        }
-        for how, stages in passes[0]["spans"].items()
-    }
-    return {"makespans": {mode: [took for one in passes for took in one["makespans"][mode]] for mode in MODES}, "spans": spans}
+def _costs(profile: LatencyProfile, layer: Layer) -> Costs:
+    fitted = fit_device(profile, layer, name=processor(), cores=cores())
+    return Costs(profile, fitted.device, fitted.errors)
 
 
-def _uncertainty(took: list[float]) -> float:
-    """Half the width of the median's 95 % interval, relative: it lies between two order statistics, whatever the distribution."""
-    ordered, reach = sorted(took), 0.98 * len(took) ** 0.5
-    low, high = (ordered[round(min(max(len(took) / 2 + side * reach, 0), len(took) - 1))] for side in (-1, 1))
-    return (high - low) / 2 / float(np.median(took))
+def _predictions(
+    setup: Setup, chunk: Chunk, base: Pipeline, planned_by: LatencyProfile, costs: dict[str, Costs], layer: Layer
+) -> dict[tuple[str, str], Callable[[float, float], float]]:
+    """By mode and source of costs: the simulated time of a whole call for a number of cores and a time to wake.
 
-
-def _pipelined(chunk: Chunk, pipeline: Pipeline) -> Callable[[], Ran]:
-    return lambda: pipeline.run(chunk, keep_lists=False)
-
-
-def _spans(timelines: list[Timeline]) -> dict[str, dict[str, float]]:
-    """Median time of every span, by stage and heads."""
-    took = defaultdict(lambda: defaultdict(list))
-    for timeline in timelines:
-        for span in timeline.spans:
-            took[span.stage][" ".join(map(str, span.heads))].append(span.end_us - span.start_us)
-    return {stage: {heads: float(np.median(times)) for heads, times in of.items()} for stage, of in took.items()}
-
-
-def _work_of(spans: dict[str, dict[str, float]], groups: list[Group]) -> Work:
-    """The costs that a sequential run of the same chunk had."""
-    launches = tuple(Launch(group.heads, spans["estimate"][" ".join(map(str, group.heads))]) for group in groups)
-    heads = range(len(spans["select"]))
-    return Work(launches, *(tuple(spans[stage][str(head)] for head in heads) for stage in ("select", "attend")))
-
-
-def _courses(
-    setup: Setup, bank: GraphBank, base: Pipeline, planned_by: LatencyProfile, latency: LatencyProfile, device: Device,
-    layer: Layer, between_us: float, spans: dict, keys: int, retention: list[float],
-) -> dict[tuple[str, str], Callable[[float, float], float]]:  # fmt: skip
-    """By mode and source of costs: the simulated makespan for a number of cores and a time to wake."""
-    chunk = _chunk(setup, bank, keys, torch.tensor(retention, dtype=torch.float64))
-    groups, rows = chunk.groups(), chunk.q.shape[1]
+    What a call takes before and between its spans is the profile's in both.
+    """
+    groups, retention, keys = chunk.groups(), chunk.retention.tolist(), chunk.k.shape[1]
     made = {}
-    for mode in MODES:
+    for mode in SIMULATED:
         launches = _single(groups) if mode in ("off", "overlap") else groups
-        served = _capacity(bank, chunk, keys)
-        own = spans["single" if mode in ("off", "overlap") else "fused"]
+        of = costs["off" if mode == "off" else "overlap"]
         works = {
-            "spans": _work_of(own, launches),
-            "profile": latency.work(launches, retention, keys=keys),
-            "device": device.work(layer, ChunkShape(rows, keys), launches, retention, capacity=served),
+            "profile": of.profile.work(launches, retention, keys=keys),
+            "device": of.device.work(
+                layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(chunk, keys)
+            ),
         }
-        in_order = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
-        plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys)) if mode == "planned" else in_order
+        plan = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
+        if mode == "planned":
+            plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys))
         how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": setup.device.name}
-        how["between_us"] = between_us
+        how["between_us"] = of.profile.call_us("between", keys)
         for by, work in works.items():
-            made[mode, by] = lambda worth, wake, work=work, plan=plan, how=how: (
-                simulate(work, plan, cores=worth, wake_us=wake, **how).makespan_us
-            )
+            made[mode, by] = partial(_simulated, work, plan, of.profile.call_us("prepare", keys), how)
     return made
 
 
-def _fit_contention(courses: list[dict], measured: list[dict[str, float]]) -> tuple[float, float]:
-    """(cores, wake_us) with the least squared error of overlapped runs: what stages that run at once do to one another.
+def _simulated(work: Work, plan: Plan, prepare_us: float, how: dict, worth_cores: float, wake_us: float) -> float:
+    return prepare_us + simulate(work, plan, cores=worth_cores, wake_us=wake_us, **how).makespan_us
 
-    Fitted by the same chunks' own spans, and then the same for every source of costs: it is the machine's, not theirs.
+
+def _fit_contention(predictions: dict, measured: dict[str, list[float]], numbers: list[int]) -> tuple[float, float]:
+    """(cores, wake_us) with the least squared error of overlapped calls: what stages that run at once do to one another.
+
+    Fitted by the profile's costs, and then the same for both sources: it is the machine's, not theirs.
     """
 
-    def error(cores_worth: float, wake_us: float) -> float:
+    def error(pair: tuple[float, float]) -> float:
         return sum(
-            (course[mode, "spans"](cores_worth, wake_us) / took[mode] - 1) ** 2
-            for course, took in zip(courses, measured, strict=True)
-            for mode in MODES
+            (predictions[number, mode, "profile"](*pair) / np.mean(measured[_key(number, mode)]) - 1) ** 2
+            for number in numbers
+            for mode in SIMULATED
             if mode != "off"
         )
 
-    grid = [(float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)]
-    return min(grid, key=lambda pair: error(*pair))
-
-
-def _between_us(case: dict[str, dict]) -> float:
-    """What a sequential run takes besides its spans, for each of them."""
-    spans = [us for stage in case["spans"]["single"].values() for us in stage.values()]
-    return max(0.0, (float(np.median(case["makespans"]["off"])) - sum(spans)) / len(spans))
+    return min(((float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)), key=error)
 
 
 def _with_contention(device: Device, worth_cores: float, wake_us: float, between_us: float) -> Device:
     """The device with what its stages do to one another, and what the pipeline itself costs there."""
-    source = "least squared error of overlapped runs, every second case of experiments.run +exp=validate_simulator"
-    between = Number(between_us, "measured", "sequential runs of the same cases: what they take besides their spans")
+    source = f"least squared error of overlapped calls, {_FIT_CHUNKS} chunks of experiments.run +exp=validate_simulator"
+    between = Number(between_us, "measured", "calls of the latency profile: what they take between their spans")
     return replace(
         device, cores=Number(worth_cores, "fitted", source), wake_us=Number(wake_us, "fitted", source), between_us=between
     )
@@ -285,25 +298,22 @@ def _single(groups: list[Group]) -> list[Group]:
     return sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
 
 
-def _capacity(bank: GraphBank, chunk: Chunk, keys: int) -> int:
+def _capacity(chunk: Chunk, keys: int) -> int:
     """Keys of the graph that serves the chunk: what a launch computes."""
-    return bank.shape_for(heads=bank.launch_heads[0], rows=chunk.q.shape[1], keys=keys, head_dim=chunk.q.shape[2]).keys
+    bank, (_, rows, head_dim) = chunk.estimator.bank, chunk.q.shape
+    return bank.shape_for(heads=bank.launch_heads[0], rows=rows, keys=keys, head_dim=head_dim).keys
 
 
-def _chunk(setup: Setup, bank: GraphBank, keys: int, retention: Tensor) -> Chunk:
-    """Random tensors, each head's Q of another size, so that heads fall into several buckets."""
-    shape, rows = setup.shape, setup.config.graphs.chunk_tokens
-    generator = torch.Generator().manual_seed(setup.config.seed + keys)
-    sizes = torch.tensor([pair[0] for pair in bank.pairs])[torch.randint(len(bank.pairs), (shape.heads,), generator=generator)]
-    q = torch.randn(shape.heads, rows, shape.head_dim, generator=generator) * (30 * sizes)[:, None, None]
-    k, v = torch.randn(2, shape.kv_heads, keys, shape.head_dim, generator=generator)
-    k = k * (30 * bank.pairs[len(bank.pairs) // 2][1])
-    method = setup.methods[setup.config.method]
-    estimator = instantiate(method.estimator, **({"bank": bank} if needs_bank(method.estimator) else {}))
-    kernels = choose(setup.kernel, head_dim=shape.head_dim, dtype=q.dtype)
-    positions = keys - rows + torch.arange(rows)
-    parts = Heads.all(shape.heads, shape.kv_heads), estimator, Rule(), kernels, shape.head_dim**-0.5
-    return Chunk(q, k, v, retention, 0, positions, *parts)
+def _switches(common: CaseRow, probe: Probe, retentions: list[float], cases: list[Case]) -> list[CaseRow]:
+    """How often a launch of one head follows one of another bucket: in the profile's chunks, and in those it is held to."""
+    chains = {"profile": [[g.bucket for g in one.launches] for one in probe.layouts(retentions, [1])]}
+    chains["chunks"] = [[probe.bank.slot(pair) for pair in case.pairs] for case in cases if case.held_out]
+    rows = []
+    for by, of in chains.items():
+        pairs = [pair for chain in of for pair in zip(chain, chain[1:], strict=False)]
+        share = sum(a != b for a, b in pairs) / len(pairs)
+        rows.append(replace(common, metric="bucket_switches", by=by, mode="off", value=share, unit="1", n=len(pairs)))
+    return rows
 
 
 def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:
@@ -312,14 +322,12 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
 
 
 def table(rows: pd.DataFrame, title: str) -> Table:
-    """By mode: the error of both simulations over the cases that nothing was fitted on."""
-    made = Table("mode", "simulated by", "median error", "worst", "within 10 %", "measured ms", "itself ±", title=title)
-    held_out = rows[rows.flag == ""]
-    for (mode, by), of in held_out[held_out.metric == "error"].groupby(["mode", "by"], sort=False):
-        taken = held_out[(held_out["mode"] == mode) & (held_out.measured == "measured")]
-        measured, itself = taken[taken.metric == "makespan"].value / 1e3, taken[taken.metric == "uncertainty"].value.median()
-        worst = of.value.iloc[of.value.abs().argmax()]
-        within = f"{(of.value.abs() <= BAR).sum()} of {len(of)}"
-        span = f"{measured.min():.1f} … {measured.max():.1f}"
-        made.add_row(mode, by, f"{of.value.median():+.1%}", f"{worst:+.1%}", within, span, f"{itself:.1%}")
+    """By mode: the error of both simulations over the held-out chunks, and whether the target is held."""
+    made = Table("mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target", "measured ms", "± ", title=title)
+    for one in predictions.prediction_errors(rows):
+        measured = rows[(rows.flag == "") & (rows["mode"] == one.mode) & (rows.measured == "measured")]
+        times, itself = measured[measured.metric == "makespan"].value / 1e3, measured[measured.metric == "uncertainty"].value
+        made.add_row(*one.cells(), f"{times.min():.1f} … {times.max():.1f}", f"{itself.median():.1%}")
+    ratios = rows[(rows.metric == "ratio_to_batched") & (rows.flag == "")].groupby("mode", sort=False).value
+    made.caption = "measured, times batched: " + ", ".join(f"{mode} {of.median():.2f}" for mode, of in ratios)
     return made

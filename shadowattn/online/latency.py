@@ -7,10 +7,11 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,16 +20,32 @@ from shadowattn.errors import InputError
 from shadowattn.online.plan import Group, Launch, Work
 from shadowattn.online.timeline import STAGES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 REMEDY = "measure it with: python -m experiments.run +exp=latency_profile"
+# Of a whole call, beside its spans: what the heads share before the first span, and what passes between two spans.
+CALL_STAGES = ("prepare", "between")
+# Calls that something else on the machine held up: this share of them, the slowest, is left out.
+SLOWEST = 0.1
+
+T = TypeVar("T")
+
+
+def without_slowest(calls: Sequence[T], took: Callable[[T], float]) -> list[T]:
+    """The calls without their slowest tenth by `took`.
+
+    Whole calls are left out, not single spans, so that means still add up: the mean spans of the calls that stay are together
+    the mean of these calls. Medians would not: spans are skewed, and a sum of their medians falls short of the whole.
+    """
+    return sorted(calls, key=took)[: len(calls) - int(SLOWEST * len(calls))]
 
 
 @dataclass(frozen=True, order=True)
 class Latency:
-    """One stage at one point: `n` runs that had the machine to themselves.
+    """One stage at one point, over `n` spans of whole calls that had the machine to themselves.
 
     An estimate is of a launch of `heads` heads in `bucket` (−1: no buckets) on a graph for up to `capacity` keys (0: no static
-    shape), whatever the retention. Selection and attention are of one head.
+    shape), whatever the retention. Selection and attention are of one head; `CALL_STAGES` of a call, or of a pause in it.
+    Means are what predicts a call, see `without_slowest`; median and p95 show how skewed the spans are.
     """
 
     stage: str
@@ -37,6 +54,7 @@ class Latency:
     capacity: int
     retention: float  # 1 for an estimate
     keys: int
+    mean_us: float
     median_us: float
     p95_us: float
     n: int
@@ -46,8 +64,9 @@ class Latency:
             value, expected = getattr(self, field.name), (int, float) if field.type is float else field.type
             if not isinstance(value, expected) or (field.type is not str and not -1 <= value < math.inf):
                 raise InputError(f"latency: expected {field.name} as a finite {field.type.__name__}, got {value!r}")
-        if self.stage not in STAGES or min(self.median_us, self.p95_us) < 0:
-            raise InputError(f"latency: expected a time of at least 0 µs of {', '.join(STAGES)}, got {self}")
+        stages = (*STAGES, *CALL_STAGES)
+        if self.stage not in stages or min(self.mean_us, self.median_us, self.p95_us) < 0:
+            raise InputError(f"latency: expected a time of at least 0 µs of {', '.join(stages)}, got {self}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +90,7 @@ class LatencyProfile:
     def work(self, groups: Sequence[Group], retention: Sequence[float], *, keys: int) -> Work:
         """The cost of one layer's chunk: a launch for each group, selection and attention of heads with `retention` [H].
 
-        Medians, linear in keys and in retention between measured points; the shortest measured keys also stand for fewer.
+        Means, linear in keys and in retention between measured points; the shortest measured keys also stand for fewer.
         A chunk with fewer rows than the profile's costs no more than this. Raises `InputError` beyond what was measured.
         """
         launches = tuple(Launch(group.heads, self.estimate_us(len(group.heads), group.bucket, keys)) for group in groups)
@@ -84,10 +103,10 @@ class LatencyProfile:
         capacities = [capacity for capacity in steps if capacity >= keys or not capacity]
         if not capacities:
             raise self._beyond(f"a launch of {heads} heads in bucket {bucket} on {keys} keys")
-        at, median = steps[min(capacities)]
+        at, mean = steps[min(capacities)]
         if keys > at[-1]:
             raise self._beyond(f"{keys} keys")
-        return float(np.interp(keys, at, median))
+        return float(np.interp(keys, at, mean))
 
     def stage_us(self, stage: str, retention: Sequence[float], keys: int) -> np.ndarray:
         """Selection (`select`) or attention (`attend`) of heads with `retention` [H]."""
@@ -96,8 +115,15 @@ class LatencyProfile:
         within = len(curves) and retentions[0] <= min(retention) and max(retention) <= retentions[-1]
         if not within or keys > min(at[-1] for at, _ in curves.values()):
             raise self._beyond(f"{stage} of retention {min(retention):g} … {max(retention):g} on {keys} keys")
-        values = [np.interp(keys, at, median) for at, median in curves.values()]
+        values = [np.interp(keys, at, mean) for at, mean in curves.values()]
         return np.interp(retention, retentions, values)
+
+    def call_us(self, stage: str, keys: int) -> float:
+        """What a layer's call takes beside its spans: `prepare` once, `between` for every span."""
+        curve = sorted((point.keys, point.mean_us) for point in self.points if point.stage == stage)
+        if not curve or keys > curve[-1][0]:
+            raise self._beyond(f"{stage} of a call on {keys} keys")
+        return float(np.interp(keys, *zip(*curve, strict=True)))
 
     def errors(self) -> list[InterpolationError]:
         """What interpolation costs in accuracy, for each stage and axis that has points between others."""
@@ -111,7 +137,7 @@ class LatencyProfile:
                 curves = defaultdict(list)
                 for point in self.points:
                     if point.stage == stage:
-                        curves[curve_of(point)].append((getattr(point, axis), point.median_us))
+                        curves[curve_of(point)].append((getattr(point, axis), point.mean_us))
                 errors = [error for curve in curves.values() for error in _left_out(sorted(curve))]
                 if errors:
                     made.append(InterpolationError(stage, axis, float(np.median(errors)), max(errors), len(errors)))
@@ -153,7 +179,7 @@ class LatencyProfile:
 
     @cached_property
     def _launches(self) -> dict[tuple[int, int], dict[int, tuple[list, list]]]:
-        """Keys and medians of every (heads, bucket) and capacity."""
+        """Keys and means of every (heads, bucket) and capacity."""
         made = defaultdict(lambda: defaultdict(lambda: ([], [])))
         for point in sorted(self.points):
             if point.stage == "estimate":
@@ -162,7 +188,7 @@ class LatencyProfile:
 
     @cached_property
     def _stages(self) -> dict[str, dict[float, tuple[list, list]]]:
-        """Keys and medians of selection and attention at every retention, ascending."""
+        """Keys and means of selection and attention at every retention, ascending."""
         made = {"select": defaultdict(lambda: ([], [])), "attend": defaultdict(lambda: ([], []))}
         for point in sorted(self.points):
             if point.stage in made:
@@ -179,7 +205,7 @@ class LatencyProfile:
 
 def _append(curve: tuple[list, list], point: Latency) -> None:
     curve[0].append(point.keys)
-    curve[1].append(point.median_us)
+    curve[1].append(point.mean_us)
 
 
 def _left_out(curve: list[tuple[float, float]]) -> Iterator[float]:

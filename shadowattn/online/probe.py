@@ -1,9 +1,12 @@
-"""Measures a latency profile: the executor's own stages, run alone on random tensors of a model's shape."""
+"""Measures a latency profile: the executor's own stages, in place in whole calls on random tensors of a model's shape."""
 
+import random
+import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +23,30 @@ from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Chooser, Estimator
 from shadowattn.online.executor import ScorePool, Threads, run_sequential
-from shadowattn.online.latency import Latency
+from shadowattn.online.latency import Latency, without_slowest
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
+from shadowattn.online.timeline import Timeline
 from shadowattn.types import Heads
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layer's chunk to measure: the scale pair (an index) and the retention of each head [H], and the launches in order."""
+
+    pairs: tuple[int, ...]
+    retention: tuple[float, ...]
+    launches: tuple[Group, ...]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is measured: chunks of `rows` rows of a layer with such heads, by these parts."""
+    """What is measured: chunks of `rows` rows of a layer with such heads, by these parts.
+
+    `pool` is where scores are copied to, as pipelines that overlap do; None: read where the launch left them, as `off` does.
+    """
 
     heads: int
     kv_heads: int
@@ -40,6 +58,7 @@ class Probe:
     kernels: Kernels
     threads: Threads
     seed: int = 0
+    pool: ScorePool | None = field(default_factory=ScorePool, repr=False, compare=False)
 
     def __post_init__(self):
         if isinstance(self.estimator, Chooser):
@@ -58,18 +77,12 @@ class Probe:
         shape = {"heads": self.heads, "kv_heads": self.kv_heads, "rows": self.rows, "head_dim": self.head_dim}
         return binding(*parts, **shape, dtype=self.dtype)
 
-    def launches(self) -> list[Group]:
-        """Every kind of launch: each size in each bucket; without a bank one head, and all that read the same keys.
-
-        Buckets of one K scale come one after another, so that their keys are in the cache, as a layer's are.
-        """
+    @property
+    def sizes(self) -> list[int]:
+        """Heads that may share a launch; without a bank one head, and all that read the same keys."""
         if self.bank is None:
-            sizes, buckets = {1, self.heads // self.kv_heads}, [-1]
-        else:
-            sizes = {min(size, self.heads) for size in self.bank.launch_heads}
-            slots = {self.bank.slot(pair) for pair in range(len(self.bank.pairs))}
-            buckets = sorted(slots, key=lambda slot: self.bank.pairs[slot][::-1])
-        return [Group(tuple(range(size)), bucket) for bucket in buckets for size in sorted(sizes)]
+            return sorted({1, self.heads // self.kv_heads})
+        return sorted({min(size, self.heads) for size in self.bank.launch_heads})
 
     def key_lengths(self, longest: int) -> list[int]:
         """Both ends and two inner points of every step of the bank's capacities (or of doubling), from `rows` on."""
@@ -83,55 +96,146 @@ class Probe:
             lengths |= {int(x) // self.rows * self.rows for x in np.linspace(low + self.rows, high, 4)} | {high}
         return sorted(lengths)
 
-    def measure(self, keys: int, retentions: Sequence[float], *, repeats: int) -> list[Latency]:
-        """Every launch, and selection and attention at every retention, on `keys` keys. Launches and retentions take turns."""
-        launches = self.launches()
-        tensors = self._tensors({group.bucket for group in launches}, keys)
-        pool, taken = ScorePool(), defaultdict(list)
-        for repeat in range(-1, max(repeats, len(retentions))):  # the first round warms up
-            for turn, group in enumerate(launches):
-                retention = retentions[(turn + repeat) % len(retentions)]
-                chunk = self._chunk(*tensors[group.bucket], group, retention)
-                for _ in range(2):  # the second counts: in a layer, too, heads that read the same keys follow one another
-                    ran = run_sequential(chunk, [group], threads=self.threads, keep_lists=False, pool=pool)
-                for span in ran.timeline.spans if repeat >= 0 else ():
-                    point = (len(group.heads), group.bucket, self._capacity(group, keys), 1.0)
-                    point = point if span.stage == "estimate" else (1, -1, 0, retention)
-                    taken[span.stage, *point].append(span.end_us - span.start_us)
+    def layouts(self, retentions: Sequence[float], sizes: Sequence[int]) -> list[Layout]:
+        """Layers that together hold a launch of every size in every bucket, and at each size a head of every retention.
+
+        Buckets and retentions are drawn, as a layer mixes them, so that a launch mostly follows one of another bucket: another
+        compiled graph, which costs more than the same one again. Heads of one key head share its K scale. The launches are
+        in the product's order: head by head, and of several heads by their first.
+        """
+        draw = random.Random(self.seed)
+        kept, made = _deck(draw, retentions), []
+        for size in sizes:
+            pairs_of = self._pairs_by_k_scale()
+            k_scales = _deck(draw, list(pairs_of))
+            decks = {k_scale: _deck(draw, pairs) for k_scale, pairs in pairs_of.items()}
+            slots, unkept = {self._slot(pair) for pairs in pairs_of.values() for pair in pairs}, set(retentions)
+            while slots or unkept:
+                blocks = [
+                    (block, next(decks[k]))
+                    for run, k in zip(self._runs(size), k_scales, strict=False)
+                    for block in _blocks(run, size)
+                ]
+                groups = tuple(Group(block, self._slot(pair)) for block, pair in blocks)
+                retention = tuple(next(kept) for _ in range(self.heads))
+                made.append(Layout(tuple(pair for block, pair in blocks for _ in block), retention, groups))
+                slots -= {group.bucket for group in groups if len(group.heads) == size}
+                unkept -= set(retention)
+        return made
+
+    def measure(
+        self, keys: int, retentions: Sequence[float], *, repeats: int, sizes: Sequence[int] | None = None
+    ) -> list[Latency]:
+        """Every launch of `sizes` (None: all), and selection and attention at every retention, on `keys` keys.
+
+        Spans are taken in place: a call is a whole layer's chunk, launch by launch and head by head, and the chunks take turns.
+        """
+        layouts = self.layouts(retentions, self.sizes if sizes is None else sizes)
+        v = self._values(keys)
+        chunks = [self.chunk(one.pairs, one.retention, keys, seed=number, v=v) for number, one in enumerate(layouts)]
+        calls: list[list[tuple[float, Timeline]]] = [[] for _ in layouts]
+        for repeat in range(-1, repeats):  # the first round warms up
+            for layout, chunk, of in zip(layouts, chunks, calls, strict=True):
+                start = time.perf_counter()
+                # A copy knows nothing that a call before found out.
+                ran = run_sequential(replace(chunk), layout.launches, threads=self.threads, keep_lists=False, pool=self.pool)
+                if repeat >= 0:
+                    of.append(((time.perf_counter() - start) * 1e6, ran.timeline))
+        taken = defaultdict(list)
+        for layout, of in zip(layouts, calls, strict=True):
+            for took_us, timeline in without_slowest(of, lambda call: call[0]):
+                for point, us in self._spans(layout, timeline, took_us, keys):
+                    taken[point].append(us)
         return [
-            Latency(*point, keys, float(np.median(times)), float(np.percentile(times, 95)), len(times))
+            Latency(*point, keys, float(np.mean(times)), float(np.median(times)), float(np.percentile(times, 95)), len(times))
             for point, times in taken.items()
         ]
 
-    def _tensors(self, buckets: set[int], keys: int) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-        """q, k and v for each bucket, normally distributed; largest values that fit it exactly. What can be shared is."""
-        generator = torch.Generator().manual_seed(self.seed)
+    def chunk(self, pairs: Sequence[int], retention: Sequence[float], keys: int, *, seed: int, v: Tensor | None = None) -> Chunk:
+        """A layer's chunk at the end of `keys` keys, heads in the buckets of `pairs` [H] (indices; none without a bank).
+
+        Tensors are normally distributed; each head's largest value fits its scale exactly. `v` [G, K, D] may be shared.
+        """
+        generator = torch.Generator().manual_seed(self.seed * 1000 + seed)
         q = torch.randn(self.heads, self.rows, self.head_dim, generator=generator)
-        k, v = torch.randn(2, self.kv_heads, keys, self.head_dim, generator=generator).to(self.dtype)
-
-        @cache
-        def scaled(name: str, scale: float) -> Tensor:
-            x = q if name == "q" else k
-            return (x * (scale * INT8_MAX / x.abs().amax((1, 2), keepdim=True))).to(self.dtype)
-
-        if self.bank is None:
-            return dict.fromkeys(buckets, (q.to(self.dtype), k, v))
-        pairs = {bucket: self.bank.pairs[bucket] for bucket in buckets}
-        return {bucket: (scaled("q", q_scale), scaled("k", k_scale), v) for bucket, (q_scale, k_scale) in pairs.items()}
-
-    def _chunk(self, q: Tensor, k: Tensor, v: Tensor, group: Group, retention: float) -> Chunk:
-        count = len(group.heads)
+        k = torch.randn(self.kv_heads, keys, self.head_dim, generator=generator)
+        if self.bank is not None:
+            scales = torch.tensor([self.bank.pairs[pair] for pair in pairs])
+            group = self.heads // self.kv_heads
+            q = _scaled(q, scales[:, 0])
+            k = _scaled(k, scales[::group, 1])
         return Chunk(
-            q[:count], k, v, torch.full((count,), retention, dtype=torch.float64), 0,
-            k.shape[1] - self.rows + torch.arange(self.rows), Heads.all(self.heads, self.kv_heads)[:count],
-            self.estimator, self.rule, self.kernels, self.head_dim**-0.5,
+            q.to(self.dtype), k.to(self.dtype), self._values(keys) if v is None else v,
+            torch.tensor(retention, dtype=torch.float64), 0, keys - self.rows + torch.arange(self.rows),
+            Heads.all(self.heads, self.kv_heads), self.estimator, self.rule, self.kernels, self.head_dim**-0.5,
         )  # fmt: skip
+
+    def mixed(self, draw: random.Random) -> list[int]:
+        """A pair for each head as a layer may have them: Q's scale of each head and K's of each key head drawn on their own."""
+        pairs_of = self._pairs_by_k_scale()
+        group = self.heads // self.kv_heads
+        return [draw.choice(pairs) for pairs in draw.choices(list(pairs_of.values()), k=self.kv_heads) for _ in range(group)]
+
+    def _spans(
+        self, layout: Layout, timeline: Timeline, took_us: float, keys: int
+    ) -> Iterator[tuple[tuple[str, int, int, int, float], float]]:
+        """Points and times of one call; its launches that run partly empty are left out."""
+        slots = {group.heads: group for group in layout.launches}
+        busy = first = 0.0
+        for number, span in enumerate(timeline.spans):
+            us = span.end_us - span.start_us
+            busy, first = busy + us, first if number else span.start_us
+            if span.stage != "estimate":
+                yield (span.stage, 1, -1, 0, layout.retention[span.heads[0]]), us
+            elif len(span.heads) in self.sizes:
+                group = slots[span.heads]
+                yield (span.stage, len(group.heads), group.bucket, self._capacity(group, keys), 1.0), us
+        yield ("prepare", 1, -1, 0, 1.0), first
+        yield ("between", 1, -1, 0, 1.0), max(0.0, took_us - first - busy) / len(timeline.spans)
+
+    def _values(self, keys: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.kv_heads, keys, self.head_dim, generator=generator).to(self.dtype)
+
+    def _pairs_by_k_scale(self) -> dict[float, list[int]]:
+        """Indices of the bank's pairs; without a bank one that stands for all."""
+        made = defaultdict(list)
+        for pair, (_, k_scale) in enumerate(self.bank.pairs if self.bank is not None else [(1.0, 1.0)]):
+            made[k_scale].append(pair)
+        return made
+
+    def _slot(self, pair: int) -> int:
+        return -1 if self.bank is None else self.bank.slot(pair)
+
+    def _runs(self, size: int) -> list[range]:
+        """Heads of neighbouring key heads, as many as a launch of `size` heads reads: they share a K scale."""
+        group = self.heads // self.kv_heads
+        step = -(-size // group) * group
+        return [range(at, min(at + step, self.heads)) for at in range(0, self.heads, step)]
 
     def _capacity(self, group: Group, keys: int) -> int:
         if self.bank is None:
             return 0
         shape = {"heads": len(group.heads), "rows": self.rows, "keys": keys, "head_dim": self.head_dim}
         return self.bank.shape_for(**shape).keys
+
+
+def _deck(draw: random.Random, items: Sequence[T]) -> Iterator[T]:
+    """The items in a drawn order, again and again: drawn evenly, and each soon."""
+    while True:
+        yield from draw.sample(items, len(items))
+
+
+def _blocks(run: range, size: int) -> Iterator[tuple[int, ...]]:
+    """The run's heads, `size` at a time, what is left one by one."""
+    whole = len(run) // size * size
+    yield from (tuple(run[at : at + size]) for at in range(0, whole, size))
+    yield from ((head,) for head in run[whole:])
+
+
+def _scaled(x: Tensor, scales: Tensor) -> Tensor:
+    """x [H, rows, D] with each head's largest value at the end of the INT8 range of its scale [H]."""
+    return x * (scales[:, None, None] * INT8_MAX / x.abs().amax((1, 2), keepdim=True))
 
 
 def binding(

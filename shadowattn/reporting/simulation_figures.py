@@ -7,25 +7,22 @@ import pandas as pd
 from shadowattn.reporting.figures import figure
 
 _MARKERS = "osDv^<>P*X"
-_BY = {
-    "spans": "by the same chunk's stages, run alone",
-    "profile": "by the latency profile",
-    "device": "by the device fitted to the profile",
-}
 
 
 def validation(rows: pd.DataFrame, path: Path) -> Path:
-    """Simulated against measured makespan, by three sources of costs; the band is 10 %, hollow points were fitted on.
+    """Simulated against measured calls, a panel for each source of costs; the band is 10 %, hollow points were fitted on.
 
-    Bars: the 95 % interval of the measured medians.
+    Bars: the 95 % interval of the measured times.
     """
     makespans = rows[rows.metric == "makespan"]
     measured = makespans[makespans.measured == "measured"].set_index(["case", "mode"]).value / 1e3
     itself = measured * rows[rows.metric == "uncertainty"].set_index(["case", "mode"]).value
     fitted = sorted(makespans[makespans.flag != ""].case.unique())
-    with figure(path, columns=3, rows=1) as axes:
-        for axis, by in zip(axes.flat, _BY, strict=True):
-            simulated = makespans[makespans.by == by].set_index(["case", "mode"]).value / 1e3
+    simulated_by = makespans[makespans.measured == "simulated"]
+    sources = list(simulated_by.by.unique())
+    with figure(path, columns=len(sources), rows=1) as axes:
+        for axis, by in zip(axes.flat, sources, strict=True):
+            simulated = simulated_by[simulated_by.by == by].set_index(["case", "mode"]).value / 1e3
             for index, mode in enumerate(simulated.index.unique("mode")):
                 x, y = (of.xs(mode, level="mode").sort_index() for of in (measured, simulated))
                 bars = itself.xs(mode, level="mode").sort_index()
@@ -35,10 +32,14 @@ def validation(rows: pd.DataFrame, path: Path) -> Path:
             ends = [0.9 * measured.min(), 1.1 * measured.max()]
             axis.plot(ends, ends, color="0.6", linewidth=1)
             axis.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color="0.9", zorder=0)
-            axis.set(xscale="log", yscale="log", xlabel="measured ms", ylabel="simulated ms")
-            axis.set_title(_BY[by], fontsize=9)
+            axis.set(xscale="log", yscale="log", xlabel="measured ms", ylabel="SIMULATED ms")
+            axis.set_title(f"costs from the {by}", fontsize=9)
         axes.flat[0].legend(fontsize=8)
-        axes.flat[0].figure.suptitle(f"one layer's chunk through the pipeline: {rows.model.iloc[0]}, band of 10 %", fontsize=9)
+        held_out = makespans.case.nunique() - len(fitted)
+        calls = int(makespans[makespans.measured == "measured"].n.max())
+        title = f"one layer's chunk: {rows.model.iloc[0]}, {calls} calls each, band of 10 %"
+        chunks = f"filled: {held_out} held-out chunks; hollow: {len(fitted)} that contention was fitted on"
+        axes.flat[0].figure.suptitle(f"{title}\n{chunks}", fontsize=9)
     return path
 
 

@@ -34,7 +34,8 @@ def run(tiny_folder, tmp_path, monkeypatch):
 def test_a_profile_is_measured_and_a_planned_run_uses_it(run, tmp_path):
     measured = run("latency_profile", "+exp=latency_profile")
     rows = pd.read_parquet(measured / "rows.parquet")
-    assert set(rows[rows.metric == "median"].stage) == {"estimate", "select", "attend"}
+    for metric in ("mean", "median", "p95"):
+        assert set(rows[rows.metric == metric].stage) == {"prepare", "estimate", "select", "attend", "between"}
     assert (measured / "latency_profile.png").is_file()
     planned = run("planned", "experiment=planned", "pipeline=planned", f"pipeline.profile={measured / 'latency_profile.json'}")
     plain = run("plain", "experiment=plain")

@@ -6,13 +6,23 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from benchmarks import bank as bank_benchmark
 from experiments import graphs_study, query_block, scheduler_study, validate_simulator
 from experiments.publish import read_reference
+from experiments.validate_simulator import MODES
 from shadowattn import selfcheck
+from shadowattn.errors import InputError
+from shadowattn.graphs import GraphBank, GraphShape
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.executor import Threads
+from shadowattn.online.probe import Probe
+from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device, save_device
 from shadowattn.online.simulation.device import Number
+from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 from tests.profiles import bank_for
@@ -198,15 +208,28 @@ def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
     assert set(gaps.measured) == {"simulated"}
 
 
-def test_the_simulator_is_compared_with_the_executor(run, monkeypatch, capsys):
-    monkeypatch.setattr(validate_simulator, "_PASSES", 2)
-    monkeypatch.setattr(validate_simulator, "_ROUNDS", 2)
-    folder = run("validate_simulator", "+exp=validate_simulator", "graphs.chunk_tokens=16", "latency.retentions=[0.1,0.6]")
+def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, capsys):
+    for name, few in (("_PASSES", 2), ("_ROUNDS", 2), ("_REPEATS", 1), ("_FIT_CHUNKS", 2), ("_HELD_OUT_CHUNKS", 4)):
+        monkeypatch.setattr(validate_simulator, name, few)
+    pipelines, probes = set(), []
+    call, probe = validate_simulator._call, validate_simulator.latency_probe
+    monkeypatch.setattr(validate_simulator, "_call", lambda p, c: (pipelines.add((p.mode, p.threads)), call(p, c)))
+    monkeypatch.setattr(validate_simulator, "latency_probe", lambda *of: probes.append(probe(*of)) or probes[-1])
+    small = ("graphs.chunk_tokens=16", "graphs.limit=27", "latency.retentions=[0.1,0.6]")
+    folder = run("validate_simulator", "+exp=validate_simulator", *small)
     rows = rows_of(folder)
-    assert set(rows[rows.metric == "error"]["mode"]) == {"off", "overlap", "fused", "planned"}
-    assert set(rows[rows.metric == "error"].measured) == {"simulated"}
+    assert pipelines == {(mode, Threads()) for mode in MODES}
+    assert [one.threads for one in probes] == [Threads(), Threads(1, 1, 1)]
+    assert [one.pool is None for one in probes] == [True, False]
+    errors = rows[rows.metric == "error"]
+    assert set(errors["mode"]) == {"off", "overlap", "fused", "planned"}
+    assert set(errors.by) == {"profile", "device"}  # nothing is held to a sum of its own spans
+    assert set(errors.measured) == {"simulated"}
     assert (rows[(rows.metric == "makespan")].value > 0).all()
-    assert (rows.metric == "uncertainty").sum() == 12 * 4
+    assert set(rows[rows.metric == "uncertainty"]["mode"]) == set(MODES)
+    assert (rows[(rows.metric == "ratio_to_batched") & (rows["mode"] == "batched")].value == 1).all()
+    assert rows[(rows.metric == "error") & (rows.flag == "")].case.nunique() == 4
+    assert (rows[rows.metric == "bucket_switches"].value > 0.3).all()
     assert (folder / "validate_simulator.png").is_file()
     fitted = load_device(str(folder / "device.yaml"))
     assert (fitted.cores.kind, fitted.wake_us.kind) == ("fitted", "fitted")
@@ -219,10 +242,25 @@ def test_the_simulator_is_compared_with_the_executor(run, monkeypatch, capsys):
     assert "expected a description with dense_ns" in capsys.readouterr().err
 
 
-def test_a_medians_uncertainty_is_between_order_statistics():
-    assert validate_simulator._uncertainty([5.0] * 9) == 0
-    assert validate_simulator._uncertainty([float(x) for x in range(100)]) == pytest.approx((60 - 40) / 2 / 49.5)
-    assert validate_simulator._uncertainty([1.0, 3.0]) == pytest.approx(0.5)  # two runs: all that was seen
+def test_held_out_chunks_are_none_that_the_profile_was_measured_on():
+    profile = RetentionProfile(((0.2,) * 4,), ScaleGrid((0.01, 0.02, 0.04), (0.01, 0.02, 0.04)), 16, "", "", "")
+    bank = GraphBank.build(profile, (GraphShape(1, 16, 16, 2048),))
+    probe = Probe(4, 2, 16, 16, torch.float32, Int8(bank), Rule(), TorchKernels(), Threads(1, 1, 1))
+    lengths = probe.key_lengths(2048)
+    cases = validate_simulator.draw_cases(probe, lengths, [0.1, 0.6], seed=0)
+    assert sum(case.held_out for case in cases) == 12
+    assert not {case.keys for case in cases} & set(lengths)
+    assert len({case.keys for case in cases}) == len(cases) == 18
+    assert sum(len(set(case.pairs)) > 1 for case in cases) > 12
+    with pytest.raises(
+        InputError, match=r"expected 18 lengths that the profile has no point at, got 3; .* larger evaluation.context_tokens"
+    ):
+        validate_simulator.draw_cases(probe, [16, 32], [0.1, 0.6], seed=0)
+
+
+def test_an_interval_is_of_the_mean_over_passes():
+    assert validate_simulator._half_width([5.0] * 4) == 0
+    assert validate_simulator._half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["fig10", "fig15", "table8"])

@@ -39,11 +39,11 @@ def linear_profile() -> LatencyProfile:
         for heads in (1, 2):
             for bucket in (0, 1):
                 cost = heads * capacity / 2.56 + keys / 100 + bucket
-                points.append(Latency("estimate", heads, bucket, capacity, 1.0, keys, cost, cost + 1, 9))
+                points.append(Latency("estimate", heads, bucket, capacity, 1.0, keys, cost, cost, cost + 1, 9))
         for retention in (0.1, 0.2, 0.4, 1.0):
             for stage, factor in (("select", 1), ("attend", 2)):
                 cost = factor * retention * keys
-                points.append(Latency(stage, 1, -1, 0, retention, keys, cost, 2 * cost, 9))
+                points.append(Latency(stage, 1, -1, 0, retention, keys, cost, cost, 2 * cost, 9))
     return LatencyProfile({"processor": "abacus", "cores": 2}, tuple(points))
 
 
@@ -84,7 +84,7 @@ def test_errors_of_interpolation_leave_each_inner_point_out():
         ("select", "keys"), ("attend", "keys"), ("select", "retention"), ("attend", "retention"),
     }  # fmt: skip  # two points a capacity: no inner one
     assert all(error.worst < 1e-12 for error in profile.errors())
-    bent = tuple(replace(p, median_us=1.5 * p.median_us) if (p.stage, p.keys) == ("attend", 256) else p for p in profile.points)
+    bent = tuple(replace(p, mean_us=1.5 * p.mean_us) if (p.stage, p.keys) == ("attend", 256) else p for p in profile.points)
     errors = {(e.stage, e.axis): e for e in LatencyProfile({}, bent).errors()}
     assert errors["attend", "keys"].worst == pytest.approx(1 / 3)  # 384 instead of 256, predicted 256
     assert errors["select", "keys"].worst < 1e-12
@@ -99,11 +99,11 @@ def test_damaged_files_are_refused_with_the_remedy(tmp_path):
     path = linear_profile().save(tmp_path / "profile.json")
     whole = path.read_text()
     stored = json.loads(whole)
-    stored["profile"]["points"][0]["median_us"] = 1.0
+    stored["profile"]["points"][0]["mean_us"] = 1.0
     damages = {
         "cannot be read": whole[: len(whole) // 2],
         "altered since": json.dumps(stored),
-        "schema version 2, got 1": whole.replace('"schema_version": 2', '"schema_version": 1'),
+        "schema version 3, got 2": whole.replace('"schema_version": 3', '"schema_version": 2'),
     }
     for reason, text in damages.items():
         path.write_text(text)
@@ -113,9 +113,9 @@ def test_damaged_files_are_refused_with_the_remedy(tmp_path):
         LatencyProfile.load(tmp_path / "nowhere.json")
 
 
-POINT = asdict(Latency("select", 1, -1, 0, 0.5, 64, 2.0, 3.0, 9))
+POINT = asdict(Latency("select", 1, -1, 0, 0.5, 64, 2.0, 2.0, 3.0, 9))
 WRONG = [
-    {"median_us": math.nan}, {"median_us": math.inf}, {"median_us": "2.0"}, {"median_us": None}, {"median_us": -0.5},
+    {"mean_us": math.nan}, {"mean_us": math.inf}, {"mean_us": "2.0"}, {"mean_us": None}, {"median_us": -0.5},
     {"p95_us": math.nan}, {"keys": "64"}, {"keys": 0.5}, {"retention": None}, {"stage": "rest"}, {"stage": 1}, {"mode": 1},
 ]  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_a_file_of_another_content_is_refused_with_the_remedy(tmp_path, content)
     """Whoever wrote it also wrote the checksum."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps({"schema_version": 2, "sha256": digest, "profile": content}))
+    path.write_text(json.dumps({"schema_version": 3, "sha256": digest, "profile": content}))
     with pytest.raises(InputError, match=r"not the content of one .*experiments\.run \+exp=latency_profile"):
         LatencyProfile.load(path)
 
@@ -174,7 +174,7 @@ def test_the_probe_measures_every_launch_and_retention(bank):
     assert estimates == {(size, bucket, KEYS) for size in (1, 2) for bucket in range(9)}
     for stage in ("select", "attend"):
         assert {p.retention for p in profile.points if p.stage == stage} == set(RETENTIONS)
-    assert all(0 < p.median_us <= p.p95_us and p.n >= 3 for p in profile.points)
+    assert all(0 < p.median_us <= p.p95_us and p.mean_us > 0 and p.n >= 3 for p in profile.points)
 
 
 def test_key_lengths_cover_both_ends_of_every_capacity(bank):

@@ -50,7 +50,7 @@ def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) 
         if len({point.keys for point in points}) < 2:
             raise InputError(f"latency profile: expected {stage} at several lengths to fit a device, got {len(points)} points")
         work = pd.DataFrame([{fixed: 1.0} | {unit: 1e-3 * value for unit, value in work_of(point).items()} for point in points])
-        values, errors[stage] = _fit(work.to_numpy(), np.array([point.median_us for point in points]))
+        values, errors[stage] = _fit(work.to_numpy(), np.array([point.mean_us for point in points]))
         source = f"least squares over this machine's latency profile, median error of {stage} {errors[stage]:.1%}"
         numbers |= {column: Number(float(value), "fitted", source) for column, value in zip(work, values, strict=True)}
 

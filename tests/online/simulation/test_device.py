@@ -150,7 +150,7 @@ def test_too_little_to_fit_is_refused():
 
 
 def _point(stage, heads, retention, keys, us, capacity=0):
-    return Latency(stage, heads, -1, capacity, retention, keys, us, us, 1)
+    return Latency(stage, heads, -1, capacity, retention, keys, us, us, us, 1)
 
 
 def test_unknown_devices_and_cores_are_refused():
