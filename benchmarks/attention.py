@@ -8,8 +8,8 @@ Parts: bars (8192 keys, chunk of 512, retention 0.2), keys (against the number o
 break-even), decode, flex (torch's flex_attention on the same blocks; compiles for minutes), memory (peak, at 32k keys).
 Candidates take turns in one process; times are medians with quartiles, ratios medians of the rounds' ratios. Tensors are random:
 this measures speed, not quality. A total is the whole path with one estimator, named in its row: `int8`, OpenVINO's graphs and
-the default, or `int8_fused`. As in experiments, GOMP_SPINCOUNT=0 keeps libgomp's threads from spinning on the cores that OpenVINO's
-need. Rows go to results/benchmarks/attention.csv, figures beside it; a part replaces its own rows.
+the default, or `int8_fused`. As in experiments, GOMP_SPINCOUNT=0 keeps libgomp's threads from spinning on the cores that
+OpenVINO's need. Rows go to results/benchmarks/attention.csv, figures beside it; a part replaces its own rows.
 """
 
 from __future__ import annotations
