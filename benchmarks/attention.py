@@ -7,9 +7,9 @@
 Parts: bars (8192 keys, chunk of 512, retention 0.2), keys (against the number of keys), retention (against retention, with the
 break-even), decode, flex (torch's flex_attention on the same blocks; compiles for minutes), memory (peak, at 32k keys).
 Candidates take turns in one process; times are medians with quartiles, ratios medians of the rounds' ratios. Tensors are random:
-this measures speed, not quality. libgomp's threads spin between calls, as is their default; experiments that share the cores
-with OpenVINO set GOMP_SPINCOUNT=0, which costs some fifty microseconds a call. Rows go to results/benchmarks/attention.csv,
-figures beside it; a part replaces its own rows.
+this measures speed, not quality. A total is the whole path with one estimator, named in its row: `int8`, OpenVINO's graphs and
+the default, or `int8_fused`. As in experiments, GOMP_SPINCOUNT=0 keeps libgomp's threads from spinning on the cores that
+OpenVINO's need. Rows go to results/benchmarks/attention.csv, figures beside it; a part replaces its own rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # read once, when torch is imported
+
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +32,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks import candidates, memory
+from benchmarks.attention_bars import bars_table
 from benchmarks.attention_figures import draw
 from benchmarks.candidates import SHAPES, Case, Tensors
 from benchmarks.interleave import Timing, interleave, ratio
@@ -262,6 +266,8 @@ def main() -> None:
         rows = _merge(pd.DataFrame([asdict(one) for one in made]), options.out)
         for name in dict.fromkeys(one.part for one in made):
             console.print(table(rows[rows.part == name], name))
+        if part in ("bars", "memory"):
+            console.print(bars_table(rows))
     for path in draw(rows, options.out.parent):
         print(path)
 

@@ -15,9 +15,11 @@ import pandas as pd
 _SHOWN = {
     "own dense": ("0.4", "-"),
     "attend, per row": ("tab:blue", ":"),
-    "total, per row": ("tab:blue", "-"),
+    "total (int8_fused), per row": ("tab:blue", "-"),
+    "total (int8), per row": ("tab:green", "-"),
     "attend, 32-row blocks": ("tab:orange", ":"),
-    "total, 32-row blocks, first_row": ("tab:orange", "-"),
+    "total (int8_fused), 32-row blocks, first_row": ("tab:orange", "-"),
+    "total (int8), 32-row blocks, first_row": ("tab:red", "-"),
 }
 
 
@@ -58,6 +60,8 @@ def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
             axis, cell = axes[line, column], rows[(rows["model"] == shape) & (rows.dtype == dtype)]
             for name, (colour, style) in _SHOWN.items():
                 own = cell[(cell.method == name) & (cell.metric == "times faster than sdpa")].sort_values(x)
+                if own.empty:
+                    continue
                 axis.plot(own[x], own.value, color=colour, linestyle=style, marker="o", markersize=3, label=name)
                 dense = cell[(cell.method == name) & (cell.metric == "times faster than own dense")].sort_values(x)
                 even = break_even(dense[x].to_numpy(), dense.value.to_numpy()) if x == "retention" and "total" in name else None

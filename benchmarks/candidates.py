@@ -13,14 +13,18 @@ from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels, dense
 from shadowattn.online.decode import shared_decode
+from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.path import attend_chunk
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Selection
 
 # Query heads, key/value heads and head dimension of one layer.
 SHAPES = {"qwen2-0.5b": (14, 2, 64), "qwen2-1.5b": (12, 2, 128), "phonelm-1.5b": (16, 16, 160)}
+# Of `sparse_attention` the first is the default; the second chooses the same keys, bit for bit.
+ESTIMATORS = ("int8", "int8_fused")
 FLEX_BLOCK = 64
 Call = Callable[[], object]
 
@@ -119,9 +123,20 @@ def stages(t: Tensors) -> dict[str, Call]:
     }
 
 
-def totals(t: Tensors, block: int, block_score: str = "first_row") -> dict[str, Call]:
-    """Quantise, estimate, select, attend, as `SparsePrefill` runs them; K was packed up to this chunk before."""
-    rule = Rule(block, block_score)
+def totals(t: Tensors, block: int, block_score: str = "first_row", estimators: tuple[str, ...] = ESTIMATORS) -> dict[str, Call]:
+    """Quantise, estimate, select, attend, as `SparsePrefill` runs them, by each estimator in `estimators`."""
+    name = _rows(block) + ("" if block == 1 else f", {block_score}")
+    make = {"int8": _graph_total, "int8_fused": _fused_total}
+    return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
+
+
+def _graph_total(t: Tensors, rule: Rule) -> Call:
+    """By OpenVINO's INT8 graphs, the default of `sparse_attention`."""
+    return lambda: _attend(t, rule, Int8Tensor.of(t.q, t.k))
+
+
+def _fused_total(t: Tensors, rule: Rule) -> Call:
+    """By the native products that are selected from at once; K was packed up to this chunk before."""
     estimator = Int8Fused.of(t.q, t.k)
     keys = estimator.prepare(t.k, layer=0)
     earlier = t.k[:, : -t.case.rows]
@@ -130,12 +145,16 @@ def totals(t: Tensors, block: int, block_score: str = "first_row") -> dict[str, 
         if earlier.shape[1]:
             keys.crop(earlier)  # so that the chunk's own keys are new; the check of the others is part of the path
         absmax_scales(t.q)  # what the choice of a scale costs
-        attend_chunk(
-            t.q, t.k, t.v, t.retention, layer=0, positions=t.positions, heads=t.heads, estimator=estimator, rule=rule,
-            kernels=NativeKernels(), scale=t.scale, keep_lists=False,
-        )  # fmt: skip
+        _attend(t, rule, estimator)
 
-    return {f"total, {_rows(block)}" + ("" if block == 1 else f", {block_score}"): run}
+    return run
+
+
+def _attend(t: Tensors, rule: Rule, estimator: Estimator) -> None:
+    attend_chunk(
+        t.q, t.k, t.v, t.retention, layer=0, positions=t.positions, heads=t.heads, estimator=estimator, rule=rule,
+        kernels=NativeKernels(), scale=t.scale, keep_lists=False,
+    )  # fmt: skip
 
 
 def flex(t: Tensors) -> dict[str, Call]:
@@ -181,7 +200,7 @@ def decode(t: Tensors) -> dict[str, Call]:
         "attend, shared list": lambda: NativeKernels().attend(
             folded, t.k, t.v, shared, Heads.all(groups, groups), scale=t.scale
         ),
-        "total, shared list": lambda: shared_decode(
+        "total (int8_fused), shared list": lambda: shared_decode(
             t.q, t.k, t.v, t.retention, layer=0, estimator=estimator, kernels=NativeKernels(), scale=t.scale
         ),
     }  # fmt: skip

@@ -11,7 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-CANDIDATES = ("sdpa", "own dense", "total, per row", "total, 32-row blocks, first_row", "graph, per row", "graph, 32-row blocks")
+CANDIDATES = (
+    *("sdpa", "own dense", "total (int8_fused), per row", "total (int8_fused), 32-row blocks, first_row"),
+    *("total (int8), per row", "total (int8), 32-row blocks, first_row"),
+)
 
 
 def peak_bytes(candidate: str, shape: str, dtype: str, keys: int, rows: int, retention: float) -> int:
@@ -29,8 +32,7 @@ def _measure(candidate: str, shape: str, dtype: str, keys: int, rows: int, reten
     def build(t: Tensors):
         if candidate in ("sdpa", "own dense"):
             return baselines(t)[candidate]
-        block = 1 if candidate.endswith("per row") else 32
-        return _graph(t, block) if candidate.startswith("graph") else next(iter(totals(t, block).values()))
+        return (totals(t, 1) | totals(t, 32))[candidate]
 
     # Libraries and kernels load on first use; that is not what a longer prompt costs.
     build(Tensors(Case(shape, getattr(torch, dtype), 1024, rows, retention)))()
@@ -39,20 +41,6 @@ def _measure(candidate: str, shape: str, dtype: str, keys: int, rows: int, reten
     before = _status("VmRSS")
     build(t)()  # with what it prepares: packed keys, or the baseline's mask
     return max(0, _status("VmHWM") - before - t.q.numel() * t.q.element_size())
-
-
-def _graph(t, block: int):
-    """OpenVINO's INT8 graphs for the estimate: the default path."""
-    from shadowattn.kernels.native_kernels import NativeKernels
-    from shadowattn.online.estimators.int8_tensor import Int8Tensor
-    from shadowattn.online.path import attend_chunk
-    from shadowattn.online.selection import Rule
-
-    estimator = Int8Tensor.of(t.q, t.k)
-    return lambda: attend_chunk(
-        t.q, t.k, t.v, t.retention, layer=0, positions=t.positions, heads=t.heads, estimator=estimator, rule=Rule(block),
-        kernels=NativeKernels(), scale=t.scale, keep_lists=False,
-    )  # fmt: skip
 
 
 def _status(field: str) -> int:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import candidates
+from benchmarks import candidates, memory
 from benchmarks.attention_figures import break_even
 from benchmarks.candidates import Case, Tensors
 from benchmarks.interleave import Timing, interleave, ratio
@@ -47,7 +47,7 @@ def test_what_is_timed_computes_the_same(shape, dtype):
         call()
     step = candidates.decode(Tensors(Case(shape, dtype, 200, 1, 1.0)))
     expected = step["sdpa"]().float().flatten()
-    for name in ("torch grouped bmm", "own dense", "attend, shared list", "total, shared list"):
+    for name in ("torch grouped bmm", "own dense", "attend, shared list", "total (int8_fused), shared list"):
         torch.testing.assert_close(step[name]().float().flatten(), expected, atol=2e-2, rtol=2e-2, msg=name)
 
 
@@ -68,3 +68,19 @@ def test_the_command_refuses_what_it_cannot_measure():
     done = subprocess.run([sys.executable, "-m", "benchmarks.attention", "--rounds", "0"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "at least one round" in done.stderr
+
+
+def test_totals_say_by_which_estimator():
+    t = Tensors(Case("qwen2-0.5b", torch.float32, 200, 64, 0.5))
+    assert list(candidates.totals(t, 32)) == [
+        "total (int8), 32-row blocks, first_row",
+        "total (int8_fused), 32-row blocks, first_row",
+    ]
+    built = {name: call.__qualname__.split(".")[0] for name, call in candidates.totals(t, 1).items()}
+    assert built == {"total (int8), per row": "_graph_total", "total (int8_fused), per row": "_fused_total"}
+
+
+def test_every_candidate_of_the_memory_benchmark_is_known():
+    t = Tensors(Case("qwen2-0.5b", torch.float32, 200, 64, 0.5))
+    known = candidates.baselines(t) | candidates.totals(t, 1) | candidates.totals(t, 32)
+    assert set(memory.CANDIDATES) == set(known)
