@@ -21,8 +21,8 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scal
     0 … causal_offset + i; `scale` defaults to 1/√D. Any floating dtypes. Returns float32 [H, Q, D]. Raises `InputError` on any
     argument of a type, dtype, shape, device or range that does not fit.
     """
-    scale = _check_inputs(q, k, v, scale)
-    scores, visible = _scores(q, k, causal_offset)
+    scores, visible = _scores(q, k, v, causal_offset)
+    scale = _scale(q, k, v, scale)
     heads, rows, keys = scores.shape
     seen = torch.arange(keys)[None, :] < visible[:, None]
     return _attend(q, scores, v, seen.expand(heads, rows, keys), scale)
@@ -46,8 +46,8 @@ def topk_attention(
     Shapes as in `dense_attention`; `retention` is a float or [H]. With `query_block` 1 every row keeps its own
     max(1, ceil(retention × visible)) keys, ties to the lower index. Larger blocks share one list, see `select`.
     """
-    scale = _check_inputs(q, k, v, scale)
-    scores, visible = _scores(q, k, causal_offset)
+    scores, visible = _scores(q, k, v, causal_offset)
+    scale = _scale(q, k, v, scale)
     retentions = head_retentions(retention, q.shape[0])
     selected = select(scores, retentions, visible, query_block, block_score, sinks, recent, scale=scale)
     return _attend(q, scores, v, selected, scale)
@@ -160,16 +160,8 @@ def _list_scores(scores: Tensor, seen: Tensor, block_score: str, scale: float) -
     raise InputError(f"block_score: expected first_row, pooled_query, max, sum or probability, got {block_score!r}")
 
 
-def _scores(q: Tensor, k: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:
+def _scores(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:
     """Unscaled q·k, float32 [H, Q, K], and the number of visible keys of every row, int64 [Q]."""
-    (heads, rows, _), (groups, keys, _) = q.shape, k.shape
-    causal_offset = checks.causal_offset(causal_offset, rows=rows, keys=keys)
-    k = k.float().repeat_interleave(heads // groups, 0)
-    return q.float() @ k.transpose(1, 2), causal_offset + 1 + torch.arange(rows)
-
-
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
-    """The scale. Raises `InputError` on tensors that do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.tensors(**{name: x})  # each of a floating dtype of its own: all become float32
     shapes = [list(x.shape) for x in (q, k, v)]
@@ -177,6 +169,14 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float
         raise InputError(f"expected q [H, Q, D], k and v [G, K, D], nothing empty, H a multiple of G, got {shapes}")
     if shapes[1][:2] != shapes[2][:2]:
         raise InputError(f"expected v of as many heads and keys as k, got {shapes[1]} and {shapes[2]}")
+    (heads, rows, _), (groups, keys, _) = q.shape, k.shape
+    causal_offset = checks.causal_offset(causal_offset, rows=rows, keys=keys)
+    k = k.float().repeat_interleave(heads // groups, 0)
+    return q.float() @ k.transpose(1, 2), causal_offset + 1 + torch.arange(rows)
+
+
+def _scale(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
+    """1/√D for None. Raises `InputError` on one that has no meaning, and on values that leave float32."""
     scale = checks.softmax_scale(scale, q.shape[2])
     checks.finite_products(q, k, v, scale)
     return scale
@@ -189,8 +189,9 @@ def _check_selection(
     if scores.dim() != 3 or 0 in scores.shape or scores.isnan().any():
         raise InputError(f"scores: expected [H, Q, K] without NaN, nothing empty, got {list(scores.shape)} or NaN")
     heads, rows, keys = scores.shape
+    checks.tensors(retention=retention)
+    checks.vector("retention", retention, heads, dtype=retention.dtype)
     head_retentions(retention, heads)
-    checks.vector("retention", retention, heads, dtype=torch.float64)
     checks.vector("visible", visible, rows)
     checks.ascending("visible", visible, least=1, below=keys + 1)
     sizes = ("query_block", query_block, 1), ("sinks", sinks, 0), ("recent", recent, 0)

@@ -167,7 +167,7 @@ def _tensors(heads: int, kv_heads: int, head_dim: int, rows: int, keys: int, see
 
 
 def _with_another_end(q: Tensor, k: Tensor, first: int, flipped: bool) -> tuple[Tensor, Tensor]:
-    """q and k with other tokens of the same range from row `first` on: of the other sign, or shuffled, and with longer keys."""
+    """q and k with other tokens from row `first` on, of the same range: of the other sign, or shuffled, with longer keys."""
     q, k, rows = q.clone(), k.clone(), q.shape[1]
     later_k = k[:, k.shape[1] - rows + first :]
     if flipped:

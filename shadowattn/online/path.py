@@ -18,6 +18,9 @@ from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Lists, Selection
 
+_NAMED = {"oracle": Oracle, "streaming": Streaming, "random": Random}
+_FROM_TENSORS = {"int8": Int8Tensor.of, "int8_fused": Int8Fused.of}
+ESTIMATORS = (*_FROM_TENSORS, *_NAMED)
 _CHUNK_TOKENS = 256
 # What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
 # keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
@@ -147,14 +150,9 @@ def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rul
 
 
 def _named(estimator: str, q: Tensor, k: Tensor) -> Estimator:
-    named = {"oracle": Oracle, "streaming": Streaming, "random": Random}
-    from_tensors = {"int8": Int8Tensor.of, "int8_fused": Int8Fused.of}
-    if estimator in from_tensors:
-        return from_tensors[estimator](q, k)
-    if estimator not in named:
-        names = ", ".join([*from_tensors, *named])
-        raise InputError(f"estimator: expected one of {names} or an Estimator, got {estimator!r}")
-    return named[estimator]()
+    if estimator not in ESTIMATORS:
+        raise InputError(f"estimator: expected one of {', '.join(ESTIMATORS)} or an Estimator, got {estimator!r}")
+    return _FROM_TENSORS[estimator](q, k) if estimator in _FROM_TENSORS else _NAMED[estimator]()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

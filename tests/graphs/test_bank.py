@@ -1,10 +1,15 @@
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import openvino as ov
 import pytest
 import torch
 
-from shadowattn.artifacts import sha256
+from shadowattn import attach
+from shadowattn.artifacts import content_hash, sha256
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
@@ -18,7 +23,7 @@ from shadowattn.online.selection import Rule
 from shadowattn.reference import select
 from shadowattn.threads import thread_budget
 from shadowattn.types import Heads, Requant, ScaleGrid
-from tests.profiles import bank_for, profile_for
+from tests.profiles import GRID, bank_for, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
 
@@ -390,3 +395,126 @@ def test_a_form_and_its_lookup_survive_saving(tmp_path):
 def _product(q, k, pair):
     q8, k8 = (quantize(x[None], torch.tensor([scale]))[0].double() for x, scale in zip((q, k), pair, strict=True))
     return q8 @ k8.T
+
+
+def test_a_bank_for_other_scales_is_refused(tmp_path):
+    """Scales of another model would clip every value, or take all for zero."""
+    model = tiny_model()
+    profile, bank = profile_for(model, 0.2), bank_for(model)
+    tiny = ScaleGrid(*(tuple(1e-4 * scale for scale in scales) for scales in (GRID.q_scales, GRID.k_scales)))
+    for grid in (tiny, ScaleGrid(GRID.q_scales, GRID.k_scales, "cross")):
+        other = bank_for(model, grid=grid)
+        for found in (other, GraphBank.load(other.save(tmp_path / "bank"))):
+            with pytest.raises(InputError, match=r"built for the scales of tiny .*; build a bank for this profile"):
+                attach(model, profile, found).__enter__()
+    for found in (bank, GraphBank.load(bank.save(tmp_path / "bank"))):
+        assert (found.built_for.scales, found.built_for.fingerprint) == (GRID, profile.fingerprint)
+        with attach(model, profile, found):
+            pass
+
+
+def rewritten(folder, change):
+    """The manifest changed, and vouched for again."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["content_hash"]
+    change(manifest)
+    path.write_text(json.dumps(manifest | {"content_hash": content_hash(manifest)}))
+
+
+def exchange_files(manifest):
+    first, second = manifest["graphs"][:2]
+    first["files"], second["files"] = second["files"], first["files"]
+
+
+MANIFESTS = {
+    "no scales": (lambda m: m.pop("built_for"), "does not hold what it should"),
+    "an old schema": (lambda m: m.update(schema_version=3), "expected schema version 4, got 3"),
+    "a graph missing": (lambda m: m["graphs"].pop(), r"it misses h2g2_m32_d64_n128_s8, of 54 graphs"),
+    "a graph twice": (lambda m: m["graphs"].append(m["graphs"][0]), "names a graph twice"),
+    "a graph of no pair": (lambda m: m["graphs"][0].update(pair=9), "has no use for"),
+    "another scale": (lambda m: m["graphs"][0].update(q_scale=7.0), "is not the graph of its shape and scales"),
+    "files exchanged": (exchange_files, "is not the graph of its shape and scales"),
+    "an unknown lookup": (lambda m: m.update(lookup="far"), "lookup: expected one of raw, log"),
+    "graphs that are none": (lambda m: m.update(graphs=[1]), "does not hold what it should"),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_that_is_not_of_a_whole_bank_is_refused(bank, tmp_path, name):
+    change, reason = MANIFESTS[name]
+    folder = bank.save(tmp_path / "bank")
+    rewritten(folder, change)
+    with pytest.raises(InputError, match=rf"{reason}.*rebuild it with: rm -r"):
+        GraphBank.load(folder)
+
+
+KILLED = """
+import os, signal, sys
+import openvino as ov
+from tests.profiles import bank_for
+from tests.tiny import tiny_model
+
+save, saved = ov.save_model, []
+
+def kill_at_the_second(*arguments, **options):
+    saved.append(save(*arguments, **options))
+    if len(saved) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ov.save_model = kill_at_the_second
+bank_for(tiny_model()).save(sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no lock that ends with its process and leaves no file")
+def test_what_a_killed_save_left_goes_with_the_next_one(bank, tmp_path):
+    folder = tmp_path / "bank"
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(folder)], cwd=Path(__file__).parents[2], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+    others = [tmp_path / ".bank-notes", tmp_path / ".bank2-shadowattn-staged-abc"]
+    for other in others:
+        other.mkdir()
+    bank.save(folder)
+    assert set(tmp_path.iterdir()) == {folder, *others}
+
+
+def test_saving_spares_what_another_is_saving(bank, tmp_path, monkeypatch):
+    """A whole save happens while another one writes its first graph."""
+    save, inner = ov.save_model, []
+
+    def save_within(*arguments, **options):
+        save(*arguments, **options)
+        if not inner:
+            inner.append(True)
+            bank.save(tmp_path / "bank")
+
+    monkeypatch.setattr(ov, "save_model", save_within)
+    bank.save(tmp_path / "bank")
+    assert [path.name for path in tmp_path.iterdir()] == ["bank"]
+    assert len(GraphBank.load(tmp_path / "bank")) == len(bank)
+
+
+def test_wrong_kinds_of_arguments_are_refused(bank, tmp_path):
+    profile, shapes = profile_for(tiny_model(), 1.0), bank.shapes
+    for wrong in (
+        lambda: GraphBank.build(0.2, shapes),
+        lambda: GraphBank.build(profile, 3),
+        lambda: GraphBank.build(profile, [(1, 2, 3, 4)]),
+        lambda: GraphBank.build(profile, shapes, device=None),
+        lambda: GraphBank.build(profile, shapes, form="static"),
+        lambda: GraphBank.build(profile, shapes, distance=3),
+        lambda: GraphBank.load(None),
+        lambda: GraphBank.load(tmp_path / "nothing"),
+        lambda: bank.save(7),
+        lambda: bank.lookup("0.02", 0.02, heads=1, rows=1, keys=1, head_dim=64),
+        lambda: bank.lookup(0.02, 0.02, heads=1.0, rows=1, keys=1, head_dim=64),
+        lambda: bank.lookup(0.02, 0.02, heads=1, rows=True, keys=1, head_dim=64),
+        lambda: bank.lookup(0.02, 0.02, heads=1, rows=1, keys=0, head_dim=64),
+        lambda: bank.lookup(0.02, 0.02, heads=1, rows=1, keys=1, head_dim=64, top_k=-1),
+    ):
+        with pytest.raises(InputError):
+            wrong()

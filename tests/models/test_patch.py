@@ -59,7 +59,7 @@ def test_the_bundled_model_at_retention_one_equals_dense():
 def test_a_future_token_changes_no_earlier_logit(query_block):
     model, ids = tiny_model(), tokens()
     with shadowattn.attach(
-        model, profile_for(model, 0.2), bank_for(model, grid=ONE_PAIR), chunk_tokens=32, query_block=query_block
+        model, profile_for(model, 0.2, grid=ONE_PAIR), bank_for(model, grid=ONE_PAIR), chunk_tokens=32, query_block=query_block
     ):
         before = logits(model, ids)
         for changed in (50, 99):
@@ -82,7 +82,7 @@ def test_low_retention_changes_the_output():
 @pytest.mark.parametrize("chunk_tokens", [32, 64, 33])
 def test_chunked_prefill_equals_prefill_in_one_piece(chunk_tokens):
     model, ids = tiny_model(), tokens()
-    with shadowattn.attach(model, profile_for(model, 0.2), bank_for(model, grid=ONE_PAIR), chunk_tokens=32):
+    with shadowattn.attach(model, profile_for(model, 0.2, grid=ONE_PAIR), bank_for(model, grid=ONE_PAIR), chunk_tokens=32):
         whole = logits(model, ids)
         parts = torch.cat([out for _, out in prefill_chunks(model, ids[0], chunk_tokens=chunk_tokens)])
     torch.testing.assert_close(parts, whole[0], atol=1e-4, rtol=0)

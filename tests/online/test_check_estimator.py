@@ -1,0 +1,234 @@
+"""What an estimator promises: ours keep it, and of broken ones each is refused for its own reason; scores are checked in use."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import shadowattn
+from shadowattn.errors import InputError
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.kernels import native
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.random import Random
+from shadowattn.online.estimators.streaming import Streaming
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.prefill import SparsePrefill
+from shadowattn.online.selection import Rule
+from tests.profiles import GRID, bank_for, profile_for
+from tests.tensors import qkv
+from tests.tiny import tiny_model
+
+SMALL = {"rows": 8, "keys": 20}
+
+
+def device_bank() -> GraphBank:
+    form = GraphForm("static", mask=True, indices=True)
+    return GraphBank.build(profile_for(tiny_model(), 1.0), (GraphShape(1, 8, 64, 20, top_k=20),), form=form)
+
+
+OURS = {
+    "oracle": Oracle,
+    "random": Random,
+    "streaming": Streaming,
+    "int8_tensor": lambda: Int8Tensor(torch.full((4,), 0.03), torch.full((2,), 0.04)),
+    "int8_fused with scales": lambda: Int8Fused(q_scales=torch.full((4,), 0.03), k_scales=torch.full((2,), 0.04)),
+    "int8_fused with a grid": lambda: Int8Fused(GRID),
+    "int8": lambda: Int8(bank_for(tiny_model())),
+    "int8, one graph for all buckets": lambda: Int8(bank_for(tiny_model(), form=GraphForm("unit"))),
+    "int8_device": lambda: Int8Device(device_bank()),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_keep_the_contract(name):
+    if name.startswith("int8_fused") and native.library() is None:
+        pytest.skip("the native kernels were not built: the installation found no compiler")
+    shadowattn.check_estimator(OURS[name](), **SMALL)
+
+
+class Broken(Oracle):
+    """Its scores and what is wrong with them, as a method of one of the classes below."""
+
+    def estimate(self, q, k, *, layer, positions, heads=None):
+        return self.spoil(super().estimate(q, k, layer=layer, positions=positions, heads=heads), q, k, positions)
+
+
+class WrongRank(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores[0]
+
+
+class TooFewKeys(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores[..., :-1]
+
+
+class OneForAllRows(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores[:, :1]
+
+
+class Double(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores.double()
+
+
+class Array(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores.numpy()
+
+
+class OneNan(Broken):
+    def spoil(self, scores, q, k, positions):
+        scores[-1, -1, 3] = float("nan")
+        return scores
+
+
+class OneInfinity(Broken):
+    def spoil(self, scores, q, k, positions):
+        scores[-1, -1, 3] = float("inf")
+        return scores
+
+
+class LastKeyCounts(Broken):
+    """Centres keys on the mean of all of them and squares: what a key scores depends on later keys."""
+
+    def spoil(self, scores, q, k, positions):
+        return (scores - k.mean(1).sum(-1).repeat_interleave(2)[:, None, None]) ** 2
+
+
+class LaterQueriesCount(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores + scores.mean(1, keepdim=True)
+
+
+class Unseeded(Broken):
+    def spoil(self, scores, q, k, positions):
+        return torch.rand(scores.shape)
+
+
+class Changing(Broken):
+    def spoil(self, scores, q, k, positions):
+        k *= 0.5
+        return scores
+
+
+class ByPlaceInChunk(Broken):
+    """Ranks by the place of a row in its chunk, not by its position."""
+
+    def spoil(self, scores, q, k, positions):
+        return scores * torch.where(torch.arange(q.shape[1]) % 8 < 4, 1.0, -1.0)[:, None]
+
+
+class ByPlaceAmongHeads(Broken):
+    def spoil(self, scores, q, k, positions):
+        return scores * torch.where(torch.arange(len(q)) % 2 == 0, 1.0, -1.0)[:, None, None]
+
+
+REASONS = {
+    WrongRank: r"scores of WrongRank: expected \[H, Q, K\]",
+    TooFewKeys: r"scores of TooFewKeys: expected \[H, Q, K\]",
+    OneForAllRows: r"scores of OneForAllRows: expected \[H, Q, K\]",
+    Double: "scores of Double: expected float32 or int8, got torch.float64",
+    Array: "scores of Array: expected a torch.Tensor, got ndarray",
+    OneNan: "scores of OneNan: got NaN",
+}
+ONLY_CHECKED = {
+    OneInfinity: "scores of OneInfinity: expected finite",
+    LastKeyCounts: "LastKeyCounts: not causal",
+    LaterQueriesCount: "LaterQueriesCount: not causal",
+    Unseeded: "Unseeded: the same input gave other scores",
+    Changing: "Changing: it changed q or k",
+    ByPlaceInChunk: "ByPlaceInChunk: it depends on the chunk length",
+    ByPlaceAmongHeads: "ByPlaceAmongHeads: it depends on the order of heads",
+}
+
+
+@pytest.mark.parametrize(("kind", "reason"), (REASONS | ONLY_CHECKED).items())
+def test_a_broken_one_is_refused_for_its_reason(kind, reason):
+    with pytest.raises(InputError, match=reason):
+        shadowattn.check_estimator(kind(), **SMALL)
+
+
+@dataclass
+class FutureLists:
+    """Selects by what the whole chunk scores."""
+
+    fused: Int8Fused
+
+    def estimate(self, q, k, *, layer, positions, heads=None):
+        return self.fused.estimate(q, k, layer=layer, positions=positions, heads=heads)
+
+    def prepare(self, k, *, layer):
+        return self.fused.prepare(k, layer=layer)
+
+    def choose(self, q, prepared, rule, lists, *, positions, heads):
+        return self.fused.choose(q.flip(1), prepared, rule, lists, positions=positions, heads=heads)
+
+
+class OutOfRange(FutureLists):
+    def choose(self, q, prepared, rule, lists, *, positions, heads):
+        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads)
+        return replace(made, indices=made.indices + 1000)
+
+
+class NotAscending(FutureLists):
+    def choose(self, q, prepared, rule, lists, *, positions, heads):
+        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads)
+        return replace(made, indices=made.indices.flip(0))
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: the installation found no compiler")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (FutureLists, "FutureLists: not causal"),
+        (OutOfRange, r"expected keys of 0 … 19"),
+        (NotAscending, r"ascending in each list"),
+    ],
+)
+def test_lists_of_a_broken_one_are_refused(kind, reason):
+    with pytest.raises(InputError, match=reason):
+        shadowattn.check_estimator(kind(OURS["int8_fused with scales"]()), **SMALL)
+
+
+@pytest.mark.parametrize("wrong", [Oracle, GraphForm(), "oracle", None, 3])
+def test_what_is_no_estimator_is_refused(wrong):
+    with pytest.raises(InputError, match="estimator: expected an object"):
+        shadowattn.check_estimator(wrong)
+
+
+def test_sizes_that_cannot_be_halved_are_refused():
+    for sizes in ({"rows": 7}, {"heads": 3}, {"keys": 8}, {"rows": 2.0}, {"rule": Rule(8)}):
+        with pytest.raises(InputError, match="expected"):
+            shadowattn.check_estimator(OURS["int8_fused with scales"](), **SMALL | sizes)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("query_block", [1, 8])
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
+def test_wrong_scores_are_refused_wherever_they_are_used(kind, reason, query_block, kernel):
+    q, k, v = qkv(4, 2, 16, 48, 64)
+    how = {"estimator": kind(), "query_block": query_block, "block_score": "max", "kernel": kernel}
+    with pytest.raises(InputError, match=reason):
+        shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=32, **how)
+
+
+@pytest.mark.parametrize("mode", ["off", "overlap"])
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
+def test_a_pipeline_refuses_wrong_scores(kind, reason, mode):
+    prefill = SparsePrefill([[0.2] * 4], kind(), pipeline=Pipeline(mode))
+    with pytest.raises(InputError, match=reason):
+        prefill(0, *(x[None] for x in qkv(4, 2, 16, 16, 64)), 0.125)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [pair for pair in REASONS.items() if pair[0] is not OneForAllRows])
+def test_shared_decode_refuses_wrong_scores(kind, reason):
+    prefill = SparsePrefill([[0.2] * 4], kind(), decode="shared")
+    with pytest.raises(InputError, match=reason):
+        prefill(0, *(x[None] for x in qkv(4, 2, 1, 48, 64)), 0.125)
