@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -19,6 +20,7 @@ from rich.table import Table
 from benchmarks.interleave import interleave, ratio
 from benchmarks.offline import calibration
 from benchmarks.rows import save_result
+from experiments.provenance import called
 from shadowattn.artifacts import Units, content_hash
 from shadowattn.models import load_bundled
 from shadowattn.offline import Race, allocate, measure_ablations, race_ablations, rank_correlation, summarise
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--results", default="results")
     options = parser.parse_args()
+    started = datetime.now(UTC)
     torch.set_num_threads(options.threads or os.cpu_count() or 1)
     loaded, found = load_bundled(), {}
     windows = calibration(loaded, options.windows)
@@ -71,7 +74,11 @@ def main() -> None:
         }
     settings = {"windows": len(windows), "rounds": options.rounds, "threads": torch.get_num_threads()}
     folder = Path(options.results) / "runs" / "benchmark_racing" / content_hash(settings)
-    save_result(folder, experiment="benchmark_racing", model=loaded.name, settings=settings, result=result, units=UNITS)
+    counts = dict.fromkeys(UNITS, 1) | {"seconds": options.rounds, "times_faster": options.rounds}
+    save_result(
+        folder, experiment="benchmark_racing", model=loaded.name, settings=settings, result=result, units=UNITS, counts=counts,
+        command=called("benchmarks.racing"), started=started,
+    )  # fmt: skip
     _print(result)
     print(folder)
 

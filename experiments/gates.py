@@ -65,16 +65,34 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     values["oracle_loss_increase"] = increase("oracle", Oracle(), 0.2)
     heads = np.log(np.array(offline.importance.head_ppl)) - np.log(offline.importance.base_ppl)
     values["importance_ratio"] = float(heads.max() / np.median(heads))
-    row = common_row(setup, windows)
+    row, counts = common_row(setup, windows), averaged(Samples(), predicted=windows.numel() - len(windows), heads=heads.size)
     rows = [
         replace(
-            row, metric=name, value=float(values[name]), unit=gate.unit, flag="" if gate.passed(values[name]) else "below the bar"
+            row,
+            metric=name,
+            value=float(values[name]),
+            unit=gate.unit,
+            n=counts[name],
+            flag="" if gate.passed(values[name]) else "below the bar",
         )
         for name, gate in GATES.items()
     ]
     return rows + [
         replace(row, metric=f"loss_at_{at}", value=loss, unit="nat", n=Samples().text_rows) for at, loss in enumerate(positions)
     ]
+
+
+def averaged(samples: Samples, *, predicted: int, heads: int) -> dict[str, int]:
+    """What each gate is a mean over: tokens predicted, windows, documents, or heads."""
+    return {
+        "copy_gain": samples.repeat_rows * samples.block_tokens,
+        "context_gain": samples.text_rows,  # windows: neighbouring tokens of one are no independent samples
+        "key_value_accuracy": samples.key_value_documents,
+        "needle_accuracy": samples.needle_documents,
+        "random_loss_increase": predicted,
+        "oracle_loss_increase": predicted,
+        "importance_ratio": heads,
+    }
 
 
 def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> None:

@@ -15,7 +15,7 @@ from experiments.targets import check_modules, check_targets, named_targets
 from shadowattn.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-ESTIMATOR = '''
+ESTIMATOR = """
 import mine_sign
 from shadowattn.online.estimators.oracle import Oracle
 
@@ -23,7 +23,7 @@ from shadowattn.online.estimators.oracle import Oracle
 class Mine(Oracle):
     def estimate(self, *arguments, **options):
         return mine_sign.SIGN * super().estimate(*arguments, **options)
-'''
+"""
 SMALL = [
     *("model=random", "model.shape=qwen2_0_5b", "model.layers=1", "model.hidden=64", "model.vocabulary=2560"),
     *("evaluation.windows=1", "evaluation.fidelity_windows=0", "evaluation.context_tokens=96", "graphs.chunk_tokens=32"),
