@@ -22,6 +22,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")  # read once, when torch is importe
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -36,10 +37,11 @@ from benchmarks.attention_bars import bars_table
 from benchmarks.attention_figures import draw
 from benchmarks.candidates import SHAPES, Case, Tensors
 from benchmarks.interleave import Timing, interleave, ratio
-from experiments.machine import machine
+from experiments.provenance import called, joined, origin, write_csv
 from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
+from shadowattn.machine import processor
 from shadowattn.models.linear import has_onednn, onednn
 from shadowattn.online.selection import BLOCK_SCORES
 
@@ -125,7 +127,7 @@ def row(part: str, case: Case, method: str, metric: str, value: float, unit: str
 
 @cache
 def _processor() -> str:
-    return str(machine()["processor"])
+    return processor()
 
 
 def timed_rows(part: str, case: Case, timings: dict[str, Timing]) -> Iterator[BenchmarkRow]:
@@ -261,9 +263,17 @@ def main() -> None:
         parser.exit(2, f"error: {error}\n")
     torch.set_num_threads(options.threads)
     console = Console(width=None if sys.stdout.isatty() else 130)
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
+    began, command = datetime.now(UTC), called("benchmarks.attention")
+    try:
+        joined(options.out, origin(command, content_hash(settings), began))  # refused now, not after the work
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
     for part in options.only:
         made = list(MEASURE[part](options.shape, options.dtype, options.rounds))
+        source = joined(options.out, origin(command, content_hash(settings), began))
         rows = _merge(pd.DataFrame([asdict(one) for one in made]), options.out)
+        write_csv(rows, options.out, source)
         for name in dict.fromkeys(one.part for one in made):
             console.print(table(rows[rows.part == name], name))
         if part in ("bars", "memory"):
@@ -273,16 +283,12 @@ def main() -> None:
 
 
 def _merge(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Rows of this run in place of earlier ones of the same cases; written atomically."""
+    """Rows of this run in place of earlier ones of the same cases."""
     case = ["part", "model", "dtype", "keys", "rows", "retention"]
     if path.is_file():
         earlier = pd.read_csv(path, dtype={"config_hash": str})
         again = earlier.set_index(case).index.isin(rows.set_index(case).index)
         rows = pd.concat([earlier[~again], rows], ignore_index=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}")
-    rows.to_csv(staged, index=False)
-    staged.replace(path)
     return rows
 
 

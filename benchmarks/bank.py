@@ -34,6 +34,8 @@ UNITS = {
 }  # fmt: skip
 _ROWS, _KEYS = 256, (1024, 2048, 4096)
 _CALLS, _TIMES = 2000, 3
+# How many values each figure is a median of.
+COUNTS = dict.fromkeys(UNITS, _TIMES) | {"disk_bytes": 1} | dict.fromkeys(("infer_us", "call_us"), _CALLS * _TIMES)
 
 
 def describe(path: Path, grid, shapes, form) -> Path:

@@ -105,7 +105,7 @@ def stages(t: Tensors) -> dict[str, Call]:
     q_scales, k_scales = absmax_scales(t.q), absmax_scales(t.k)
     estimator = Int8Fused(q_scales=q_scales, k_scales=k_scales)
     keys = estimator.prepare(t.k, layer=0)
-    products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1}
+    products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1, "exponents": None}
 
     def estimate(part: slice) -> None:
         native.estimate(t.q[part], q_scales[part], keys.packed, kv_head=t.heads.kv[part], **products)

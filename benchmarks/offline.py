@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -27,6 +28,8 @@ from torch import Tensor
 
 from benchmarks.interleave import interleave
 from benchmarks.rows import save_result
+from experiments.provenance import called
+from experiments.source import source_hash
 from shadowattn.artifacts import Units, content_hash
 from shadowattn.data.text import stdlib_corpus, token_windows
 from shadowattn.models import LoadedModel, load_bundled, load_random, model_shape
@@ -88,6 +91,7 @@ def peak_bytes(name: str, model: str, batch: int) -> int:
 
 
 def main() -> None:
+    started = datetime.now(UTC)
     options = _options()
     torch.set_num_threads(options.threads or os.cpu_count() or 1)
     if options.memory:
@@ -100,7 +104,7 @@ def main() -> None:
     settings = {"windows": options.windows, "batch": options.batch, "rounds": options.rounds, "model": loaded.fingerprint}
     settings |= {"threads": torch.get_num_threads(), "parts": len(parts)}
     folder = Path(options.results) / "runs" / "benchmark_offline" / content_hash(settings)
-    units = Units(folder / "slices")
+    units = Units(folder / f"slices-{source_hash()}")  # those of other code count for nothing
     print(f"{loaded.name}: {sum(len(p.keys) for part in parts for p in part)} ablations of {len(windows)} × 128 tokens, float32")
     warm = [piece for piece in parts[-1] if piece.layer == model_shape(loaded.model).layers]
     time_slice(loaded, windows, warm, options.batch, 1)
@@ -116,7 +120,12 @@ def main() -> None:
     }
     result = summarise([units.read(str(index)) for index in range(len(parts))], memory)
     experiment = f"benchmark_offline_{options.model}"
-    save_result(folder, experiment=experiment, model=loaded.name, settings=settings, result=result, units=UNITS)
+    counts = {"seconds": options.rounds, "times_faster": options.rounds, "peak_bytes": 1}
+    counts["difference"] = sum(len(piece.keys) for part in parts for piece in part)  # the largest of so many ablations
+    save_result(
+        folder, experiment=experiment, model=loaded.name, settings=settings, result=result, units=UNITS, counts=counts,
+        command=called("benchmarks.offline"), started=started,
+    )  # fmt: skip
     _print(result, loaded.name)
     print(folder)
 

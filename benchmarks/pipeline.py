@@ -16,6 +16,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -27,6 +28,8 @@ from tqdm import tqdm
 from benchmarks.attention import BenchmarkRow, row
 from benchmarks.candidates import SHAPES, Case, Tensors
 from benchmarks.interleave import interleave, ratio
+from experiments.provenance import called, origin, write_csv
+from shadowattn.artifacts import content_hash
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.graphs.planner import launch_sizes
 from shadowattn.graphs.quantize import absmax_scales
@@ -133,9 +136,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
+    began = datetime.now(UTC)
     rows = pd.DataFrame([asdict(one) for one in measure(options.shape, options.keys, options.rounds, LocalSearch())])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    rows.to_csv(options.out, index=False)
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
+    write_csv(rows, options.out, origin(called("benchmarks.pipeline"), content_hash(settings), began))
     Console(width=None if sys.stdout.isatty() else 130).print(table(rows))
 
 

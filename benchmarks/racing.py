@@ -16,6 +16,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -28,6 +29,7 @@ from rich.table import Table
 from benchmarks.interleave import interleave, ratio
 from benchmarks.offline import calibration
 from benchmarks.rows import save_result
+from experiments.provenance import called
 from shadowattn.artifacts import Units, content_hash
 from shadowattn.models import LoadedModel, load_bundled, load_local
 from shadowattn.offline import (
@@ -97,7 +99,7 @@ def over_orders(compared: Mapping[int, Mapping[str, Mapping[str, float]]]) -> di
 
 
 def main() -> None:
-    options = _options()
+    options, started = _options(), datetime.now(UTC)
     torch.set_num_threads(options.threads or os.cpu_count() or 1)
     loaded = load_bundled() if options.model == "bundled" else load_local(options.model)
     windows, orders = calibration(loaded, options.windows), range(FIRST_ORDER, FIRST_ORDER + options.orders)
@@ -111,16 +113,11 @@ def main() -> None:
     experiment = "benchmark_racing" if options.model == "bundled" else f"benchmark_racing_{loaded.name.lower()}"
     folder = Path(options.results) / "runs" / experiment / content_hash(settings)
     counts = {f"{figure}_{name}": len(orders) for figure in FIGURES for name in STATISTICS}
+    counts |= {"seconds": options.rounds, "times_faster": options.rounds}
     save_result(
-        folder,
-        experiment=experiment,
-        model=loaded.name,
-        settings=settings,
-        result=result,
-        units=UNITS,
-        by_seed=compared,
-        counts=counts,
-    )
+        folder, experiment=experiment, model=loaded.name, settings=settings, result=result, units=UNITS, by_seed=compared,
+        counts=counts, command=called("benchmarks.racing"), started=started,
+    )  # fmt: skip
     _print(result, loaded.name, len(orders), len(windows))
     print(folder)
 

@@ -1,10 +1,13 @@
 """A benchmark's figures as tidy rows, so that `experiments.publish` keeps them like any other run's."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.machine import machine
-from shadowattn.artifacts import content_hash, versions, write_json
+from experiments.source import current_code
+from shadowattn.artifacts import content_hash, sha256, versions, write_json
 from shadowattn.reporting.rows import Row, write_rows
 
 
@@ -16,17 +19,18 @@ def save_result(
     settings: dict,
     result: Mapping[str, Mapping[str, float]],
     units: Mapping[str, str],
+    counts: Mapping[str, int],
+    command: str,
+    started: datetime,
     by_seed: Mapping[int, Mapping[str, Mapping[str, float]]] | None = None,
-    counts: Mapping[str, int] | None = None,
 ) -> None:
     """Writes `rows.parquet`, a row for each method and metric with a unit in `units`, and `meta.json`, which makes it count.
 
-    A method without a metric has no row for it. `by_seed` is further rows, one for each seed, method and metric. `counts` says
-    how many were averaged for a metric; the others are of so many rounds.
+    A method without a metric has no row for it. `counts`: how many values each metric is a mean or median of, its row's `n`.
+    `by_seed` is further rows, one for each seed, method and metric. `started` in UTC.
     """
-    counts = counts or {}
     cells = [
-        (0, method, metric, values[metric], counts.get(metric, settings["rounds"]))
+        (0, method, metric, values[metric], counts[metric])
         for method, values in result.items()
         for metric in units
         if metric in values
@@ -66,5 +70,17 @@ def save_result(
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(rows, folder / "rows.parquet")
-    meta = {"settings": settings, "machine": machine(), "versions": versions(), "result": dict(result)}
+    meta = {
+        "experiment": experiment,
+        "command": command,
+        "config_hash": content_hash(settings),
+        "code": asdict(current_code({})),
+        "settings": settings,
+        "machine": machine(),
+        "versions": versions(),
+        "started": started.isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "result": dict(result),
+        "rows_sha256": sha256(folder / "rows.parquet"),
+    }
     write_json(folder / "meta.json", meta)

@@ -55,7 +55,7 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
         figures = units.get(f"bank-{name}", lambda shape=shape: bank_benchmark.measure_bank(shape))
         of = row if name == OWN else replace(row, model=shape)
         rows += [
-            replace(of, method=name, metric=metric, value=float(figures[metric]), unit=unit, n=1)
+            replace(of, method=name, metric=metric, value=float(figures[metric]), unit=unit, n=bank_benchmark.COUNTS[metric])
             for metric, unit in bank_benchmark.UNITS.items()
         ]
     for shape in bar(_FORM_SHAPES, "forms"):

@@ -21,6 +21,7 @@ from shadowattn.offline.artifact_files import write_importance, write_measuremen
 from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.grids.quantile import Quantile
+from shadowattn.offline.stability import RESAMPLES
 from shadowattn.reporting import figures, offline_figures
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import RetentionProfile
@@ -152,10 +153,11 @@ def _stability(setup: Setup, offline: Offline, name: str, retention: float) -> S
 
 
 def _stability_rows(row: PlacedRow, found: Stability) -> Iterator[PlacedRow]:
-    yield replace(row, metric="head_rank_correlation", value=found.head_rank)
-    yield replace(row, metric="layer_rank_correlation", value=found.layer_rank)
-    yield replace(row, metric="retention_spread", value=found.mean_spread)
-    yield replace(row, metric="largest_spread", value=found.largest_spread)
+    heads = sum(map(len, found.retention_spread))
+    yield replace(row, metric="head_rank_correlation", value=found.head_rank, n=heads)
+    yield replace(row, metric="layer_rank_correlation", value=found.layer_rank, n=len(found.retention_spread))
+    yield replace(row, metric="retention_spread", value=found.mean_spread, n=RESAMPLES)
+    yield replace(row, metric="largest_spread", value=found.largest_spread, n=RESAMPLES)
 
 
 def _scale_rows(setup: Setup, offline: Offline, row: PlacedRow, units: Units) -> Iterator[PlacedRow]:

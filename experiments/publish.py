@@ -1,14 +1,23 @@
 """Puts a finished run where the repository keeps it: `python -m experiments.publish results/runs/EXPERIMENT/HASH`.
 
-Its rows become `results/reference/EXPERIMENT.csv`; the figure drawn from that file, of a sweep and of the experiments that have
-one of their own, becomes `docs/EXPERIMENT.png`.
+Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in `EXPERIMENT.json` beside it; the figure drawn from
+that file, of a sweep and of the experiments that have one of their own, becomes `docs/EXPERIMENT.png`.
+
+    python -m experiments.publish --check          what is published, how old it is, and whether today's code made it
 """
 
+import argparse
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Console
+from rich.table import Table
 
+from experiments.provenance import objections, origin_of_run, sidecar, state, write_csv
+from shadowattn.artifacts import read_json, sha256
+from shadowattn.errors import InputError
 from shadowattn.reporting import (
     graph_figures,
     offline_figures,
@@ -47,21 +56,73 @@ def read_reference(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS}, dtype={"config_hash": str})
 
 
-def publish(run: Path) -> list[Path]:
-    """Writes the CSV, and for several retentions the figure, of one finished run and returns what it wrote."""
-    if not (run / "meta.json").is_file():
-        raise SystemExit(f"error: expected the folder of a finished run, with meta.json in it, got {str(run)!r}")
-    rows = pd.read_parquet(run / "rows.parquet")
-    written = [ROOT / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
-    rows.to_csv(written[0], index=False)
+def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]:
+    """Writes the CSV, where it comes from, and for several retentions the figure, of one finished run; returns what it wrote.
+
+    `run`: its folder, or the CSV of a benchmark that writes one. Raises `InputError` where the rows are altered, or not of the
+    code that is checked out; with `anyway` the second is written down instead.
+    """
+    rows, source = _read(run)
+    reasons = objections(source)
+    if reasons and not anyway:
+        raise InputError(f"{run}: {'; '.join(reasons)}; measure again from a clean checkout, or publish with --anyway")
+    if reasons:
+        source = {**source, "published_although": reasons}
+    written = [root / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
+    write_csv(rows, written[0], source)
+    written.append(sidecar(written[0]))
     draw = FIGURES.get(written[0].stem, quality_against_retention if rows.retention.nunique() > 3 else None)
-    if draw is not None:
-        written.append(draw(read_reference(written[0]), ROOT / "docs" / f"{written[0].stem}.png"))
+    if draw is not None and run.suffix != ".csv":  # those benchmarks draw their own
+        written.append(draw(read_reference(written[0]), root / "docs" / f"{written[0].stem}.png"))
     return written
 
 
+def check(root: Path = ROOT) -> Table:
+    """Every committed CSV: how old, of which commit, and whether it is what was published and of today's code."""
+    made = Table("rows of", "state", "age, days", "commit", "measured on", title="results/reference")
+    for path in sorted((root / "results" / "reference").glob("*.csv")):
+        found, source = state(path), {}
+        if sidecar(path).is_file():
+            source = read_json(sidecar(path), "publish the run again")
+        age = (datetime.now(UTC) - datetime.fromisoformat(source["finished"])).days if source else ""
+        commit = f"{(source['commit'] or 'none')[:10]}{', changed' if source['dirty'] else ''}" if source else ""
+        made.add_row(path.stem, found, str(age), commit, source["machine"]["processor"] if source else "")
+    return made
+
+
+def _read(run: Path) -> tuple[pd.DataFrame, dict]:
+    """Rows as they were written, and what they come from."""
+    if run.suffix == ".csv" and run.is_file():
+        source = read_json(sidecar(run), f"measure again; rows without {sidecar(run).name} come from nowhere")
+        if source["sha256"] != sha256(run):
+            raise InputError(f"{run}: altered since it was written; measure again")
+        return pd.read_csv(run, keep_default_na=False, dtype=str), source
+    if not (run / "meta.json").is_file():
+        raise InputError(f"expected the folder of a finished run, with meta.json in it, or a benchmark's CSV, got {str(run)!r}")
+    meta = read_json(run / "meta.json", "measure again")
+    if meta.get("rows_sha256") != sha256(run / "rows.parquet"):
+        raise InputError(f"{run}: rows.parquet is altered since it was written; measure again")
+    return pd.read_parquet(run / "rows.parquet"), origin_of_run(meta)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run, or CSV of a benchmark")
+    parser.add_argument("--anyway", action="store_true", help="though its code is not what is checked out; its JSON then says so")
+    parser.add_argument("--check", action="store_true", help="list what is published, and whether it is of today's code")
+    options = parser.parse_args()
+    if options.check == (options.run is not None):
+        parser.error("expected one run to publish, or --check")
+    if options.check:
+        Console(width=None if sys.stdout.isatty() else 140).print(check())
+        return int(any(state(path) != "ok" for path in (ROOT / "results" / "reference").glob("*.csv")))
+    try:
+        for written in publish(options.run, anyway=options.anyway):
+            print(written.relative_to(ROOT))
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    return 0
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(f"error: expected one folder of a finished run, got {len(sys.argv) - 1} arguments\n{__doc__}")
-    for written in publish(Path(sys.argv[1])):
-        print(written.relative_to(ROOT))
+    sys.exit(main())

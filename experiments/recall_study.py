@@ -20,7 +20,7 @@ from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.evaluation.estimates import Estimate, FixedGraph, Quantised
 from shadowattn.evaluation.perplexity import prefill_chunks
-from shadowattn.evaluation.recall import GRANULARITIES, Recall, measure_recall
+from shadowattn.evaluation.recall import GRANULARITIES, POOLED_ROWS, Recall, measure_recall, measured_rows
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
@@ -36,12 +36,17 @@ _NNCF_SAMPLES = 64
 
 @dataclass(frozen=True)
 class RecallRow(PlacedRow):
-    """A row about an estimate: how many buckets it has (0: none), their σ and lookup, and `granularity` row or pooled."""
+    """A row about an estimate: how many buckets it has (0: none), their σ and lookup, and `granularity` row or pooled.
+
+    `sampled` rows of every `chunk` are ranked, evenly spread over it; 0 where the row is about no ranking. `n` counts them.
+    """
 
     buckets: int = 0
     sigma: float = math.nan
     lookup: str = ""
     granularity: str = ""
+    sampled: int = 0
+    chunk: int = 0
 
 
 def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path) -> list[RecallRow]:
@@ -126,8 +131,9 @@ def _nncf(setup: Setup) -> FixedGraph:
 
 def _rows(setup: Setup, name: str, settings: DictConfig, found: Recall) -> list[RecallRow]:
     windows = setup.heldout()
-    row = _common(setup, name, settings, n=len(windows))
-    rows = []
+    chunk = setup.config.graphs.chunk_tokens
+    row = _common(setup, name, settings, n=len(windows) * measured_rows(windows.shape[1], chunk))
+    row, rows = replace(row, sampled=POOLED_ROWS, chunk=chunk), []
     for at, retention in enumerate(setup.config.recall.retentions):
         for granularity in GRANULARITIES:
             of = replace(row, retention=retention, granularity=granularity)

@@ -51,7 +51,13 @@ def _rows(setup: Setup, device: str, outcome: Outcome) -> list[Row]:
     if outcome.error:
         return ran
     named = [] if outcome.int8 is None else [replace(row, metric="int8_primitive", value=float(outcome.int8))]
-    return ran + named + [replace(row, metric=m, value=getattr(outcome, m), unit=unit) for m, unit in _UNITS.items()]
+    shape = CASES[outcome.case][0]
+    counts = dict.fromkeys(("median_ms", "p95_ms"), outcome.runs) | dict.fromkeys(("exact", "recall"), shape.heads * shape.rows)
+    return (
+        ran
+        + named
+        + [replace(row, metric=m, value=getattr(outcome, m), unit=unit, n=counts.get(m, 1)) for m, unit in _UNITS.items()]
+    )
 
 
 def _report(found: list[Capability], outcomes: dict[str, list[Outcome]]) -> str:

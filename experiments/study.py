@@ -190,11 +190,11 @@ def _cell_rows(setup: Setup, name: str, retention: float, cell: Cell, dense: Cel
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
-        replace(row, metric="density", value=cell.density, n=predicted),
-        replace(row, metric="sparse_density", value=cell.sparse_density, n=predicted),
-        replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=predicted),
-        replace(row, metric="graph_launches", value=float(cell.launches), n=predicted),
-        replace(row, metric="clipped_heads", value=float(cell.clipped_heads), n=predicted),
+        replace(row, metric="density", value=cell.density, n=windows.numel()),  # attention also runs on a window's last token
+        replace(row, metric="sparse_density", value=cell.sparse_density, n=windows.numel()),
+        replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=windows.numel()),
+        replace(row, metric="graph_launches", value=float(cell.launches), n=windows.numel()),
+        replace(row, metric="clipped_heads", value=float(cell.clipped_heads), n=windows.numel()),
     ]
     observed = windows[: setup.config.evaluation.fidelity_windows].numel()
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
@@ -235,7 +235,7 @@ def _dense_rows(setup: Setup, dense: Cell, windows: Tensor, floor: float) -> lis
     return [
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),
-        replace(row, metric="unigram_loss", value=floor, unit="nat"),
+        replace(row, metric="unigram_loss", value=floor, unit="nat", n=windows.numel()),
         *_accuracy_rows(setup, replace(row, flag=""), dense),
     ]
 

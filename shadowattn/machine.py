@@ -4,16 +4,43 @@ import os
 import platform
 from pathlib import Path
 
+# /proc/cpuinfo's names, of x86 and of Arm, and ours.
+_FIELDS = {
+    "vendor_id": "vendor",
+    "CPU implementer": "vendor",
+    "model name": "name",
+    "cpu family": "family",
+    "CPU architecture": "family",
+    "model": "model",
+    "CPU part": "model",
+    "stepping": "stepping",
+    "CPU revision": "stepping",
+}
+
+
+def cpu() -> dict[str, str]:
+    """Vendor, name, family, model and stepping, as far as the system tells: makers give one name to several generations."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().strip().split("\n\n")[0]
+    except OSError:
+        return {"name": platform.processor() or platform.machine()}
+    pairs = [line.split(":", 1) for line in first.splitlines() if ":" in line]
+    known = {_FIELDS[name.strip()]: value.strip() for name, value in pairs if name.strip() in _FIELDS}
+    return {"name": platform.machine()} | known
+
 
 def processor() -> str:
-    """The processor's name, as its maker gives it where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    """The processor's name with its family, model and stepping, which tell generations of one name apart."""
+    known = cpu()
+    numbers = ", ".join(f"{name} {known[name]}" for name in ("family", "model", "stepping") if name in known)
+    return f"{known['name']} ({numbers})" if numbers else known["name"]
 
 
 def cores() -> int:
     """Logical processors."""
     return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

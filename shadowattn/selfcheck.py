@@ -59,7 +59,8 @@ class Outcome:
 
     `steps_off`: largest difference to integer arithmetic, in steps of the integer product (of the score, where that is INT8; of
     rows with other indices, where the graph selects). `exact`: share of scores without any. `recall`: of the top 20 % of
-    each row by integer arithmetic. `int8`: whether the runtime names an INT8 primitive, None where it names none.
+    each row by integer arithmetic. `int8`: whether the runtime names an INT8 primitive, None where it names none. `runs`: how
+    many were timed.
     """
 
     case: str
@@ -71,6 +72,7 @@ class Outcome:
     exact: float = float("nan")
     recall: float = float("nan")
     int8: bool | None = None
+    runs: int = 0
 
 
 def run_case(device: str, case: str) -> Outcome:
@@ -102,7 +104,7 @@ def run_case(device: str, case: str) -> Outcome:
     product = q8 @ k8.repeat_interleave(shape.group, 0).mT
     figures = _compare(out, product, shape, form)
     int8 = runs_in_int8(model) if device == "CPU" else None
-    return Outcome(case, "", compile_s, float(median), float(p95), *figures, int8)
+    return Outcome(case, "", compile_s, float(median), float(p95), *figures, int8, len(seconds))
 
 
 def _normal(heads: int, rows: int, dim: int, generator: torch.Generator) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 Two granularities. `row`: each query row has its own top-k, keep = max(1, ceil(retention × visible)), as on the device. `pooled`:
 32 rows share one budget for all their visible keys, keep = int(retention × visible in all) + 1, as in the authors' offline tool.
+The rows are 32 of each chunk, evenly spread over it (`sampled_rows`): neighbours would be much alike.
 The paper does not say which of them its table means. Ties go to the lower row, then to the lower index.
 """
 
@@ -57,8 +58,8 @@ def measure_recall(
 ) -> dict[str, Recall]:
     """Runs the windows [W, T] through the model, dense, and ranks every chunk's keys by every estimate.
 
-    Of each chunk its last 32 rows are looked at, those that see most, and of a shorter chunk at a window's end none; scales are
-    still measured over the whole chunk, as online.
+    Of each chunk 32 rows are looked at, evenly spread over it, and of a shorter chunk at a window's end none; scales are still
+    measured over the whole chunk, as online.
     """
     if chunk_tokens < POOLED_ROWS:
         raise InputError(
@@ -75,7 +76,7 @@ def measure_recall(
         q, k = q[0].float(), k[0].float()
         if q.shape[1] < POOLED_ROWS:
             return
-        rows = slice(q.shape[1] - POOLED_ROWS, q.shape[1])
+        rows = sampled_rows(q.shape[1])
         visible = 1 + torch.arange(k.shape[1])[-q.shape[1] :][rows]
         keys = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
         exact = q[:, rows] @ keys.mT
@@ -90,6 +91,19 @@ def measure_recall(
             for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                 pass
     return {name: count.recall() for name, count in counts.items()}
+
+
+def sampled_rows(chunk_rows: int) -> slice:
+    """Which rows of a chunk recall is measured on: 32 at equal distances, the middle ones of as many equal parts."""
+    step = chunk_rows // POOLED_ROWS
+    first = (chunk_rows - step * (POOLED_ROWS - 1)) // 2
+    return slice(first, first + step * (POOLED_ROWS - 1) + 1, step)
+
+
+def measured_rows(window_tokens: int, chunk_tokens: int) -> int:
+    """How many rows of one window recall is measured on."""
+    whole, rest = divmod(window_tokens, chunk_tokens)
+    return POOLED_ROWS * (whole + (rest >= POOLED_ROWS))
 
 
 def _correlation(exact: Tensor, scores: Tensor, visible: Tensor) -> float:

@@ -12,7 +12,7 @@ from shadowattn.errors import InputError
 from shadowattn.offline.importance import summarise
 from shadowattn.types import AblationLosses, Importance
 
-_RESAMPLES = 20
+RESAMPLES = 20
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def stability(losses: AblationLosses, allot: Callable[[Importance], list[list[fl
     even, odd = (summarise(losses, windows=range(first, count, 2)) for first in (0, 1))
     generator = torch.Generator().manual_seed(seed)
     resampled = []
-    for _ in range(_RESAMPLES):
+    for _ in range(RESAMPLES):
         chosen = torch.randint(count, (count,), generator=generator).tolist()
         resampled.append(allot(summarise(losses, windows=chosen)))
     return Stability(

@@ -38,10 +38,15 @@ def recall(rows: pd.DataFrame, path: Path) -> Path:
         axes[3].axis("off")
         _heads(axes[2], rows)
         first = rows.iloc[0]
-        axes[0].figure.suptitle(
-            f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}", fontsize=9
-        )
+        axes[0].figure.suptitle(_title(first), fontsize=9)
     return path
+
+
+def _title(row: pd.Series) -> str:
+    """Model, text and which rows were ranked; rows from before that was a column say only the first two."""
+    windows = f"{row.model} on {row.data}, {row.context_tokens}-token windows"
+    sampled = f", {row.sampled} of {row.chunk} rows of each chunk, n = {row.n} rows a head" if "sampled" in row else ""
+    return f"{windows}{sampled} · {row.measured}"
 
 
 def _heads(axis, rows: pd.DataFrame) -> None:
@@ -114,10 +119,8 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
             axis.set_xlim(axes[0, 1].get_xlim())
         axes[0, 0].legend(fontsize=7)
         first = rows.iloc[0]
-        counts = f"n = {first.n} windows" + (f", {losses.n.iloc[0]} for the loss" if len(losses) else "")
-        axes[0, 0].figure.suptitle(
-            f"{first.model} on {first.data}, {first.context_tokens}-token windows, {counts} · {first.measured}", fontsize=9
-        )
+        loss = f", n = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
+        axes[0, 0].figure.suptitle(_title(first) + loss, fontsize=9)
     return path
 
 
