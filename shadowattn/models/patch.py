@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
-from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    packed_sequence_mask_function,
+    remap_positions_for_packed_sequence,
+    sliding_window_causal_mask_function,
+)
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
@@ -443,6 +449,9 @@ def _describe_mask(
             f"expected a cache that holds just the tokens so far ({q_offset + q_length}), got {kv_length} slots; "
             "use transformers' DynamicCache"
         )
+    single = _single_sequence(mask_function)
+    if single is not None:
+        mask_function, allow_is_causal_skip = single, True
     if mask_function is causal_mask_function and not allow_is_causal_skip:
         raise InputError(
             "this model computes with its attention mask before attention does (to choose keys of its own, for example), and "
@@ -455,6 +464,24 @@ def _describe_mask(
     return _OtherMask()
 
 
+def _single_sequence(mask_function) -> Callable | None:
+    """The mask function inside of one for packed sequences if there is but one sequence.
+
+    Under torch.compile transformers packs every prompt: whether there are several sequences is then known at run time only.
+    """
+    if mask_function.__code__ is not and_masks().__code__:
+        return None
+    parts = _captured(mask_function)["mask_functions"]
+    codes = [packed_sequence_mask_function(None).__code__, remap_positions_for_packed_sequence(None, None).__code__]
+    if [part.__code__ for part in parts] != codes or bool(_captured(parts[0])["packed_sequence_mask"].any()):
+        return None
+    return _captured(parts[1])["mask_function"]
+
+
+def _captured(function) -> dict:
+    return inspect.getclosurevars(function).nonlocals
+
+
 def _same_function(one, other) -> bool:
     """Whether two mask functions were made by the same code from the same values."""
     if one is other:
@@ -465,5 +492,4 @@ def _same_function(one, other) -> bool:
         return type(one) is type(other) and isinstance(one, int) and one == other
     if one.__code__ is not other.__code__:
         return False
-    cells = [[cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other)]
-    return all(map(_same_function, *cells))
+    return all(map(_same_function, _captured(one).values(), _captured(other).values()))
