@@ -171,17 +171,16 @@ def replace_attention(
     modules, shape = attention_modules(model), model_shape(model)
     if any(module in _REPLACED for module in modules):
         raise InputError("the model's attention is replaced already; leave the outer context first")
-    configs = list(
-        {id(m.config): m.config for m in (*model.modules(), *modules) if isinstance(m, PreTrainedModel) or m in modules}.values()
-    )
+    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
+    decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
+    # Masks are made by the decoder's config, attention by its layers'; a vision model's stays as it is.
+    configs = list({id(m.config): m.config for m in (decoder, *modules)}.values())
     before = [config._attn_implementation for config in configs]
     if any(isinstance(name, _AttachedName) for name in before):
         raise InputError("another model with the same config object is attached; give each its own: copy.deepcopy(model.config)")
     # Both registries need the name: without a mask function the model would run, but see the future.
     AttentionInterface.register(_NAME, _dispatch)
     AttentionMaskInterface.register(_NAME, _describe_mask)
-    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
-    decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
     replacement = _Replacement(attention, windowed, shape, [m.layer_idx for m in modules])
     hooks = decoder.register_forward_pre_hook(_begin_forward), decoder.register_forward_hook(_end_forward, always_call=True)
     try:
