@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
-from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    packed_sequence_mask_function,
+    remap_positions_for_packed_sequence,
+    sliding_window_causal_mask_function,
+)
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
@@ -166,17 +172,16 @@ def replace_attention(
     modules, shape = attention_modules(model), model_shape(model)
     if any(module in _REPLACED for module in modules):
         raise InputError("the model's attention is replaced already; leave the outer context first")
-    configs = list(
-        {id(m.config): m.config for m in (*model.modules(), *modules) if isinstance(m, PreTrainedModel) or m in modules}.values()
-    )
+    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
+    decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
+    # Masks are made by the decoder's config, attention by its layers'; a vision model's stays as it is.
+    configs = list({id(m.config): m.config for m in (decoder, *modules)}.values())
     before = [config._attn_implementation for config in configs]
     if any(isinstance(name, _AttachedName) for name in before):
         raise InputError("another model with the same config object is attached; give each its own: copy.deepcopy(model.config)")
     # Both registries need the name: without a mask function the model would run, but see the future.
     AttentionInterface.register(_NAME, _dispatch)
     AttentionMaskInterface.register(_NAME, _describe_mask)
-    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
-    decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
     replacement = _Replacement(attention, windowed, shape, [m.layer_idx for m in modules])
     hooks = decoder.register_forward_pre_hook(_begin_forward), decoder.register_forward_hook(_end_forward, always_call=True)
     try:
@@ -444,6 +449,9 @@ def _describe_mask(
             f"expected a cache that holds just the tokens so far ({q_offset + q_length}), got {kv_length} slots; "
             "use transformers' DynamicCache"
         )
+    single = _single_sequence(mask_function)
+    if single is not None:
+        mask_function, allow_is_causal_skip = single, True
     if mask_function is causal_mask_function and not allow_is_causal_skip:
         raise InputError(
             "this model computes with its attention mask before attention does (to choose keys of its own, for example), and "
@@ -456,6 +464,24 @@ def _describe_mask(
     return _OtherMask()
 
 
+def _single_sequence(mask_function) -> Callable | None:
+    """The mask function inside of one for packed sequences if there is but one sequence.
+
+    Under torch.compile transformers packs every prompt: whether there are several sequences is then known at run time only.
+    """
+    if mask_function.__code__ is not and_masks().__code__:
+        return None
+    parts = _captured(mask_function)["mask_functions"]
+    codes = [packed_sequence_mask_function(None).__code__, remap_positions_for_packed_sequence(None, None).__code__]
+    if [part.__code__ for part in parts] != codes or bool(_captured(parts[0])["packed_sequence_mask"].any()):
+        return None
+    return _captured(parts[1])["mask_function"]
+
+
+def _captured(function) -> dict:
+    return inspect.getclosurevars(function).nonlocals
+
+
 def _same_function(one, other) -> bool:
     """Whether two mask functions were made by the same code from the same values."""
     if one is other:
@@ -466,5 +492,4 @@ def _same_function(one, other) -> bool:
         return type(one) is type(other) and isinstance(one, int) and one == other
     if one.__code__ is not other.__code__:
         return False
-    cells = [[cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other)]
-    return all(map(_same_function, *cells))
+    return all(map(_same_function, _captured(one).values(), _captured(other).values()))

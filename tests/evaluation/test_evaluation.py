@@ -99,7 +99,10 @@ def test_dense_heads_count_as_fully_recalled():
     recall = []
     for one in (profile, half):
         fidelity = Fidelity()
-        with shadowattn.attach(model, one, None, estimator=Random(), chunk_tokens=32, observers=[fidelity]):
+        with (
+            torch.no_grad(),
+            shadowattn.attach(model, one, None, estimator=Random(), chunk_tokens=32, observers=[fidelity]),
+        ):
             model(ids)
         recall.append(fidelity.metrics()["mass_recall"])
     assert recall[1] > 0.5 + recall[0] / 4
@@ -108,6 +111,6 @@ def test_dense_heads_count_as_fully_recalled():
 def test_nothing_sparse_nothing_measured():
     model, ids = tiny_model(), windows(1)
     fidelity = Fidelity()
-    with shadowattn.attach(model, profile_for(model, 1.0), None, estimator=Oracle(), observers=[fidelity]):
+    with torch.no_grad(), shadowattn.attach(model, profile_for(model, 1.0), None, estimator=Oracle(), observers=[fidelity]):
         model(ids)
     assert fidelity.metrics() == {}

@@ -8,6 +8,7 @@ from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import batch_losses
 from shadowattn.models.layerwise import layerwise
 from shadowattn.models.linear import choose_linear, has_onednn, replace_linears
+from tests.models.families import build
 from tests.tiny import tiny_model
 
 
@@ -72,6 +73,12 @@ def test_a_model_without_a_plain_output_layer_is_refused():
     model = tiny_model()
     model.lm_head = nn.Sequential(model.lm_head)
     with pytest.raises(InputError, match="linear output layer"), layerwise(model, 40, choose_linear("auto")):
+        pass
+
+
+def test_a_hybrid_is_refused():
+    model = build("qwen3_next")
+    with pytest.raises(InputError, match="attention in each of its 2 layers"), layerwise(model, 40, choose_linear("auto")):
         pass
 
 

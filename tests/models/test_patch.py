@@ -1,16 +1,23 @@
 """shadowAttn inside real transformers models of every attention shape."""
 
+import copy
+import io
+import json
+import logging
+import pickle
+
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import AutoConfig, DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
 
 import shadowattn
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 from shadowattn.kernels.torch_kernels import dense
-from shadowattn.models import bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
+from shadowattn.models import attended_layers, bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import ScaleGrid
+from tests.models.families import build
 from tests.profiles import bank_for, profile_for
 from tests.tensors import HEAD_DIMS, HEADS
 from tests.tiny import tiny_model
@@ -129,7 +136,8 @@ def test_the_model_is_itself_again_afterwards():
     assert logits(model, ids).equal(before)
     assert model.config._attn_implementation == "sdpa"
     assert fingerprint(model) == mine
-    assert not [m for m in model.modules() if hasattr(m, "layer_attention")]
+    assert type(model.config._attn_implementation) is str
+    assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
 
 
 def test_a_failed_attach_leaves_the_model_alone():
@@ -260,3 +268,264 @@ def test_fingerprint_tells_checkpoints_apart_but_not_dtypes():
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 5] += 1
     assert fingerprint(model) != mine
+
+
+def sparse_attach(model, retention: float = 0.2, **options):
+    return shadowattn.attach(model, profile_for(model, retention), None, estimator=Oracle(), chunk_tokens=32, **options)
+
+
+@pytest.mark.parametrize("ready", ["bool", "float", "dict"])
+def test_refuses_ready_made_masks(ready):
+    model, ids = tiny_model(), tokens(20)
+    seen = torch.ones(20, 20, dtype=torch.bool).tril()[None, None]
+    seen[..., :3] = False
+    seen[..., range(20), range(20)] = True
+    added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    mask = {"bool": seen, "float": added, "dict": {"full_attention": added}}[ready]
+    with sparse_attach(model) as sparse, pytest.raises(InputError, match="no ready-made mask"):
+        logits(model, ids, attention_mask=mask)
+    assert sparse.counters.sparse_rows == 0
+
+
+def test_refuses_a_model_that_makes_a_bias_of_its_mask():
+    model = build("doge")
+    with sparse_attach(model), pytest.raises(InputError, match="computes with its attention mask"):
+        logits(model, tokens(20) % 64)
+
+
+def test_refuses_arguments_of_attention_that_it_does_not_know():
+    model = tiny_model()
+    with sparse_attach(model):
+        for name in ("softcap", "s_aux", "position_bias", "head_mask", "cu_seq_lens_q", "whatever"):
+            with pytest.raises(InputError, match=f"layer 0 uses {name}"):
+                logits(model, tokens(20), **{name: torch.ones(4)})
+        with pytest.raises(InputError, match="causal"):
+            logits(model, tokens(20), is_causal=False)
+        with pytest.raises(InputError, match="uses output_attentions"):
+            logits(model, tokens(20), output_attentions=True)
+
+
+def test_refuses_packed_sequences():
+    model, positions = tiny_model(), torch.cat([torch.arange(8), torch.arange(12)])[None]
+    with sparse_attach(model), pytest.raises(InputError, match="got packed sequences"):
+        logits(model, tokens(20), position_ids=positions, use_cache=False)
+
+
+def test_refuses_gradients():
+    model, ids = tiny_model(), tokens(20)
+    with sparse_attach(model) as sparse:
+        with pytest.raises(InputError, match=r"a gradient is required.*torch\.no_grad"):
+            model(input_ids=ids, labels=ids)
+        assert sparse.counters.sparse_rows == 0
+        model.requires_grad_(False)
+        assert model(input_ids=ids).logits.equal(logits(model, ids))
+
+
+def test_refuses_dropout():
+    config = tiny_model().config
+    config.attention_dropout = 0.1
+    model, ids = type(tiny_model())(config).train(), tokens(20)
+    with sparse_attach(model):
+        with pytest.raises(InputError, match=r"dropout of 0\.1.*model\.eval"):
+            logits(model, ids)
+        logits(model.eval(), ids)
+
+
+@pytest.mark.parametrize("family", ["falcon", "gptj", "codegen", "xglm", "bloom", "mpt"])
+def test_refuses_models_that_do_not_ask_the_registry(family):
+    model = build(family)
+    with pytest.raises(InputError, match="attention registry"), replace_attention(model, lambda *_: None):
+        pass
+    with pytest.raises(InputError, match="attention registry"):
+        model_shape(model)
+
+
+def test_a_forward_pass_that_leaves_a_layer_out_is_an_error():
+    model, ids = tiny_model(layers=3), tokens(20)
+    own = model.model.layers[1].forward
+    with sparse_attach(model):
+        model.model.layers[1].forward = lambda hidden, **_: hidden
+        with pytest.raises(InputError, match=r"layers \[1\] did not ask"):
+            logits(model, ids)
+        model.model.layers[1].forward = own
+        logits(model, ids)
+
+
+def test_hybrids_count_the_layers_that_attend():
+    model = build("nemotron_h")
+    assert attended_layers(model) == [2]
+    assert model_shape(model).layers == 1
+    ids = tokens(20) % 64
+    with sparse_attach(model, 0.3) as sparse:
+        logits(model, ids)
+    assert sparse.counters.sparse_rows == 4 * 20
+
+
+def gemma3(kinds, *, window: int = 8):
+    config = Gemma3TextConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=len(kinds),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        sliding_window=window,
+        layer_types=kinds,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Gemma3ForCausalLM(config).eval()
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def test_windowed_layers_are_dense_within_their_window(caplog):
+    model, ids = gemma3([SLIDING, FULL, SLIDING]), tokens(100, batch=2)
+    expected = logits(model, ids)
+    with caplog.at_level(logging.INFO), sparse_attach(model, 1.0) as dense:
+        torch.testing.assert_close(logits(model, ids), expected, atol=1e-4, rtol=0)
+    assert (dense.counters.windowed_rows, dense.counters.dense_rows) == (2 * 2 * 4 * 100, 2 * 4 * 100)
+    assert [r.getMessage() for r in caplog.records if r.name == "shadowattn.models.patch"] == [
+        f"layer {layer} has a sliding window of 8 tokens and stays dense within it" for layer in (0, 2)
+    ]
+    with sparse_attach(model, 0.2) as sparse:
+        assert (logits(model, ids) - expected).abs().max() > 0.01
+    assert (sparse.counters.windowed_rows, sparse.counters.sparse_rows) == (2 * 2 * 4 * 100, 2 * 4 * 100)
+
+
+@pytest.mark.parametrize("pieces", [(60, 40), (5, 3, 92), (99, 1), (7, 1, 1, 91)])
+def test_windowed_layers_continue_from_a_cache(pieces):
+    model, ids = gemma3([SLIDING, FULL]), tokens(100)
+    expected = logits(model, ids)
+    with sparse_attach(model, 1.0):
+        cache, out = DynamicCache(config=model.config), []
+        for piece in ids.split(pieces, dim=1):
+            out.append(logits(model, piece, past_key_values=cache))
+    torch.testing.assert_close(torch.cat(out, 1), expected, atol=1e-4, rtol=0)
+
+
+def test_a_model_with_only_full_layers_and_a_window_in_its_config_works():
+    model, ids = gemma3([FULL, FULL]), tokens()
+    expected = logits(model, ids)
+    with sparse_attach(model, 0.9999) as sparse:
+        torch.testing.assert_close(logits(model, ids), expected, atol=1e-4, rtol=0)
+    assert (sparse.counters.sparse_rows, sparse.counters.windowed_rows) == (2 * 4 * 100, 0)
+
+
+def test_a_model_of_windows_alone_is_refused():
+    model = gemma3([SLIDING, SLIDING])
+    with sparse_attach(model), pytest.raises(InputError, match=r"every layer has a sliding window \(\[8\] tokens\)"):
+        logits(model, tokens())
+
+
+def test_stages_that_know_no_windows_refuse_them():
+    model = gemma3([SLIDING, FULL])
+    with replace_attention(model, lambda *_: None), pytest.raises(InputError, match="layer 0 has a sliding window of 8 tokens"):
+        logits(model, tokens())
+
+
+def deep(model):
+    return copy.deepcopy(model)
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved_whole(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [deep, pickled, saved_whole])
+def test_a_copy_made_inside_is_dense_and_can_be_attached(duplicate):
+    model, ids = tiny_model(), tokens()
+    expected = logits(model, ids)
+    with sparse_attach(model) as sparse:
+        few = logits(model, ids)
+        other = duplicate(model)
+        counted = sparse.counters.sparse_rows
+        assert other.config._attn_implementation == "sdpa"
+        assert logits(other, ids).equal(expected)
+        assert sparse.counters.sparse_rows == counted
+        with sparse_attach(other):
+            assert logits(other, ids).equal(few)
+        assert logits(model, ids).equal(few)
+    assert logits(other, ids).equal(expected)
+    with sparse_attach(other) as again:
+        assert logits(other, ids).equal(few)
+    assert again.counters.sparse_rows == counted
+
+
+def test_a_model_saved_inside_is_dense(tmp_path):
+    model, ids = tiny_model(), tokens()
+    expected = logits(model, ids)
+    with sparse_attach(model):
+        model.save_pretrained(tmp_path)
+    assert "shadowattn" not in (tmp_path / "config.json").read_text()
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    assert AutoConfig.from_pretrained(tmp_path)._attn_implementation != "shadowattn"
+    assert logits(type(model).from_pretrained(tmp_path), ids).equal(expected)
+
+
+def test_two_models_of_one_config_object():
+    model = tiny_model()
+    other = type(model)(model.config).eval()
+    with sparse_attach(model):
+        with pytest.raises(InputError, match=r"shares its config.*copy\.deepcopy\(model\.config\)"):
+            logits(other, tokens())
+        with pytest.raises(InputError, match="same config object is attached"), sparse_attach(other):
+            pass
+    logits(other, tokens())
+    with sparse_attach(other):
+        logits(other, tokens())
+
+
+def test_refuses_weights_without_values():
+    model = tiny_model()
+    profile = profile_for(model, 0.2)
+    with pytest.raises(InputError, match="meta device"), shadowattn.attach(model.to("meta"), profile, None, estimator=Oracle()):
+        pass
+
+
+def test_a_compiled_model_is_attached_by_its_own():
+    """Compiled before, called inside and after: dense, sparse, dense."""
+    model, ids = tiny_model(), tokens()
+    compiled = torch.compile(model, backend="eager")
+    expected = logits(model, ids)
+    torch.testing.assert_close(logits(compiled, ids), expected)
+    with sparse_attach(model) as sparse:
+        few = logits(model, ids)
+        torch.testing.assert_close(logits(compiled, ids, use_cache=False), few)
+        assert sparse.counters.sparse_rows == 2 * 2 * 4 * 100
+    torch.testing.assert_close(logits(compiled, ids), expected)
+    with pytest.raises(InputError, match="not compiled or wrapped, got OptimizedModule"):
+        model_shape(compiled)
+
+
+def test_beam_search_and_prefix_reuse():
+    model, ids = tiny_model(), tokens(60)
+    beams = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    with sparse_attach(model, 1.0):
+        found = model.generate(ids, **beams)
+        cache = DynamicCache(config=model.config)
+        logits(model, ids[:, :40], past_key_values=cache)
+        torch.testing.assert_close(
+            logits(model, ids[:, 40:], past_key_values=copy.deepcopy(cache)), logits(model, ids)[:, 40:], atol=1e-4, rtol=0
+        )
+    assert found.equal(model.generate(ids, **beams))
+
+
+def test_a_bypassed_layer_of_any_name():
+    """GPT-2 calls its layers `h`."""
+    model, ids = build("gpt2"), tokens(20) % 64
+    with bypass_layer(model, 0), bypass_layer(model, 1):
+        found = logits(model, ids)
+    inner = model.transformer
+    hidden = inner.wte(ids) + inner.wpe(torch.arange(20))
+    torch.testing.assert_close(found, model.lm_head(inner.ln_f(hidden)).detach())
