@@ -107,9 +107,13 @@ def table8(rows: pd.DataFrame, path: Path) -> Path:
             axis.plot(ends, ends, color="0.6", linewidth=1)
             axis.set(xscale="log", xlabel="published J", ylabel="simulated J (hollow: fitted to)")
         axis.legend(fontsize=7)
-        title = f"SIMULATED, {rows.device.iloc[0]}: energy of one kernel, 1024 tokens, one description"
+        title = f"SIMULATED, {rows.device.iloc[0]}: energy of one kernel, 1024 tokens"
         fitted = int((rows.flag != "").sum())
-        counts = f"\ntwo powers fitted to n = {fitted} (hollow), n = {len(rows) - fitted} held out (filled)" if known else ""
+        counts = (
+            f"\none description; two powers fitted to n = {fitted} (hollow), n = {len(rows) - fitted} held out (filled)"
+            if known
+            else ""
+        )
         axis.set_title(f"{title}{counts}", fontsize=8)
     return path
 
