@@ -147,7 +147,7 @@ class SchedulingConfig:
 
 @dataclass
 class SimulationConfig:
-    """`figure` fig10, fig15, table8 or scale; `device` a shipped description or a .yaml file of your own."""
+    """`figure` fig10, fig15, table8, scale or parameters; `device` a shipped description or a .yaml file of your own."""
 
     figure: str = "fig10"
     device: str = "snapdragon_8_gen_3"

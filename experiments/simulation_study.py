@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from rich.table import Table
 
-from experiments import study
+from experiments import parameter_study, study
 from experiments.progress import bar, say
 from experiments.setup import Setup
 from experiments.stages import Offline
@@ -22,7 +22,7 @@ from shadowattn.reporting import simulation_figures
 from shadowattn.reporting.paper import FIG_10, TABLE_8
 from shadowattn.reporting.rows import Row
 
-FIGURES = ("fig10", "fig15", "table8", "scale")
+FIGURES = ("fig10", "fig15", "table8", "scale", "parameters")
 _LENGTHS = (1024, 2048, 4096)
 # What the paper measures: the phones of Fig. 10 and of table 8, at one retention and chunk.
 _PAPER_DEVICES = {"fig10": "snapdragon_8_gen_3", "table8": "snapdragon_8_gen_2"}
@@ -47,11 +47,20 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     if settings.figure not in FIGURES:
         raise InputError(f"simulation.figure: expected one of {', '.join(FIGURES)}, got {settings.figure!r}")
     device = load_device(settings.device)
-    say(f"{device.name}: {_knowledge(device)}")
-    row = SimulatedRow(**asdict(replace(
+    common = replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", measured="simulated", data="none", corpus_sha256="",
         estimate_device=device.estimate_on, retention=setup.config.retention, unit="ms", n=1, kernel="none",
-    )), device=device.name)  # fmt: skip
+    )  # fmt: skip
+    if settings.figure == "parameters":
+        asked = load_device(_PAPER_DEVICES["fig10"]), _PAPER_RETENTION
+        if asked != (device, setup.config.retention):
+            raise InputError(
+                f"simulation.figure=parameters: expected the paper's phone {_PAPER_DEVICES['fig10']} at retention "
+                f"{_PAPER_RETENTION}, to whose published values sets are fitted; got {device.name} at {setup.config.retention}"
+            )
+        return parameter_study.measure(setup, common, folder)
+    say(f"{device.name}: {_knowledge(device)}")
+    row = SimulatedRow(**asdict(common), device=device.name)
     return {"fig10": _fig10, "fig15": _fig15, "table8": _table8, "scale": _scale}[settings.figure](setup, device, row)
 
 
@@ -163,6 +172,8 @@ def draw(setup: Setup, offline: Offline, rows: pd.DataFrame, folder: Path) -> No
 
 def table(rows: pd.DataFrame, title: str) -> Table:
     """Simulated values, published ones beside where there are any."""
+    if (rows.metric == "verdict").any():
+        return parameter_study.table(rows, title)
     known = rows[rows.published.notna()]
     if len(known):
         made = Table("model", "method", "metric", "simulated", "published", "difference", "", title=f"{title} · simulated")

@@ -1,11 +1,13 @@
 """Every committed figure is drawn from committed rows, and rows say what was measured and what simulated."""
 
+import pandas as pd
 import pytest
 
 from experiments.publish import FIGURES, ROOT, read_reference
+from shadowattn.reporting import simulation_figures, verdicts
 
 REFERENCE = ROOT / "results" / "reference"
-SIMULATED = {"fig10", "fig15", "table8", "study_scale"}
+SIMULATED = {"fig10", "fig15", "table8", "study_scale", "study_parameters"}
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -47,14 +49,22 @@ def test_the_best_scheduler_keeps_its_bars():
     assert best[(best.metric == "planning_time") & (best.heads == 16)].value.max() < 1000
 
 
-def test_the_page_says_how_much_faster_block_sparse_attention_is_simulated():
-    rows = read_reference(REFERENCE / "fig10.csv")
-    latency = rows[rows.metric == "latency"].set_index(["context_tokens", "model", "method"]).value.unstack()
-    share = latency["C/G-Block-Sparse"] / latency["ours"]
-    assert (share < 1).sum() == 11
-    low, high = ([getattr(share[tokens], end)() for end in ("min", "max")] for tokens in (1024, 4096))
-    text = f"({low[0]:.2f} to {low[1]:.2f} of the time at 1024 tokens, {high[0]:.2f} to {high[1]:.2f} at 4096)"
-    assert text in " ".join((ROOT / "docs" / "simulation.md").read_text().split())
+def test_the_page_gives_every_statement_as_its_share_of_parameter_sets(tmp_path):
+    rows = read_reference(REFERENCE / "study_parameters.csv")
+    page = (ROOT / "docs" / "simulation.md").read_text()
+    for row in rows[rows.metric == "verdict"].itertuples():
+        assert f"| {row.method} | {100 * row.value:.1f} % |" in page
+    sets = rows[rows.metric == "fitting_sets"].iloc[0]
+    assert f"{sets.value:.0f} of the {sets.n} fit" in page
+    ratios = rows[rows.metric == "ttft_ratio"]
+    assert set(ratios.flag) == {"held out"}
+    short = -100 * (ratios.value / ratios.published - 1)
+    text = f"by {short.min():.0f} to {short.max():.0f} % (median {short.median():.0f} %) at the median set"
+    assert text in " ".join(page.split())
+    assert not ((ratios.low <= ratios.published) & (ratios.published <= ratios.high)).any()
+    assert "must cost more" not in page
+    assert simulation_figures.parameters(rows, tmp_path / "drawn.png").stat().st_size > 10_000
+    assert (ROOT / "docs" / "study_parameters.png").is_file()
 
 
 def test_the_page_says_how_many_optima_were_proven():
@@ -64,3 +74,15 @@ def test_the_page_says_how_many_optima_were_proven():
     for (machines, costs), of in proven.groupby(["machines", "costs"]):
         shares = " | ".join(f"{100 * value:.0f}" for value in of.sort_values("heads").value)
         assert f"| {machines}, {costs} | {shares} |" in page
+
+
+def test_a_target_is_held_where_the_whole_interval_is_and_fitted_chunks_do_not_count():
+    made = {"metric": "error", "by": "profile", "mode": "off", "flag": "", "measured": "simulated"}
+    rows = pd.DataFrame([made | {"value": value} for value in (-0.02, 0.01, 0.03, 0.12)])
+    rows = pd.concat([rows, pd.DataFrame([made | {"value": 5.0, "flag": "fitted on this case"}])])
+    (one,) = verdicts.prediction_errors(rows)
+    assert (one.mean, one.worst, one.within, one.chunks) == (pytest.approx(0.035), 0.12, 3, 4)
+    assert not one.held  # 3.5 % ± 9.6
+    (one,) = verdicts.prediction_errors(rows.assign(value=rows.value / 2))
+    assert one.held
+    assert one.cells()[-2:] == ("4 of 4", "held")
