@@ -125,10 +125,12 @@ def query_block() -> str:
 _SPEED = {
     "attend, per row": "attend, a list for every row",
     "attend, 32-row blocks": "attend, a list for 32 rows",
-    "total, per row": "all of it, a list for every row",
-    "total, 32-row blocks, first_row": "all of it, a list for 32 rows (`first_row`)",
-    "total, 32-row blocks, max": "all of it, a list for 32 rows (`max`)",
-    "total, 32-row blocks, probability": "all of it, a list for 32 rows (`probability`)",
+    "total (int8_fused), per row": "all of it, a list for every row",
+    "total (int8_fused), 32-row blocks, first_row": "all of it, a list for 32 rows (`first_row`)",
+    "total (int8_fused), 32-row blocks, max": "all of it, a list for 32 rows (`max`)",
+    "total (int8_fused), 32-row blocks, probability": "all of it, a list for 32 rows (`probability`)",
+    "total (int8), per row": "the same by OpenVINO's graphs (`int8`), a list for every row",
+    "total (int8), 32-row blocks, first_row": "by OpenVINO's graphs, a list for 32 rows (`first_row`)",
 }
 
 
@@ -171,7 +173,7 @@ def stages() -> str:
     rows = _rows("benchmark_attention")
     rows = rows[(rows.part == "bars") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
-    names = ["quantise", "estimate", "select", "attend, per row", "total, per row", "own dense", "sdpa"]
+    names = ["quantise", "estimate", "select", "attend, per row", "total (int8_fused), per row", "own dense", "sdpa"]
     lines = [[name, *(f"{_one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]
     header = ["ms a chunk", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
     return _table(header, lines, "benchmark_attention", f"medians of {int(rows.n.max())} rounds")
