@@ -184,7 +184,7 @@ def test_prompts_that_begin_alike_do_not_pack_into_one_anothers_keys(monkeypatch
 
     fused = Int8Fused(GRID)
     expected = [layer(Int8Fused(GRID), prompt, slice(32, 64)) for prompt in prompts]
-    monkeypatch.setattr(PackedKeys, "append", meeting(PackedKeys.append))
+    monkeypatch.setattr(PackedKeys, "begin", meeting(PackedKeys.begin))
     for _ in range(3):
         layer(fused, prompts[0], slice(0, 32))
         outs = in_threads(*(lambda prompt=prompt: layer(fused, prompt, slice(32, 64)) for prompt in prompts))
