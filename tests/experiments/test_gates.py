@@ -2,8 +2,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from experiments.gates import GATES, table
+from experiments.gates import GATES, averaged, table
 from experiments.publish import ROOT
+from experiments.reference_model.gates import Samples
 from shadowattn.reporting.figures import loss_by_position
 
 
@@ -23,6 +24,13 @@ def test_the_table_says_which_failed():
         console.print(table(rows, "gates"))
     assert capture.get().count("passed") == 6
     assert capture.get().count("FAILED") == 1  # a loss increase has to be small
+
+
+def test_n_is_the_number_of_what_was_averaged():
+    counts = averaged(Samples(), predicted=16368, heads=32)
+    assert set(counts) == set(GATES)
+    assert (counts["key_value_accuracy"], counts["needle_accuracy"]) == (100, 60)
+    assert (counts["context_gain"], counts["importance_ratio"], counts["oracle_loss_increase"]) == (48, 32, 16368)
 
 
 def test_the_committed_gates_were_measured_on_the_committed_model_and_passed(tmp_path):
