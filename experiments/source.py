@@ -70,4 +70,4 @@ def current_code(settings: Any) -> Code:
 
 def stage_code(*settings: Any) -> str:
     """The code of a stage that these settings take part in; without the compiled kernels, so that machines can share stages."""
-    return content_hash([source_hash(), *map(part_hashes, settings)])
+    return content_hash([source_hash(), part_hashes(list(settings))])

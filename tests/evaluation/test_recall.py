@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
 from shadowattn.evaluation.estimates import FixedGraph, Quantised
-from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall
+from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall, measured_rows, sampled_rows
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.quantization import compile_int8, input_steps
@@ -153,6 +153,30 @@ def test_refusals():
         measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=16)
     with pytest.raises(InputError, match="windows of at least 32 tokens"):
         measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=32)
+
+
+@pytest.mark.parametrize("rows", [32, 33, 48, 95, 96, 128, 130, 512])
+def test_the_rows_looked_at_are_spread_over_the_chunk(rows):
+    """32 of them, at equal distances, with as much of the chunk before the first as behind the last."""
+    found = range(rows)[sampled_rows(rows)]
+    assert len(found) == POOLED_ROWS
+    assert found.step == rows // POOLED_ROWS
+    assert abs(found[0] - (rows - 1 - found[-1])) <= 1
+
+
+def test_recall_counts_the_rows_it_ranks():
+    seen = []
+
+    class Counting(_Same):
+        def scores(self, q, k, rows):
+            seen.append(range(q.shape[1])[rows])
+            return super().scores(q, k, rows)
+
+    tokens = torch.randint(0, 50, (1, 170), generator=torch.Generator().manual_seed(0))
+    found = measure_recall(tiny_model(), tokens, {"one": Counting()}, [0.2], chunk_tokens=64)["one"]
+    assert found.mean("row", 0) == 1
+    assert sum(map(len, seen)) == 2 * measured_rows(170, 64) == 2 * 96  # two layers; chunks of 64, 64 and 42
+    assert {tuple(rows)[:2] for rows in seen} == {(1, 3), (5, 6)}
 
 
 def test_a_short_chunk_at_the_end_does_not_count():

@@ -1,14 +1,17 @@
 """Every YAML composes, and every part it names can be built."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from hydra.utils import get_class, get_method, instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from experiments import config as schema
+from experiments.overrides import check_known
+from shadowattn.errors import InputError
 
 CONF = Path(__file__).parents[2] / "conf"
 PARTS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "exp"]
@@ -47,9 +50,31 @@ def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
 def test_every_experiment_composes_and_opens_with_its_command(name):
     config = compose("config", [f"+exp={name}"])
     assert config.experiment == name
+    check_known(config)
     OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     text = (CONF / "exp" / f"{name}.yaml").read_text()
     assert f"# python -m experiments.run +exp={name}" in text.splitlines()[1]
+
+
+@cache
+def _preset(name: str) -> DictConfig:
+    return compose("config", [f"importance={name}"]).importance
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_preset_chosen_by_name_beats_the_experiments(name):
+    """An experiment names presets; values of its own would outlive the choice of another."""
+    for preset in ("artifact", "racing"):
+        chosen = compose("config", [f"+exp={name}", f"importance={preset}"]).importance
+        assert chosen == _preset(preset)
+    own = OmegaConf.load(CONF / "exp" / f"{name}.yaml")
+    assert not {path.parent.name for path in CONF.glob("*/*.yaml")} & set(own)
+
+
+def test_settings_that_nothing_reads_are_refused_and_those_of_a_users_part_are_not():
+    check_known(compose("config", ["estimator._target_=mine.Mine", "+estimator.alpha=0.5"]))
+    with pytest.raises(InputError, match="windws: there is no such setting; did you mean"):
+        check_known(compose("config", ["+evaluation.windws=3"]))
 
 
 @pytest.mark.parametrize(

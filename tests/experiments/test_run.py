@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -133,7 +134,16 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["data=text", "data.path=no/such/file"], "no/such/file"),
         (["data=text", "data.path={binary}"], "UTF-8"),
         (["data=text", "data.path={empty}"], "empty"),
-        (["data=text", "data.path={short}"], "at least one window"),
+        (["data=text", "data.path={short}"], "evaluation.context_tokens"),
+        (["data=text", "data.path={line}", "evaluation.context_tokens=4"], "importance.window_tokens"),
+        (["reuse=all"], "reuse: expected one of same, any"),
+        (["retenton=0.1"], "retenton: there is no such setting; did you mean retention?"),
+        (["+retenton=0.1"], "retenton: there is no such setting; did you mean retention?"),
+        (["context_tokens=64"], "did you mean evaluation.context_tokens?"),
+        (["evaluation.window=2"], "did you mean evaluation.windows?"),
+        (["estimater=oracle"], "did you mean estimator?"),
+        (["+evaluation.qqqqqqq=2"], "print all settings with"),
+        (["estimator._target_=nowhere.Mine"], "estimator._target_: expected MODULE.NAME that can be imported"),
         (["data=hub", "data.id=nobody/nothing"], "nobody/nothing"),
         (["evaluation.context_tokens=5000"], "context is 4096 tokens, got 5000"),
         (["selection.query_block=48"], "multiple of query_block=48"),
@@ -180,7 +190,13 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):
-    files = {"binary": b"\xff\xfe\x00", "empty": b"", "short": b"import os\n", "table": b"0.2 0.2 \n"}
+    files = {
+        "binary": b"\xff\xfe\x00",
+        "empty": b"",
+        "short": b"import os\n",
+        "line": b"one two three four five six\n" * 4,
+        "table": b"0.2 0.2 \n",
+    }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     arguments = [argument.format(**{name: tmp_path / name for name in files}) for argument in arguments]
@@ -192,6 +208,74 @@ def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp
     printed = capsys.readouterr()
     _is_one_line_of_error(stopped.value.code, printed.out, printed.err, message)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("results", ["file", "file/below", "/proc/nowhere"])
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]])
+def test_results_that_cannot_be_written_are_refused_before_anything_is_loaded(results, sweep, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = run(*sweep, "model=local", "model.path=no/such/folder", f"paths.results={tmp_path / results}")
+    _is_one_line_of_error(done.returncode, done.stdout, done.stderr, "paths.results: expected a folder to write to")
+
+
+def test_a_failing_job_of_a_sweep_is_named_and_the_others_run(tiny_folder, tmp_path):
+    done = run(
+        *("-m", "retention=2,0.4", "estimator=oracle", "model=local", f"model.path={tiny_folder}"),
+        *("data=text", f"data.path={tiny_folder / 'text.txt'}", f"paths.results={tmp_path}", *SMALL),
+    )
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors[0].startswith("error: job 0 (retention=2 estimator=oracle")
+    assert "(0, 1]" in errors[0]
+    assert errors[1].startswith("error: 1 jobs of the sweep failed, the others are done: job 0 (retention=2 ")
+    assert "Traceback" not in done.stderr
+    (folder,) = (tmp_path / "runs" / "default").iterdir()
+    assert (folder / "meta.json").is_file()
+
+
+ANSWERED = """
+import sys
+from experiments.run import main
+sys.argv = ["run", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print([name for name in ("torch", "transformers", "openvino", "pandas") if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["retenton=1"], ["estimator=psychic"], ["study=none"], ["estimator._target_=nowhere.Mine"]]
+)
+def test_what_needs_no_model_is_answered_without_the_heavy_imports(arguments, tmp_path):
+    command = [sys.executable, "-c", ANSWERED, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert done.returncode == (0 if arguments == ["--help"] else 2)
+
+
+def test_the_package_imports_what_is_used_when_it_is_used():
+    code = """
+import sys, shadowattn
+assert "torch" not in sys.modules
+assert set(shadowattn.__all__) <= set(dir(shadowattn))
+assert all(callable(getattr(shadowattn, name)) for name in shadowattn.__all__)
+from shadowattn import attach
+try:
+    shadowattn.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "module 'shadowattn' has no attribute 'nothing'"
+
+
+def test_the_command_is_kept(finished):
+    _, results, arguments = finished
+    (folder,) = (results / "runs" / "sweep_retention").iterdir()
+    command = json.loads((folder / "meta.json").read_text())["command"]
+    assert shlex.split(command) == ["python", "-m", "experiments.run", *arguments]
 
 
 @pytest.mark.parametrize(("argument", "message"), [("sedd=1", "sedd"), ("retention=0", "(0, 1]")])

@@ -44,6 +44,10 @@ def test_recall_of_every_kind_of_estimate(run):
     heads = rows[(rows.metric == "head_recall") & (rows.method == "dynamic scales")]
     assert heads[heads.granularity == "row"].groupby("retention").size().unique().tolist() == [2 * 4]
     assert (folder / "recall.png").is_file()
+    ranked = rows[rows.metric.isin(["recall", "head_recall"])]
+    assert set(ranked.sampled) == {32}
+    assert set(ranked.chunk) == {32}
+    assert set(ranked.n) == {32 * (ranked.context_tokens.iloc[0] // 32)}
 
 
 def test_buckets_and_their_quality(run):

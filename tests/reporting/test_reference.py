@@ -1,10 +1,20 @@
 """Every committed figure is drawn from committed rows, and rows say what was measured and what simulated."""
 
+<<<<<<< HEAD
 import pandas as pd
+=======
+import json
+
+>>>>>>> runs
 import pytest
 
+from experiments.provenance import sidecar
 from experiments.publish import FIGURES, ROOT, read_reference
+<<<<<<< HEAD
 from shadowattn.reporting import simulation_figures, verdicts
+=======
+from shadowattn.artifacts import sha256
+>>>>>>> runs
 
 REFERENCE = ROOT / "results" / "reference"
 SIMULATED = {"fig10", "fig15", "table8", "study_scale", "study_parameters"}
@@ -39,6 +49,19 @@ def test_rows_have_the_columns_of_every_row(path):
     assert set(rows.measured) <= {"measured", "simulated"}
     if path.stem in SIMULATED:
         assert set(rows.measured) == {"simulated"}
+
+
+@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*.csv")), ids=lambda path: path.stem)
+def test_rows_say_where_they_come_from(path):
+    """Command, commit, machine and versions beside every CSV, which is as it was when they were written."""
+    source = json.loads(sidecar(path).read_text())
+    assert source["sha256"] == sha256(path)
+    assert source["rows"] == len(read_reference(path))
+    assert source["command"].startswith("python -m ")
+    assert source["commit"]
+    assert {"python", "torch", "openvino", "nncf", "transformers", "numpy", "shadowattn"} <= source["versions"].keys()
+    assert {"cpu", "cores", "memory_bytes", "system"} <= source["machine"].keys()
+    assert {"config_hash", "code", "dirty", "started", "finished"} <= source.keys()
 
 
 def test_the_best_scheduler_keeps_its_bars():

@@ -1,0 +1,159 @@
+"""Published rows keep what they come from, and rows of other code are not published as today's."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.rows import save_result
+from experiments import provenance, source
+from experiments.machine import machine
+from experiments.provenance import joined, origin, portable, sidecar, state, write_csv
+from experiments.publish import check, publish
+from experiments.source import current_code
+from shadowattn import machine as hardware
+from shadowattn.artifacts import sha256, versions, write_json
+from shadowattn.errors import InputError
+
+NOW = "2030-01-02T03:04:05+00:00"
+
+
+def finished_run(folder: Path, **changed) -> Path:
+    """A folder as a run leaves it, of a clean checkout; `changed` goes into its machine."""
+    folder.mkdir(parents=True)
+    pd.DataFrame({"experiment": ["tiny"] * 2, "value": [0.1, 1 / 3], "retention": [1.0, 1.0]}).to_parquet(folder / "rows.parquet")
+    meta = {
+        "command": "python -m experiments.run +exp=tiny data=text data.path=/home/me/wiki.txt paths.results=/tmp/x",
+        "config_hash": "abc",
+        "code": asdict(current_code({})),
+        "machine": machine() | {"git_commit": "c" * 40, "git_dirty": False} | changed,
+        "versions": versions(),
+        "started": NOW,
+        "finished": NOW,
+        "rows_sha256": sha256(folder / "rows.parquet"),
+    }
+    write_json(folder / "meta.json", meta)
+    return folder
+
+
+def test_a_published_csv_says_where_it_comes_from(tmp_path):
+    written = publish(finished_run(tmp_path / "run"), root=tmp_path)
+    csv = tmp_path / "results" / "reference" / "tiny.csv"
+    assert written == [csv, csv.with_suffix(".json")]
+    found = json.loads(written[1].read_text())
+    assert found["command"] == "python -m experiments.run +exp=tiny data=text data.path=wiki.txt"
+    assert (found["commit"], found["dirty"], found["config_hash"], found["rows"]) == ("c" * 40, False, "abc", 2)
+    assert found["sha256"] == sha256(csv)
+    assert found["code"] == source.source_hash()
+    assert found["versions"] == versions()
+    assert found["machine"]["cpu"] == hardware.cpu()
+    assert "published_although" not in found
+    assert state(csv) == "ok"
+    pd.testing.assert_frame_equal(pd.read_csv(csv), pd.read_parquet(tmp_path / "run" / "rows.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"git_dirty": True}, "changes that are not in commit cccccccccc"), ({"git_commit": None}, "outside a checkout")],
+)
+def test_a_run_that_no_commit_describes_is_refused_unless_asked_for(changed, message, tmp_path):
+    run = finished_run(tmp_path / "run", **changed)
+    with pytest.raises(InputError, match=message):
+        publish(run, root=tmp_path)
+    assert not (tmp_path / "results").exists()
+    publish(run, anyway=True, root=tmp_path)
+    (reason,) = json.loads((tmp_path / "results" / "reference" / "tiny.json").read_text())["published_although"]
+    assert message in reason
+
+
+def test_a_run_of_other_code_is_refused_and_a_published_one_becomes_stale(tmp_path, monkeypatch):
+    run = finished_run(tmp_path / "run")
+    publish(run, root=tmp_path)
+    monkeypatch.setattr(provenance, "source_hash", lambda: "edited")
+    assert state(tmp_path / "results" / "reference" / "tiny.csv") == "stale"
+    with pytest.raises(InputError, match=r"other code .* than is checked out \(edited\)"):
+        publish(run, root=tmp_path)
+
+
+def test_altered_rows_and_runs_that_say_too_little_are_refused(tmp_path):
+    run = finished_run(tmp_path / "altered")
+    (run / "rows.parquet").write_bytes((run / "rows.parquet").read_bytes()[:-3])
+    with pytest.raises(InputError, match="altered"):
+        publish(run, root=tmp_path)
+    run = finished_run(tmp_path / "old")
+    meta = json.loads((run / "meta.json").read_text())
+    write_json(run / "meta.json", {name: value for name, value in meta.items() if name not in ("command", "code")})
+    with pytest.raises(InputError, match="an older one; measure again"):
+        publish(run, root=tmp_path)
+    with pytest.raises(InputError, match="folder of a finished run"):
+        publish(tmp_path / "nothing", root=tmp_path)
+
+
+def test_the_list_names_every_state(tmp_path, monkeypatch):
+    reference = tmp_path / "results" / "reference"
+    rows = pd.DataFrame({"value": [1.0]})
+    for name in ("altered", "fine"):
+        write_csv(rows, reference / f"{name}.csv", origin("python -m x", "h", datetime.now(UTC)))
+    (reference / "altered.csv").write_text("value\n2.0\n")
+    (reference / "bare.csv").write_text("value\n1.0\n")
+    assert [state(reference / f"{name}.csv") for name in ("altered", "bare", "fine")] == ["altered", "no sidecar", "ok"]
+    assert list(check(tmp_path).columns[1].cells) == ["altered", "no sidecar", "ok"]
+
+
+def test_rows_of_two_codes_are_not_put_into_one_csv(tmp_path):
+    path = tmp_path / "rows.csv"
+    today = origin("python -m b --only one", "h", datetime.now(UTC))
+    write_csv(pd.DataFrame({"value": [1.0]}), path, joined(path, today))
+    again = joined(path, today | {"command": "python -m b --only two"})
+    assert again["command"] == "python -m b --only one && python -m b --only two"
+    for name, other in (("code", "edited"), ("machine", {}), ("commit", "d" * 40)):
+        with pytest.raises(InputError, match=f"another {name} than today's"):
+            joined(path, today | {name: other})
+    sidecar(path).unlink()
+    with pytest.raises(InputError, match="start anew with another --out"):
+        joined(path, today)
+
+
+def test_a_benchmarks_rows_are_published_like_a_runs(tmp_path):
+    result = {"plain": {"seconds": 2.0, "bytes": 7}}
+    save_result(
+        tmp_path / "run", experiment="benchmark_x", model="m", settings={"rounds": 3}, result=result,
+        units={"seconds": "s", "bytes": "bytes"}, counts={"seconds": 3, "bytes": 1}, command="python -m benchmarks.x",
+        started=datetime.now(UTC),
+    )  # fmt: skip
+    publish(tmp_path / "run", anyway=True, root=tmp_path)
+    csv = tmp_path / "results" / "reference" / "benchmark_x.csv"
+    assert pd.read_csv(csv).set_index("metric").n.to_dict() == {"seconds": 3, "bytes": 1}
+    written = publish(csv, anyway=True, root=tmp_path / "copy")
+    assert written[0].read_bytes() == csv.read_bytes()
+
+
+def test_a_command_names_no_folder_of_this_machine():
+    command = "python -m experiments.run --config-dir /home/me/conf 'data.path=~/a b.txt' paths.results=/x model.path=models/m"
+    expected = "python -m experiments.run --config-dir conf 'data.path=a b.txt' model.path=models/m"
+    assert portable(command) == expected
+
+
+def test_processors_of_one_name_are_told_apart(monkeypatch):
+    text = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: {}\nmodel\t\t: {}\nmodel name\t: AMD EPYC\nstepping\t: 1\n\n"
+    names = []
+    for family, model in ((25, 17), (26, 2)):
+        monkeypatch.setattr(Path, "read_text", lambda _, family=family, model=model: text.format(family, model))
+        assert hardware.cpu() == {
+            "vendor": "AuthenticAMD", "name": "AMD EPYC", "family": str(family), "model": str(model), "stepping": "1",
+        }  # fmt: skip
+        names.append(hardware.processor())
+    assert names == ["AMD EPYC (family 25, model 17, stepping 1)", "AMD EPYC (family 26, model 2, stepping 1)"]
+
+
+def test_the_command_refuses_in_one_line():
+    command = [sys.executable, "-m", "experiments.publish", "no/such/run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: expected the folder of a finished run")
+    assert len(done.stderr.splitlines()) == 1
