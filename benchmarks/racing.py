@@ -7,7 +7,7 @@
 All windows are measured once by the exact method; every race, each in an order of its own, is then replayed over these losses
 (`offline.replay_race`). The same figures are given for looser settings and for a subset of the windows that costs what the races
 cost. Work is counted in forward passes of one window without one unit, the unchanged model's included.
-The race's defaults were chosen on orders 0 to 23 of the bundled model and of stories260K; what is measured are other orders.
+The race's defaults were chosen on orders 0 to 23 and 100 to 123 of the bundled model and stories260K; those measured are others.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from shadowattn.offline.stability import increases
 from shadowattn.types import AblationLosses, Importance
 
 TIMED = ("plain", "exact", "racing")
-LOOSE = {"first": 16, "z": 1.0, "tolerance": 0.2}
+LOOSE = {"first": 16, "z": 1.0, "tolerance": 0.2, "overlap": 0.15}
 RANK_TARGET, RETENTION_TARGET, WORK_TARGET = 0.98, 0.03, 1.4
-FIRST_ORDER = 100
+FIRST_ORDER = 200
 RETENTION = 0.2
 
 FIGURES = {

@@ -16,10 +16,10 @@ from experiments import parts
 class RaceConfig:
     """When `method: racing` stops an ablation; see `shadowattn.offline.racing`."""
 
-    first: int = 32
-    z: float = 2.5
-    tolerance: float = 0.1
-    overlap: float = 0.15
+    first: int = 48
+    z: float = 3.0
+    tolerance: float = 0.08
+    overlap: float = 0.2
     seed: int = 0
 
 

@@ -28,7 +28,7 @@ class Samples:
     text_tokens: int = 2048
     key_value_documents: int = 100
     key_value_pairs: int = 40
-    needle_documents: int = 120
+    needle_documents: int = 300
     needle_tokens: int = 2048
     seed: int = 0
 

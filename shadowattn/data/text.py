@@ -36,8 +36,8 @@ class Corpus:
 def stdlib_corpus() -> Corpus:
     """Python's standard library: modules on each side that the bundled model was not trained on.
 
-    No four lines of the held-out text stand in the training text; of the calibration text, which nothing is measured on, 7 % of
-    the runs of four lines do (`python -m experiments.reference_model.overlap`).
+    No four lines of the held-out text stand in the training text; of the calibration text, which importance and scales come
+    from, 7 % of the runs of four lines do (`python -m experiments.reference_model.overlap`).
     """
     return Corpus("stdlib", stdlib_text("calibration"), heldout_text(load_runs(TRAINING_RUNS)))
 

@@ -37,10 +37,10 @@ class Race:
     """`first` windows in the first round; settled at `z` standard errors, `tolerance` of the mean retention and a share of
     `overlap` of the other heads within the interval. `seed` is that of the order in which windows are taken."""
 
-    first: int = 32
-    z: float = 2.5
-    tolerance: float = 0.1
-    overlap: float = 0.15
+    first: int = 48
+    z: float = 3.0
+    tolerance: float = 0.08
+    overlap: float = 0.2
     seed: int = 0
 
     def __post_init__(self):

@@ -53,4 +53,4 @@ def test_the_committed_races_meet_the_claim_in_their_worst_order(name):
     summary = rows[(rows.method == "racing") & (rows.seed == 0)].set_index("metric")
     assert summary.value["rank_correlation_smallest"] == by_metric.min()["rank_correlation"]
     assert summary.n["rank_correlation_smallest"] == orders.seed.nunique()
-    assert not set(orders.seed) & set(range(24))  # the orders that the defaults were chosen on
+    assert min(orders.seed) >= 200  # the defaults were chosen on orders below
