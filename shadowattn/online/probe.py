@@ -112,7 +112,7 @@ class Probe:
             slots, unkept = {self._slot(pair) for pairs in pairs_of.values() for pair in pairs}, set(retentions)
             while slots or unkept:
                 blocks = [
-                    (block, next(decks[k]))
+                    (block, next(decks[k]) if len(block) == size else draw.choice(pairs_of[k]))
                     for run, k in zip(self._runs(size), k_scales, strict=False)
                     for block in _blocks(run, size)
                 ]

@@ -110,7 +110,7 @@ def table8(rows: pd.DataFrame, path: Path) -> Path:
         title = f"SIMULATED, {rows.device.iloc[0]}: energy of one kernel, 1024 tokens"
         fitted = int((rows.flag != "").sum())
         counts = (
-            f"\none description; two powers fitted to n = {fitted} (hollow), n = {len(rows) - fitted} held out (filled)"
+            f"\none description; powers fitted to n = {fitted} (hollow), n = {len(rows) - fitted} held out (filled)"
             if known
             else ""
         )
