@@ -1,20 +1,14 @@
 """Every committed figure is drawn from committed rows, and rows say what was measured and what simulated."""
 
-<<<<<<< HEAD
-import pandas as pd
-=======
 import json
 
->>>>>>> runs
+import pandas as pd
 import pytest
 
 from experiments.provenance import sidecar
 from experiments.publish import FIGURES, ROOT, read_reference
-<<<<<<< HEAD
-from shadowattn.reporting import simulation_figures, verdicts
-=======
 from shadowattn.artifacts import sha256
->>>>>>> runs
+from shadowattn.reporting import predictions, simulation_figures
 
 REFERENCE = ROOT / "results" / "reference"
 SIMULATED = {"fig10", "fig15", "table8", "study_scale", "study_parameters"}
@@ -103,9 +97,9 @@ def test_a_target_is_held_where_the_whole_interval_is_and_fitted_chunks_do_not_c
     made = {"metric": "error", "by": "profile", "mode": "off", "flag": "", "measured": "simulated"}
     rows = pd.DataFrame([made | {"value": value} for value in (-0.02, 0.01, 0.03, 0.12)])
     rows = pd.concat([rows, pd.DataFrame([made | {"value": 5.0, "flag": "fitted on this case"}])])
-    (one,) = verdicts.prediction_errors(rows)
+    (one,) = predictions.prediction_errors(rows)
     assert (one.mean, one.worst, one.within, one.chunks) == (pytest.approx(0.035), 0.12, 3, 4)
     assert not one.held  # 3.5 % ± 9.6
-    (one,) = verdicts.prediction_errors(rows.assign(value=rows.value / 2))
+    (one,) = predictions.prediction_errors(rows.assign(value=rows.value / 2))
     assert one.held
     assert one.cells()[-2:] == ("4 of 4", "held")
