@@ -45,6 +45,7 @@ FIGURES = {
     "fig15": simulation_figures.fig15,
     "table8": simulation_figures.table8,
     "study_scale": simulation_figures.scale,
+    "study_parameters": simulation_figures.parameters,
 }
 # Columns in which nothing means not a number.
 _NUMBERS = ("value", "sigma", "published")
