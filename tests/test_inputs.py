@@ -318,7 +318,7 @@ def attend_arguments() -> dict:
 def select_arguments() -> dict:
     lists = Rule().lists(torch.full((4,), 0.5, dtype=torch.float64), torch.arange(7, 10))
     return {"scores": torch.randn(4, 3, 10), "offered": lists.offered, "appended": lists.appended, "starts": lists.starts} | {
-        "own": None, "size": lists.size, "sinks": 0, "recent": 0,
+        "size": lists.size, "sinks": 0, "recent": 0, "self_first": False,
     }  # fmt: skip
 
 

@@ -117,7 +117,8 @@ def _chosen(estimator: Chooser, layer: int, rule: Rule) -> Rank:
         lists = rule.lists(torch.full((len(heads),), _RETENTION, dtype=torch.float64), positions)
         with using(estimator):
             prepared = estimator.prepare(k, layer=layer)
-            selection = estimator.choose(q, prepared, rule, lists, positions=positions, heads=heads)
+            how = {"positions": positions, "heads": heads, "scale": q.shape[2] ** -0.5}
+            selection = estimator.choose(q, prepared, rule, lists, **how)
         chosen = _members(selection, type(estimator).__name__, len(heads), positions, k.shape[1], rule)
         return chosen.float().masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
 

@@ -167,19 +167,19 @@ class FutureLists:
     def prepare(self, k, *, layer):
         return self.fused.prepare(k, layer=layer)
 
-    def choose(self, q, prepared, rule, lists, *, positions, heads):
-        return self.fused.choose(q.flip(1), prepared, rule, lists, positions=positions, heads=heads)
+    def choose(self, q, prepared, rule, lists, *, positions, heads, scale):
+        return self.fused.choose(q.flip(1), prepared, rule, lists, positions=positions, heads=heads, scale=scale)
 
 
 class OutOfRange(FutureLists):
-    def choose(self, q, prepared, rule, lists, *, positions, heads):
-        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads)
+    def choose(self, q, prepared, rule, lists, *, positions, heads, scale):
+        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads, scale=scale)
         return replace(made, indices=made.indices + 1000)
 
 
 class NotAscending(FutureLists):
-    def choose(self, q, prepared, rule, lists, *, positions, heads):
-        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads)
+    def choose(self, q, prepared, rule, lists, *, positions, heads, scale):
+        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads, scale=scale)
         return replace(made, indices=made.indices.flip(0))
 
 
