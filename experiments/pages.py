@@ -14,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.publish import ROOT, read_reference
+from shadowattn.reporting.predictions import prediction_errors
+from shadowattn.reporting.verdicts import gains
 
 REFERENCE = ROOT / "results" / "reference"
 _PLACE = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -359,11 +361,62 @@ def importance_speed() -> str:
     return _table(header, lines, "benchmark_offline_bundled", "and `benchmark_offline_qwen2_0_5b.csv`, of which one round")
 
 
+_RACES = {
+    "benchmark_racing": "bundled model",
+    "benchmark_racing_stories260k": "stories260K",
+}
+_RACED = {
+    "racing": "racing",
+    "racing, loose": "racing with `z=1 tolerance=0.2 overlap=0.15 first=16`",
+    "exact on fewer windows": "`exact` on as many windows as the race costs",
+}
+
+
+def racing() -> str:
+    """Racing against all windows: the median and the worst of many orders."""
+    lines = []
+    for name, label in _RACES.items():
+        rows = _rows(name)
+        for method, words in _RACED.items():
+            cells = rows[(rows.method == method) & (rows.seed == 0)].set_index("metric").value
+            lines.append([
+                f"{label}, {words}",
+                f"{cells['times_fewer_forwards_median']:.2f} ({cells['times_fewer_forwards_smallest']:.2f})",
+                f"{cells['rank_correlation_median']:.3f} ({cells['rank_correlation_smallest']:.3f})",
+                f"{cells['retention_largest_difference_median']:.3f} ({cells['retention_largest_difference_largest']:.3f})",
+            ])  # fmt: skip
+    orders = int(_rows("benchmark_racing").n.max())
+    header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
+    return _table(header, lines, "benchmark_racing", f"median (worst) of {orders} orders; the other model from its own file")
+
+
+def allocators() -> str:
+    """At how many retentions each allocator is better and worse than a rival."""
+    found, lines = gains(_rows("study_allocators")), []
+    for (method, rival), line in found.groupby(["method", "rival"], sort=False):
+        counts = [f"{(line.verdict == decided).sum()} of {len(line)}" for decided in ("better", "worse")]
+        lines.append([f"`{method}`", f"`{rival}`", *counts, f"{line.gain.min():+.4f} … {line.gain.max():+.4f}"])
+    header = ["allocator", "against", "better at", "worse at", "gain over the retentions, nat"]
+    n = f"{len(found)} comparisons over n = {int(found.n.iloc[0])} windows, sign-flip test, Holm-corrected, p ≤ 0.05"
+    return _table(header, lines, "study_allocators", n)
+
+
+def simulated() -> str:
+    """The simulator's error on this machine's executor."""
+    rows = _rows("validate_simulator")
+    lines = [one.cells() for one in prediction_errors(rows)]
+    header = ["mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target"]
+    calls = int(rows[rows.metric == "makespan"].n.max())
+    return _table(
+        header, lines, "validate_simulator", f"n = {prediction_errors(rows)[0].chunks} held-out chunks, {calls} calls each"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
         quickstart, sweep, query_block, speed, peak_memory, stages, decode, pipeline, interpolation, bank, waste, recall, grids,
-        schedulers, proven, layer_zero, importance_speed,
+        schedulers, proven, layer_zero, importance_speed, racing, allocators, simulated,
     )
 }  # fmt: skip
 
