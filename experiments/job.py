@@ -74,7 +74,9 @@ def _differences(folder: Path, code: Code) -> list[str]:
     if not folder.exists():
         return []
     recorded = folder / "code.json"
-    return code.differences(read_json(recorded, f"measure again with: rm -r {folder}") if recorded.exists() else {})
+    if not recorded.exists():
+        return ["unknown, of a version that did not record it"]
+    return code.differences(read_json(recorded, f"measure again with: rm -r {folder}"))
 
 
 def _set_aside(folder: Path, replaced: Path, others: list[str]) -> None:

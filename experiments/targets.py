@@ -36,6 +36,8 @@ def named_targets(settings: Any, key: str = "") -> dict[str, str]:
 def check_modules(settings: Any) -> None:
     """Raises `InputError` where a part's outermost module is not there. Imports nothing."""
     for key, target in named_targets(settings).items():
+        if not all(name.isidentifier() for name in target.split(".")):
+            raise _unknown(key, target, "that is no dotted name")
         if find_spec(target.split(".")[0]) is None:
             raise _unknown(key, target, f"there is no module {target.split('.')[0]!r}")
 

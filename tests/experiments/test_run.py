@@ -142,7 +142,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["context_tokens=64"], "did you mean evaluation.context_tokens?"),
         (["evaluation.window=2"], "did you mean evaluation.windows?"),
         (["estimater=oracle"], "did you mean estimator?"),
-        (["+evaluation.qqqqqqq=2"], "print all settings with"),
+        (["qqqqqqq=2"], "print all settings with"),
         (["estimator._target_=nowhere.Mine"], "estimator._target_: expected MODULE.NAME that can be imported"),
         (["data=hub", "data.id=nobody/nothing"], "nobody/nothing"),
         (["evaluation.context_tokens=5000"], "context is 4096 tokens, got 5000"),

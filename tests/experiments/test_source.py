@@ -137,6 +137,7 @@ def test_what_differs_is_named():
     ("content", "message"),
     [
         (None, "there is no module 'broken'"),
+        ("", "broken.Part"),
         ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found' (broken.py:1)"),
         ("x = 1", "broken.Part"),
         ("\n1 / 0", "ZeroDivisionError: division by zero (broken.py:2)"),

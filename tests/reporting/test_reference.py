@@ -48,6 +48,7 @@ def test_rows_have_the_columns_of_every_row(path):
 @pytest.mark.parametrize("path", sorted(REFERENCE.glob("*.csv")), ids=lambda path: path.stem)
 def test_rows_say_where_they_come_from(path):
     """Command, commit, machine and versions beside every CSV, which is as it was when they were written."""
+    assert sidecar(path).is_file(), f"no {sidecar(path).name} beside it; measure again, then: python -m experiments.publish RUN"
     source = json.loads(sidecar(path).read_text())
     assert source["sha256"] == sha256(path)
     assert source["rows"] == len(read_reference(path))
