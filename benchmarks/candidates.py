@@ -201,7 +201,8 @@ def decode(t: Tensors) -> dict[str, Call]:
             folded, t.k, t.v, shared, Heads.all(groups, groups), scale=t.scale
         ),
         "total (int8_fused), shared list": lambda: shared_decode(
-            t.q, t.k, t.v, t.retention, layer=0, estimator=estimator, kernels=NativeKernels(), scale=t.scale
+            t.q, t.k, t.v, t.retention, layer=0, estimator=estimator, rule=Rule(), kernels=NativeKernels(),
+            scale=t.scale,
         ),
     }  # fmt: skip
 

@@ -80,7 +80,7 @@ def select(
     rows of different scale dominate, it is the attention that the block is estimated to pay to a key.
     With the last four a token may change which keys the earlier rows of its own block keep; never anything in earlier blocks.
     """
-    query_block, sinks, recent = _check_selection(scores, retention, visible, query_block, sinks, recent)
+    query_block, sinks, recent = _check_selection(scores, retention, visible, query_block, block_score, sinks, recent, scale)
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
     key = torch.arange(keys)
@@ -120,7 +120,7 @@ def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_
     ceil(budget / key_block) blocks, ties to the first. Where rows share a list, the blocks that hold any of their own keys
     are always in, and those that end before them compete for the rest. A row keeps what it sees of them.
     """
-    query_block, _, _ = _check_selection(scores, retention, visible, query_block, 0, 0)
+    query_block, _, _ = _check_selection(scores, retention, visible, query_block, "max", 0, 0, 1.0)
     key_block = checks.integer("key_block", key_block, least=1)
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
@@ -183,7 +183,7 @@ def _scale(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
 
 
 def _check_selection(
-    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, sinks: int, recent: int
+    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str, sinks: int, recent: int, scale: float
 ) -> tuple[int, int, int]:
     checks.tensors((torch.float32, torch.float64), scores=scores)
     if scores.dim() != 3 or 0 in scores.shape or scores.isnan().any():
@@ -194,6 +194,9 @@ def _check_selection(
     head_retentions(retention, heads)
     checks.vector("visible", visible, rows)
     checks.ascending("visible", visible, least=1, below=keys + 1)
+    checks.one_of("block_score", block_score, ("first_row", "pooled_query", "max", "sum", "probability"))
+    if checks.number("scale", scale) <= 0 or (block_score == "probability" and not bool(scores.isfinite().all())):
+        raise InputError(f"expected a positive scale, and finite scores for probabilities, got scale={scale} or infinite scores")
     sizes = ("query_block", query_block, 1), ("sinks", sinks, 0), ("recent", recent, 0)
     return tuple(checks.integer(name, value, least=least) for name, value, least in sizes)
 

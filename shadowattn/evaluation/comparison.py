@@ -38,7 +38,7 @@ class Comparison:
 def compare(losses: Mapping[Hashable, Sequence[float]], pairs: Sequence[tuple[Hashable, Hashable]]) -> list[Comparison]:
     """A comparison for each pair (method, rival), Holm-corrected together; `losses` in nat, window by window.
 
-    Raises `ValueError` where a method was measured on another number of windows than its rival.
+    Raises `ValueError` where a method was measured on another number of windows than its rival, or a loss is not finite.
     """
     gains = [np.subtract(*_paired(losses[rival], losses[own])) for own, rival in pairs]
     corrected = holm([sign_flip_p(gain) for gain in gains])
@@ -48,7 +48,10 @@ def compare(losses: Mapping[Hashable, Sequence[float]], pairs: Sequence[tuple[Ha
 def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     if len(first) != len(second) or not len(first):
         raise ValueError(f"paired losses: expected the same windows for both methods, got {len(first)} and {len(second)}")
-    return np.asarray(first, np.float64), np.asarray(second, np.float64)
+    pair = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if not np.isfinite(pair).all():
+        raise ValueError("paired losses: expected finite ones, got NaN or infinity; nothing can be said of such a method")
+    return pair
 
 
 def _interval(gains: np.ndarray) -> Comparison:

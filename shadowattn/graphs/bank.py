@@ -278,6 +278,9 @@ class GraphBank:
 
 def _check_device(device: str) -> None:
     checks.instance("device", device, str, "give a device as OpenVINO names it, such as CPU")
+    known = ov.Core().available_devices
+    if device not in known and device.split(".")[0] not in known:
+        raise InputError(f"device: expected one of {', '.join(known)}, got {device!r}; OpenVINO lists no other device here")
 
 
 def _folder(folder: str | Path) -> Path:

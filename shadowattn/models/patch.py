@@ -23,10 +23,14 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from shadowattn import checks
 from shadowattn.errors import InputError
+from shadowattn.exclusive import current_work
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.prefill import SparsePrefill
 from shadowattn.types import RetentionProfile
 
@@ -43,6 +47,8 @@ _HARMLESS = frozenset(
     ("position_ids", "cache_position", "use_cache", "output_router_logits", "output_hidden_states", "return_dict", "is_causal")
 )
 _logger = logging.getLogger(__name__)
+# What `attach` hands on.
+_OPTIONS = frozenset(inspect.signature(SparsePrefill).parameters) - {"retention", "estimator"}
 
 
 @dataclass(frozen=True)
@@ -129,8 +135,15 @@ def attach(
     needed, where a layer's attention is not plain causal softmax attention (a mask, a bias, padding, sinks, a soft cap,
     dropout), and where a layer that should have attended did not.
     """
+    checks.instance("profile", profile, RetentionProfile, "the offline stage makes one for this model")
+    if bank is not None:
+        checks.instance("bank", bank, GraphBank, "build one with GraphBank.build(profile, shapes)")
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise InputError(f"attach: expected options out of {', '.join(sorted(_OPTIONS))}, got {', '.join(unknown)}")
+    shape = model_shape(model)
     _check_device(model, ("cpu",))
-    shape, own = model_shape(model), fingerprint(model)
+    own = fingerprint(model)
     if profile.fingerprint != own:
         raise InputError(
             f"profile: it was made for {profile.model} ({profile.fingerprint[:12]}), the model is {own[:12]}; "
@@ -144,18 +157,26 @@ def attach(
     if estimator is None:
         if bank is None:
             raise InputError("expected a bank or an estimator, got neither; build one with GraphBank.build(profile, shapes)")
-        bank.check_profile(profile)
         if shape.head_dim not in {s.head_dim for s in bank.shapes}:
             raise InputError(
                 f"head_dim: the model's is {shape.head_dim}, the bank was built for "
                 f"{sorted({s.head_dim for s in bank.shapes})}; build a bank for this model"
             )
         estimator = Int8(bank)
+    _check_scales(estimator, profile)
     if bank is not None:
         options = {"chunk_tokens": max(s.rows for s in bank.shapes)} | options
     sparse = SparsePrefill(profile.retention, estimator, **options)
     with replace_attention(model, sparse, sparse.windowed):
         yield sparse
+
+
+def _check_scales(estimator: Estimator, profile: RetentionProfile) -> None:
+    """Raises `InputError` where an estimator quantises by other static scales than the profile's."""
+    if isinstance(estimator, Int8 | Int8Device):
+        estimator.bank.check_profile(profile)
+    elif isinstance(estimator, Int8Fused) and estimator.grid is not None and estimator.grid != profile.scales:
+        raise InputError("estimator: its grid is not that of the profile's scales; make it with Int8Fused(profile.scales)")
 
 
 @contextmanager
@@ -267,13 +288,17 @@ def _check_device(model: nn.Module, devices: tuple[str, ...] | None = None) -> N
 
 @dataclass
 class _Replacement:
-    """One model's attention while it is replaced. `calls` counts each layer's within a forward pass of the decoder."""
+    """One model's attention while it is replaced.
+
+    `calls` counts each layer's within a forward pass of the decoder, for each piece of work (`exclusive.current_work`) apart:
+    several threads may run the model at once.
+    """
 
     attention: LayerAttention
     windowed: WindowedAttention | None
     shape: ModelShape
     layers: list[int]
-    calls: dict[int, int] | None = None
+    calls: dict[object, dict[int, int]] = field(default_factory=dict)
     windows: dict[int, int] = field(default_factory=dict)
 
 
@@ -300,15 +325,15 @@ def _begin_forward(decoder, args):
     # A copy of the model keeps the hooks, but has no entry; attached itself, it has them twice.
     if decoder in _REPLACED:
         replacement, _ = _REPLACED[decoder]
-        replacement.calls = dict.fromkeys(range(len(replacement.layers)), 0)
+        replacement.calls[current_work()] = dict.fromkeys(range(len(replacement.layers)), 0)
 
 
 def _end_forward(decoder, args, output):
     replacement, _ = _REPLACED.get(decoder, (None, -1))
-    if replacement is None or replacement.calls is None:
+    calls = None if replacement is None else replacement.calls.pop(current_work(), None)
+    if calls is None:
         return
-    missed = [replacement.layers[row] for row, count in replacement.calls.items() if count == 0]
-    replacement.calls = None
+    missed = [replacement.layers[row] for row, count in calls.items() if count == 0]
     if output is None:  # an error inside is on its way out
         return
     if missed:
@@ -349,9 +374,10 @@ def _dispatch(module, query, key, value, attention_mask, scaling=None, dropout=0
     _check_tensors(layer, shape, query, key, value)
     if window is None and key.shape[2] > shape.context_tokens:
         raise InputError(f"prompt: the model's context is {shape.context_tokens} tokens, got {key.shape[2]}; shorten the prompt")
-    if replacement.calls is not None:
-        replacement.calls[row] += 1
-        if replacement.calls[row] > 1:
+    calls = replacement.calls.get(current_work())
+    if calls is not None:
+        calls[row] += 1
+        if calls[row] > 1:
             raise InputError(f"layer {layer} attends more than once in a forward pass; use another model (docs/models.md)")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     if window is None:
@@ -444,6 +470,11 @@ def _describe_mask(
     """No mask is ever built: None stands for causal, `_Window` for a sliding window, and a layer that is given another raises."""
     if attention_mask is not None and not bool(torch.all(attention_mask != 0)):
         raise InputError("expected prompts without padding, got a padding mask; run prompts of different length one by one")
+    if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[1] < q_offset + q_length):
+        raise InputError(
+            f"attention_mask: expected one value for each of the {q_offset + q_length} tokens so far, got "
+            f"{list(attention_mask.shape)}; leave it out: prompts without padding need none"
+        )
     if kv_offset + kv_length != q_offset + q_length:
         raise InputError(
             f"expected a cache that holds just the tokens so far ({q_offset + q_length}), got {kv_length} slots; "

@@ -105,8 +105,8 @@ def _scored(estimator: Estimator, layer: int) -> Rank:
             scores = estimator.estimate(q, k, layer=layer, positions=positions, heads=heads)
             check_scores(scores, estimator, heads=len(heads), rows=len(positions), keys=k.shape[1])
             scores = scores.float().clone()
-        if not scores.isfinite().all():
-            raise InputError(f"scores of {type(estimator).__name__}: expected finite ones, got NaN or infinity")
+        if not scores.isfinite().all():  # of a class that says they are
+            raise InputError(f"scores of {type(estimator).__name__}: got NaN or infinity; correct the estimator")
         return scores.masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
 
     return rank

@@ -14,12 +14,22 @@ from shadowattn.types import Heads, Selection
 
 
 def shared_decode(
-    q: Tensor, k: Tensor, v: Tensor, retention: Tensor, *, layer: int, estimator: Estimator, kernels: Kernels, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    retention: Tensor,
+    *,
+    layer: int,
+    estimator: Estimator,
+    rule: Rule,
+    kernels: Kernels,
+    scale: float,
 ) -> Tensor:
     """Attention of q [H, 1, D], standing at the last key, on its group's list; k and v [G, K, D]. Returns [H, 1, D].
 
     A key's score is the sum of its estimates over the group's heads, each divided by its standard deviation over the keys, so
-    that no head outweighs the others. The group keeps as much as the head of it that keeps most (`retention` float64 [H]).
+    that no head outweighs the others. The group keeps as much as the head of it that keeps most (`retention` float64 [H]),
+    with the sinks and the recent window of `rule`.
     """
     count, _, dim = q.shape
     groups, keys, _ = k.shape
@@ -32,7 +42,7 @@ def shared_decode(
         # A head whose scores are all alike (but for rounding) has no say.
         alike = spread <= 1e-6 * scores.abs().amax(1, keepdim=True)
         shared = torch.where(alike, 0.0, scores / spread).view(groups, -1, keys).sum(1)
-    lists = Rule().lists(retention.view(groups, -1).amax(1), last)
+    lists = Rule(sinks=rule.sinks, recent=rule.recent).lists(retention.view(groups, -1).amax(1), last)
     selection = kernels.select(shared[:, None], lists)
     # The group's heads are the rows of one block, all at the last position.
     rows = Selection(selection.indices, selection.starts, last.expand(count // groups).contiguous(), count // groups)

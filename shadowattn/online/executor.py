@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError, StageError
 from shadowattn.exclusive import current_work, working_for
 from shadowattn.online.channel import Channel, ClosedError
@@ -36,8 +37,8 @@ class Threads:
 
     def __post_init__(self):
         for stage, threads in vars(self).items():
-            if threads is not None and threads < 1:
-                raise InputError(f"{stage}_threads: expected at least 1 or null, got {threads}")
+            if threads is not None:
+                checks.integer(f"{stage}_threads", threads, least=1)
 
 
 @dataclass(frozen=True)

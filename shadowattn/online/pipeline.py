@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.executor import Ran, ScorePool, Threads, run_overlapped, run_sequential
@@ -37,10 +38,9 @@ class Pipeline:
     _pool: ScorePool = field(default_factory=ScorePool, init=False, repr=False)
 
     def __post_init__(self):
-        if self.mode not in MODES:
-            raise InputError(f"pipeline: expected one of {', '.join(MODES)}, got {self.mode!r}")
-        if self.queue_heads < 1:
-            raise InputError(f"pipeline.queue_heads: expected at least 1, got {self.queue_heads}")
+        checks.one_of("pipeline", self.mode, MODES)
+        self.queue_heads = checks.integer("pipeline.queue_heads", self.queue_heads, least=1)
+        checks.instance("pipeline.threads", self.threads, Threads, "make it with shadowattn.online.executor.Threads(…)")
         if self.mode == "planned" and self.profile is None:
             raise InputError(f"pipeline=planned: expected a latency profile, got none; {REMEDY}, then set pipeline.profile=FILE")
         if self.mode == "planned" and self.scheduler is None:

@@ -131,17 +131,20 @@ class SparsePrefill:
         self.observers, self.counters = tuple(observers), Counters()
         self._exclusive = Exclusive()  # counters and observers belong to one layer's call at a time
 
-    @torch.no_grad()  # inference only: neither indices nor INT8 graphs have a gradient
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]."""
+        """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]. Inference only."""
         checks.integer("layer", layer, most=len(self.retention) - 1)
         checks.tensors(q=q, k=k, v=v)
-        if q.dim() != 4 or k.dim() != 4 or q.shape[1] != len(self.retention[layer]):
+        checks.without_gradient(q=q, k=k, v=v)
+        fits = q.dim() == k.dim() == 4 and k.shape == v.shape and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+        fits = fits and 0 not in (*q.shape, *k.shape) and q.shape[2] <= k.shape[2]
+        if not fits or q.shape[1] != len(self.retention[layer]) or q.shape[1] % k.shape[1]:
             raise InputError(
                 f"layer {layer}: expected q [batch, H, Q, D] of {len(self.retention[layer])} heads, k and v [batch, G, K, D], "
                 f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
             )
-        with self._exclusive.use():
+        scale = checks.softmax_scale(scale, q.shape[3])
+        with torch.no_grad(), self._exclusive.use():
             return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
 
     @torch.no_grad()
@@ -176,7 +179,8 @@ class SparsePrefill:
             self.counters.decode_rows += count
             if self.decode == "dense":
                 return kernels.dense(q, k, v, heads, causal_offset=k.shape[1] - 1, scale=scale)
-            return shared_decode(q, k, v, retention, layer=layer, estimator=self.estimator, kernels=kernels, scale=scale)
+            how = {"estimator": self.estimator, "rule": self.rule, "kernels": kernels, "scale": scale}
+            return shared_decode(q, k, v, retention, layer=layer, **how)
         limit = break_even(kernels, q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
         sparse = retention < limit
         if sparse.all():

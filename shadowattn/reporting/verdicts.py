@@ -14,7 +14,7 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
     Columns: method, rival, retention, n (windows), gain, low, high (nat, 95 %), p (Holm-corrected), flag and verdict.
     """
     found = rows[rows.metric.str.startswith(_GAIN)]
-    made = found[found.metric.str.endswith(_P)]
+    made = found[found.metric.str.endswith(_P) & (found.unit == "1")]  # a rival's own name may end like that; gains are in nat
     made = made.assign(rival=made.metric.str.slice(len(_GAIN), -len(_P)), p=made.value)
     values = found.set_index(["method", "retention", "metric"]).value
     for column, ending in (("gain", ""), ("low", "_low"), ("high", "_high")):

@@ -118,3 +118,9 @@ def test_losses_of_other_windows_are_refused():
 )
 def test_verdicts(difference, p, n, comparisons, expected):
     assert verdict(difference, p, n=n, comparisons=comparisons) == expected
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_losses_that_are_not_finite_are_no_verdict(loss):
+    with pytest.raises(ValueError, match="expected finite"):
+        compare({"a": [1.0, 2.0, loss, 3.0], "b": [1.0] * 4}, [("a", "b")])

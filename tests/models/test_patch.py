@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import pickle
+import threading
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models import attended_layers, bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import ScaleGrid
 from tests.models.families import build
@@ -529,3 +532,59 @@ def test_a_bypassed_layer_of_any_name():
     inner = model.transformer
     hidden = inner.wte(ids) + inner.wpe(torch.arange(20))
     torch.testing.assert_close(found, model.lm_head(inner.ln_f(hidden)).detach())
+
+
+@pytest.mark.parametrize("make", [lambda grid: Int8(bank_for(tiny_model(), grid=grid)), Int8Fused], ids=["int8", "int8_fused"])
+def test_refuses_an_estimator_of_other_scales(make):
+    model, grid = tiny_model(), ScaleGrid((1e-6, 2e-6, 4e-6), (1e-6, 2e-6, 4e-6))
+    with (
+        pytest.raises(InputError, match=r"other scales|not that of the profile|built for the scales"),
+        shadowattn.attach(model, profile_for(model, 0.2), None, estimator=make(grid), chunk_tokens=32),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("mask", [torch.ones(1, 10), torch.ones(1, 1, 50)], ids=["shorter than the prompt", "3-D"])
+def test_refuses_a_mask_of_another_shape_than_the_prompt(mask):
+    model = tiny_model()
+    with (
+        shadowattn.attach(model, profile_for(model, 1.0), None, estimator=Oracle()),
+        torch.no_grad(),
+        pytest.raises(InputError, match="expected one value for each of the 50 tokens"),
+    ):
+        model(input_ids=tokens(50), attention_mask=mask)
+
+
+def test_several_threads_may_run_an_attached_model():
+    model = tiny_model()
+    with shadowattn.attach(model, profile_for(model, 0.3), None, estimator=Oracle()), torch.no_grad():
+        alone, found, barrier = model(tokens(64)).logits, [], threading.Barrier(3)
+
+        def run():
+            with torch.no_grad():
+                barrier.wait()
+                found.extend(model(tokens(64)).logits for _ in range(4))
+
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 12  # none of them was refused
+    for logits in found:
+        torch.testing.assert_close(logits, alone)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"profile": 0.2}, "profile: expected a RetentionProfile, got"),
+        ({"bank": "bank"}, "bank: expected a GraphBank, got"),
+        ({"chunk_token": 32}, "attach: expected options out of .*chunk_tokens.*, got chunk_token"),
+    ],
+)
+def test_refuses_arguments_of_another_kind(change, message):
+    model = tiny_model()
+    given = {"profile": profile_for(model, 0.2), "bank": None, "estimator": Oracle()} | change
+    with pytest.raises(InputError, match=message), shadowattn.attach(model, **given):
+        pass

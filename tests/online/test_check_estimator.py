@@ -139,7 +139,7 @@ REASONS = {
     OneNan: "scores of OneNan: got NaN",
 }
 ONLY_CHECKED = {
-    OneInfinity: "scores of OneInfinity: expected finite",
+    OneInfinity: "scores of OneInfinity: got NaN or infinity",
     LastKeyCounts: "LastKeyCounts: not causal",
     LaterQueriesCount: "LaterQueriesCount: not causal",
     Unseeded: "Unseeded: the same input gave other scores",

@@ -10,6 +10,7 @@ from shadowattn.kernels import choose
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.prefill import SparsePrefill
+from shadowattn.online.selection import Rule
 from tests.profiles import profile_for
 from tests.tensors import HEADS, qkv
 from tests.tiny import tiny_model
@@ -23,7 +24,7 @@ def test_a_group_attends_to_its_best_keys(count, groups, kernel):
     q, k, v = qkv(count, groups, 1, 200, 64)
     retention = torch.linspace(0.05, 0.2, count, dtype=torch.float64)
     kernels = choose(kernel, head_dim=64, dtype=torch.float32)
-    out = shared_decode(q, k, v, retention, layer=0, estimator=Oracle(), kernels=kernels, scale=0.125)
+    out = shared_decode(q, k, v, retention, layer=0, estimator=Oracle(), rule=Rule(), kernels=kernels, scale=0.125)
     group = count // groups
     for g in range(groups):
         heads = slice(g * group, (g + 1) * group)
@@ -85,7 +86,25 @@ def test_refuses_options_that_mean_nothing(change, message):
 def test_heads_that_prefer_no_key_have_no_say(kernel):
     q, k, v = qkv(4, 2, 1, 50, 64)
     q[0] = 0
-    how = {"layer": 0, "estimator": Oracle(), "kernels": choose(kernel, head_dim=64, dtype=torch.float32), "scale": 0.125}
+    how = {
+        "rule": Rule(),
+        "layer": 0,
+        "estimator": Oracle(),
+        "kernels": choose(kernel, head_dim=64, dtype=torch.float32),
+        "scale": 0.125,
+    }
     out = shared_decode(q, k, v, torch.full((4,), 0.2, dtype=torch.float64), **how)
     best = (q[1, 0] @ k[0].T).topk(10).indices
     torch.testing.assert_close(out[0, 0], v[0, best].mean(0), atol=1e-5, rtol=1e-5)
+
+
+def test_a_shared_list_keeps_the_row_itself_its_window_and_the_sinks():
+    """Scores that put all of them last: 20 of 100 keys are these 12 and the best of the others."""
+    q, k, v = qkv(2, 1, 1, 100, 64)
+    forced = [*range(4), *range(92, 100)]
+    k[0, forced] = -5 * q[:, 0].mean(0)
+    v = torch.zeros_like(v)
+    v[0, forced] = 1.0
+    sparse = SparsePrefill([[0.2] * 2], Oracle(), decode="shared", sinks=4, recent=8)
+    out = sparse(0, q[None], k[None], v[None], 1e-6)
+    torch.testing.assert_close(out, torch.full_like(out, 12 / 20), atol=1e-3, rtol=1e-3)

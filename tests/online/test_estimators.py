@@ -1,5 +1,10 @@
+from dataclasses import dataclass
+
+import pytest
 import torch
 
+import shadowattn
+from shadowattn.errors import InputError
 from shadowattn.online.estimators.int8_tensor import Int8Tensor, quantize
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
@@ -65,3 +70,47 @@ def test_strides_change_no_score():
         for _ in range(5):  # memory that was given back too early holds its content for a while
             scores = estimator.estimate(strided_q, strided_k, layer=0, positions=torch.arange(236, 300))
             assert scores.equal(expected)
+
+
+@dataclass(frozen=True)
+class Exact(Oracle):
+    """Exact scores with one value put in, in units that may be wrong."""
+
+    value: float | None = None
+    unit: float = 1.0
+
+    def estimate(self, q, k, *, layer, positions, heads=None):
+        scores = Oracle.estimate(self, q, k, layer=layer, positions=positions, heads=heads)
+        if self.value is not None:
+            scores[:, :, 3] = self.value
+        return scores
+
+    def units(self, q, k, *, layer, heads):
+        return torch.full((len(heads),), self.unit)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "auto"])
+@pytest.mark.parametrize("block_score", ["probability", "sum", "max", "first_row"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_scores_that_are_not_finite_are_refused_before_rows_are_pooled(value, block_score, kernel):
+    q, k, v = qkv(4, 2, 32, 64, 16)
+    how = {"causal_offset": 32, "query_block": 8, "block_score": block_score, "kernel": kernel}
+    with pytest.raises(InputError, match="NaN or infinity"):
+        shadowattn.sparse_attention(q, k, v, 0.2, estimator=Exact(value), **how)
+    assert shadowattn.sparse_attention(q, k, v, 0.2, estimator=Exact(3e38), **how).isfinite().all()
+
+
+@pytest.mark.parametrize("unit", [float("nan"), float("inf"), 0.0, -1.0])
+def test_units_that_make_no_logits_are_refused(unit):
+    q, k, v = qkv(4, 2, 32, 64, 16)
+    how = {"causal_offset": 32, "query_block": 8, "block_score": "probability"}
+    with pytest.raises(InputError, match="units of Exact: expected positive finite"):
+        shadowattn.sparse_attention(q, k, v, 0.2, estimator=Exact(unit=unit), **how)
+
+
+def test_an_estimator_without_units_ranks_no_probabilities():
+    q, k, v = qkv(4, 2, 32, 64, 16)
+    with pytest.raises(InputError, match="q·k in known units, such as oracle or int8, got Streaming; use block_score=max"):
+        shadowattn.sparse_attention(
+            q, k, v, 0.2, causal_offset=32, estimator="streaming", query_block=8, block_score="probability"
+        )

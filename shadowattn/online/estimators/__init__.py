@@ -18,7 +18,8 @@ from shadowattn.types import Heads, Lists, Selection
 class Estimator(Protocol):
     """Scores of keys for query rows. `shadowattn.check_estimator` tells whether a new one keeps the contract.
 
-    `scores_are_finite` True on the very class says that no score is NaN, whatever finite q and k it is given: then nobody looks.
+    `scores_are_finite` True on the very class says that every score is finite, whatever finite q and k it is given: then
+    nobody looks.
     To add one: write a class with this method in a file of its own name, a dataclass for it in `experiments/parts.py`,
     and a YAML of the same name in `conf/estimator/`.
     """
@@ -72,7 +73,15 @@ def logit_scales(
             "block_score=probability: expected an estimator whose scores are q·k in known units, such as oracle or int8, got "
             f"{type(estimator).__name__}; use block_score=max"
         )
-    return estimator.units(q, k, layer=layer, heads=heads) * scale
+    units = estimator.units(q, k, layer=layer, heads=heads)
+    checks.vector(f"units of {type(estimator).__name__}", units, len(heads), dtype=torch.float32)
+    scales = units * scale
+    if not bool((scales.isfinite() & (scales > 0)).all()):
+        raise InputError(
+            f"units of {type(estimator).__name__}: expected positive finite numbers, also times scale={scale:.3g}, got "
+            f"{units.tolist()}; correct the estimator"
+        )
+    return scales
 
 
 @runtime_checkable
@@ -119,10 +128,11 @@ def check_estimator_type(estimator: Estimator) -> Estimator:
 
 
 def check_scores(scores: Tensor, estimator: Estimator, *, heads: int, rows: int, keys: int) -> None:
-    """Raises `InputError` where scores are not float32 or int8 [heads, rows, keys], or where one is NaN.
+    """Raises `InputError` where scores are not float32 or int8 [heads, rows, keys], or where one is NaN or infinite.
 
-    Selection would take NaN for the largest score or for the least, and go on. Looking for it takes a read of all scores, half
-    the time of a copy, which is spared where the class itself says that they are finite.
+    Selection would take NaN for the largest score or for the least, and go on; infinities become NaN where rows are pooled.
+    Looking for them takes a read of all scores, half the time of a copy, which is spared where the class itself says that they
+    are finite.
     """
     name = f"scores of {type(estimator).__name__}"
     checks.tensors((torch.float32, torch.int8), **{name: scores})
@@ -130,6 +140,8 @@ def check_scores(scores: Tensor, estimator: Estimator, *, heads: int, rows: int,
         raise InputError(f"{name}: expected [H, Q, K] = {[heads, rows, keys]}, got {list(scores.shape)}; correct the estimator")
     if scores.dtype == torch.int8 or vars(type(estimator)).get("scores_are_finite", False):
         return
-    # NaN makes a sum NaN, and so do both infinities at once.
-    if scores.sum().isnan() and scores.isnan().any():
-        raise InputError(f"{name}: got NaN; a ranking of keys would mean nothing; correct the estimator, or its inputs")
+    # NaN and infinities make a sum anything but finite; so may large scores, which the second look tells from them.
+    if not scores.sum().isfinite() and not scores.isfinite().all():
+        raise InputError(
+            f"{name}: got NaN or infinity; a ranking of keys would mean nothing; correct the estimator, or its inputs"
+        )
