@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import tempfile
+import traceback
 
 # libgomp's spinning threads would fight OpenVINO's for the cores; read once, when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -77,10 +78,12 @@ def main() -> None:
         message = _one_line(error)
         _print_error(answer(message) or message)
         sys.exit(2)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        if not str(error.filename).endswith(".multirun"):  # Hydra's own folder, made before the first job
+    except OSError as error:
+        passed = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+        if "sweep" not in passed or "run_job" in passed:
             raise
-        _print_error(_unwritable(str(Path(error.filename).parent), error))
+        # Hydra makes a folder of its own among the results before the first job.
+        _print_error(_unwritable(str(error.filename).removesuffix("/.multirun"), error))
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
