@@ -51,9 +51,22 @@ def _table(header: Iterable[str], lines: Iterable[Iterable[str]], source: str, n
     return "\n".join("| " + " | ".join(line) + " |" for line in cells) + f"\n\n{_source(source, n)}"
 
 
+def _origin(name: str) -> dict:
+    return json.loads((REFERENCE / f"{name}.json").read_text())
+
+
+def _recorded(name: str) -> bool:
+    return _origin(name).get("recorded", True)
+
+
 def _source(name: str, n: str) -> str:
     """Where rows were measured, from the file beside them."""
-    made = json.loads((REFERENCE / f"{name}.json").read_text())
+    made = _origin(name)
+    if not _recorded(name):
+        return (
+            f"`results/reference/{name}.csv`, {n}; machine and versions **not recorded**, published in commit "
+            f"{made['published_in'][:7]}, older than the code"
+        )
     machine = made["machine"]
     return (
         f"`results/reference/{name}.csv`, {n}; {machine['processor']}, {machine['cores']} cores, commit {made['commit'][:7]}; "
@@ -146,7 +159,8 @@ def speed() -> str:
         where = {"method": method, "model": model, "dtype": dtype}
         return " · ".join(f"{_one(rows, metric=f'times faster than {other}', **where):.1f}" for other in ("sdpa", "own dense"))
 
-    lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items()]
+    measured = set(rows.method)
+    lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items() if method in measured]
     rounds = int(rows[rows.metric == "time"].n.max())
     header = ["times faster than SDPA · than our dense attention", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
     return _table(header, lines, "benchmark_attention", f"medians of {rounds} rounds")
@@ -402,7 +416,9 @@ def allocators() -> str:
 
 
 def simulated() -> str:
-    """The simulator's error on this machine's executor."""
+    """The simulator's error on this machine's executor; rows of its earlier form are no evidence."""
+    if not _recorded("validate_simulator"):
+        return "Not measured yet in this form; the rows and the figure are of an earlier one, and nothing is quoted from them."
     rows = _rows("validate_simulator")
     lines = [one.cells() for one in prediction_errors(rows)]
     header = ["mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target"]

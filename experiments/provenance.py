@@ -94,13 +94,22 @@ def objections(source: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
+def mark_unrecorded(path: Path, commit: str, rows: int) -> None:
+    """Writes beside a CSV that nobody recorded where its rows come from; `commit` is the one that put them there."""
+    write_json(sidecar(path), {"recorded": False, "published_in": commit, "rows": rows, "sha256": sha256(path)})
+
+
 def state(path: Path) -> str:
-    """`ok`, or what is wrong with a committed CSV: no sidecar, altered, or stale, which is made by other code than is here."""
+    """`ok`, or what is wrong with a committed CSV: no sidecar, altered, not recorded (from before there were sidecars), or stale,
+    which is made by other code than is here.
+    """
     if not sidecar(path).is_file():
         return "no sidecar"
     source = read_json(sidecar(path), "publish the run again")
     if source["sha256"] != sha256(path):
         return "altered"
+    if not source.get("recorded", True):
+        return "not recorded"
     return "ok" if source["code"] == source_hash() else "stale"
 
 
