@@ -56,7 +56,6 @@ def run_job(config: DictConfig, study_module: str, command: str) -> None:
         replaced = results / "replaced" / config.experiment / setup.config_hash
         if others:
             _set_aside(folder, replaced, others)
-        write_json(folder / "code.json", asdict(setup.code))
         try:
             rows = _measure(setup, study, folder, started, command)
         except ShardDoneError as done:
@@ -100,6 +99,7 @@ def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime, c
     """All stages; `meta.json` comes last and makes the run count."""
     on = machine()  # before anything is measured, with the commit that was checked out then
     offline = run_offline(setup)
+    write_json(folder / "code.json", asdict(setup.code))  # before the first part of a result, and after a shard has left
     bank, bank_name = None, None
     if any(needs_bank(method.estimator) and not on_device(method) for method in setup.methods.values()):
         bank, bank_name = build_bank(setup, offline)
