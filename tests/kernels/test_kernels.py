@@ -145,7 +145,7 @@ def test_selects_the_exact_best(name, kind, keys, share, self_first, sinks, rece
     generator = torch.Generator().manual_seed(seed)
     scores = scores_of(kind, (2, 3, keys), seed)
     offered = torch.randint(1, keys + 1, (3,), generator=generator)
-    counts = (share * offered).ceil().long().expand(2, -1)
+    counts = (share * offered).ceil().long().clamp(min=int(appended == 0)).expand(2, -1)  # no list is empty
     starts = torch.nn.functional.pad((counts + appended).flatten().cumsum(0), (1, 0))
     self_first = self_first and recent > 0  # the row's own key is the last of its window
     lists = Lists(offered, torch.full((3,), appended), starts, offered, 1, sinks, recent, self_first)

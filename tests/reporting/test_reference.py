@@ -22,6 +22,7 @@ UNRECORDED = {
     "fig9",
     "graphs",
     "latency_profile",
+    "model_gates",
     "study_schedulers",
     "validate_simulator",
 }
