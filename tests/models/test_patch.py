@@ -386,7 +386,9 @@ def gemma3(kinds, *, window: int = 8):
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def test_windowed_layers_are_dense_within_their_window(caplog):
+def test_windowed_layers_are_dense_within_their_window(caplog, monkeypatch):
+    # Hydra, where an earlier test has used it, disables the loggers that it finds.
+    monkeypatch.setattr(logging.getLogger("shadowattn.models.patch"), "disabled", False)
     model, ids = gemma3([SLIDING, FULL, SLIDING]), tokens(100, batch=2)
     expected = logits(model, ids)
     with caplog.at_level(logging.INFO), sparse_attach(model, 1.0) as dense:

@@ -33,6 +33,7 @@ def study(costs: dict[str, tuple[str, list[float]]], errors: float) -> pd.DataFr
         "measured": "measured",
         "estimator": "int8",
         "kernel": "torch",
+        "unit": "nat",
         "n": 16,
         "flag": "",
     }
@@ -72,7 +73,10 @@ def gain(method: str, rival: str, retention: float, value: float, p: float, *, n
     """The five rows of one comparison."""
     values = {"": value, "_error": 0.001, "_low": value - 0.002, "_high": value + 0.002, "_p": p}
     common = {"method": method, "retention": retention, "n": n, "flag": flag, "estimator": "int8"}
-    return [common | {"metric": f"gain_over_{rival}{ending}", "value": each} for ending, each in values.items()]
+    return [
+        common | {"metric": f"gain_over_{rival}{ending}", "value": each, "unit": "1" if ending == "_p" else "nat"}
+        for ending, each in values.items()
+    ]
 
 
 def text_of(table) -> str:
