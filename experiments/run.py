@@ -112,12 +112,21 @@ def _run(config: DictConfig) -> None:
         raise InputError(f"study: expected one of {', '.join(STUDIES)}, got {config.study!r}")
     if config.reuse not in REUSE:
         raise InputError(f"reuse: expected one of {', '.join(REUSE)}, got {config.reuse!r}")
+    _check_retentions(config)
     _check_results(config.paths.results)
     check_known(config)
     check_modules(config)
     from experiments.job import run_job  # imports torch
 
     run_job(config, STUDIES[config.study], _command())
+
+
+def _check_retentions(config: DictConfig) -> None:
+    for key in ("retention", "retentions", "latency.retentions"):
+        given = OmegaConf.select(config, key)
+        for value in [given] if key == "retention" else given:
+            if not 0 < value <= 1:
+                raise InputError(f"{key}: expected a share of the visible keys, in (0, 1], got {value:g}")
 
 
 def _check_results(results: str) -> None:

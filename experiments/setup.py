@@ -14,7 +14,6 @@ from experiments.config import ImportanceConfig, MethodConfig, SelectionConfig
 from experiments.source import Code, current_code
 from experiments.targets import check_targets
 from shadowattn.artifacts import content_hash, sha256, versions
-from shadowattn.budget import head_retentions
 from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, drivers, find_estimate_device
 from shadowattn.errors import InputError
@@ -299,8 +298,6 @@ def _check(config: DictConfig, methods: dict, retentions: list[float]) -> None:
         raise InputError("latency.retentions: expected at least one value in (0, 1], got none")
     if not config.scheduling.limit_s > 0:
         raise InputError(f"scheduling.limit_s: expected a time above 0 s, got {config.scheduling.limit_s:g}")
-    for given in (retentions, list(config.latency.retentions)):
-        head_retentions(torch.tensor(given, dtype=torch.float64), len(given))
     if "dense" in methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
     counts = {

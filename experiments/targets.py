@@ -4,7 +4,8 @@ import ast
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,19 @@ def named_targets(settings: Any, key: str = "") -> dict[str, str]:
 
 
 def check_modules(settings: Any) -> None:
-    """Raises `InputError` where a part's outermost module is not there. Imports nothing."""
+    """Raises `InputError` where a part's module, or its name within that, is not there. Imports nothing."""
     for key, target in named_targets(settings).items():
-        if not all(name.isidentifier() for name in target.split(".")):
+        names = target.split(".")
+        if not all(name.isidentifier() for name in names):
             raise _unknown(key, target, "that is no dotted name")
-        if find_spec(target.split(".")[0]) is None:
-            raise _unknown(key, target, f"there is no module {target.split('.')[0]!r}")
+        source, rest = _source(names)
+        if source is None:
+            raise _unknown(key, target, f"there is no module {names[0]!r}")
+        defined = _defined(source) if source.suffix == ".py" and rest else None
+        if defined is not None and rest[0] not in defined:
+            near = get_close_matches(rest[0], defined, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise _unknown(key, target, f"{_shown_path(source)} defines no {rest[0]}{meant}")
 
 
 def check_targets(settings: Any) -> None:
@@ -66,6 +74,41 @@ def _unknown(key: str, target: str, reason: str) -> InputError:
         f"{key}: expected MODULE.NAME that can be imported, got {target!r}: {reason}; check the spelling, and start from the "
         "folder that holds the module or name that folder in PYTHONPATH"
     )
+
+
+def _source(names: list[str]) -> tuple[Path | None, list[str]]:
+    """The file of the longest part of a dotted name that is a module, found without importing its packages; and the rest."""
+    spec = find_spec(names[0])
+    if spec is None:
+        return None, names
+    at, folders = spec.origin, spec.submodule_search_locations
+    for count, name in enumerate(names[1:], start=1):
+        inner = PathFinder.find_spec(name, folders) if folders else None
+        if inner is None:
+            return Path(at or "built-in"), names[count:]
+        at, folders = inner.origin, inner.submodule_search_locations
+    return Path(at or "built-in"), []
+
+
+def _defined(path: Path) -> set[str] | None:
+    """The names that a module's statements give; None where only running it tells."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except SyntaxError:  # importing it says where
+        return None
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return None if found & {"*", "__getattr__", "globals"} else found
+
+
+def _shown_path(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _module(target: str) -> str:

@@ -16,7 +16,10 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphForm, GraphShape
 from shadowattn.kernels import choose, native, ops
 from shadowattn.offline import allocate
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.random import Random
+from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.path import ESTIMATORS
 from shadowattn.online.prefill import SparsePrefill
 from shadowattn.online.selection import Rule
@@ -380,3 +383,25 @@ def test_kernels_and_levels_are_names(value):
     if native.library() is not None:
         with pytest.raises(InputError, match="level on this processor: expected one of"), native.forced_level(value):
             pass
+
+
+@pytest.mark.parametrize("value", [*NOT_INTEGERS, -1, 10**30], ids=shown)
+def test_estimators_refuse_what_is_no_integer(value):
+    with pytest.raises(InputError, match=r"^seed: expected an integer"):
+        Random(value)
+    with pytest.raises(InputError, match=r"^sinks: expected an integer"):
+        Streaming(value)
+    with pytest.raises(InputError, match=r"^seed: expected an integer"):
+        shadowattn.check_estimator(Oracle(), seed=value)
+
+
+def test_an_estimator_without_scales_is_refused_when_it_is_made():
+    for scales in ({}, {"q_scales": torch.ones(4)}, {"k_scales": torch.ones(2)}):
+        with pytest.raises(InputError, match=r"^estimator=int8_fused: expected a grid, or scales of Q and of K"):
+            Int8Fused(**scales)
+
+
+@pytest.mark.parametrize("value", ["x", 3, Rule, {"query_block": 1}], ids=shown)
+def test_a_rule_is_a_rule(value):
+    with pytest.raises(InputError, match=r"^rule: expected a Rule"):
+        shadowattn.check_estimator(Oracle(), rule=value)

@@ -106,6 +106,7 @@ class GraphBank:
 
     def check_profile(self, profile: RetentionProfile) -> None:
         """Raises `InputError` where the bank was built for other scales than the profile's: its integers would clip or vanish."""
+        checks.instance("profile", profile, RetentionProfile, "run the offline stage, or read one with load_profile")
         if self.built_for.scales == profile.scales:
             return
         bank, given = (
@@ -126,14 +127,17 @@ class GraphBank:
         """Compiles every graph now and runs it once, so that no prompt waits; returns how many were read from blobs instead.
 
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
-        is exported to it. `progress` may wrap the iterable in a bar.
+        is exported to it. `threads` compile at once, None for as many as there are cores. `progress` may wrap the iterable in
+        a bar.
         """
+        threads = None if threads is None else checks.integer("threads", threads, least=1)
+        blobs = None if blobs is None else _folder(blobs)
         with self.exclusive.use():
             return self._compile(blobs, threads, progress)
 
-    def _compile(self, blobs: str | Path | None, threads: int | None, progress: Callable[[Iterable], Iterable]) -> int:
+    def _compile(self, blobs: Path | None, threads: int | None, progress: Callable[[Iterable], Iterable]) -> int:
         budget, work = current_budget(), current_work()
-        store = storage.Blobs(Path(blobs), self._core, self.device, self._identity, budget) if blobs is not None else None
+        store = storage.Blobs(blobs, self._core, self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
         known = store.read(todo) if store else {}

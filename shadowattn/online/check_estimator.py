@@ -46,12 +46,13 @@ def check_estimator(
     check_estimator_type(estimator)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rows": rows, "keys": keys}
     heads, kv_heads, head_dim, rows, keys = (checks.integer(name, value, least=1) for name, value in sizes.items())
-    checks.integer("layer", layer)
+    layer, seed = checks.integer("layer", layer), checks.integer("seed", seed)
+    rule = Rule() if rule is None else rule
+    checks.instance("rule", rule, Rule, "make one with shadowattn.online.selection.Rule(query_block, …)")
     if heads % kv_heads or rows % 2 or keys <= rows:
         raise InputError(f"check_estimator: expected heads a multiple of kv_heads, rows even and fewer than keys, got {sizes}")
     q, k = _tensors(heads, kv_heads, head_dim, rows, keys, seed)
     if isinstance(estimator, Chooser):
-        rule = rule or Rule()
         if rows % (2 * rule.query_block):
             raise InputError(f"check_estimator: expected rows of whole blocks in both halves, got {rows} and {rule.query_block}")
         _check(_chosen(estimator, layer, rule), q, k, estimator, step=rule.query_block)

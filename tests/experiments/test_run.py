@@ -245,7 +245,17 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["retenton=1"], ["estimator=psychic"], ["study=none"], ["estimator._target_=nowhere.Mine"]]
+    "arguments",
+    [
+        ["--help"],
+        ["retenton=1"],
+        ["retention=2"],
+        ["retentions=[0.1,nan]"],
+        ["estimator=psychic"],
+        ["study=none"],
+        ["estimator._target_=nowhere.Mine"],
+        ["estimator._target_=shadowattn.online.estimators.oracle.Orcale"],
+    ],
 )
 def test_what_needs_no_model_is_answered_without_the_heavy_imports(arguments, tmp_path):
     command = [sys.executable, "-c", ANSWERED, *arguments]

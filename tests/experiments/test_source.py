@@ -153,3 +153,38 @@ def test_a_part_that_cannot_be_imported_is_one_line(content, message, tmp_path, 
     assert message in str(refused.value)
     assert "estimator._target_: expected MODULE.NAME" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("mine.Mne", "mine.py defines no Mne; did you mean Mine?"),
+        ("mine.inner.Mine", "mine.py defines no inner"),
+        ("pack.part.Prat", "part.py defines no Prat; did you mean Part?"),
+        ("pack.prat.Part", "__init__.py defines no prat"),
+        ("shadowattn.online.estimators.oracle.Orcale", "oracle.py defines no Orcale; did you mean Oracle?"),
+        ("mine.Mine", None),
+        ("pack.part.Part.of", None),
+        ("dynamic.Anything", None),
+        ("wrong.Anything", None),
+        ("math.sin", None),
+    ],
+)
+def test_a_misspelt_part_of_a_known_module_is_named_before_anything_is_imported(target, message, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "pack").mkdir()
+    never = "raise AssertionError('imported')\n"
+    for name, content in (
+        ("mine.py", "class Mine: ...\n"),
+        ("pack/__init__.py", ""),
+        ("pack/part.py", "from mine import Mine as Part\n"),
+        ("dynamic.py", "def __getattr__(name): ...\n"),
+        ("wrong.py", "def (\n"),
+    ):
+        (tmp_path / name).write_text(never + content)
+    if message is None:
+        check_modules({"estimator": {"_target_": target}})
+        return
+    with pytest.raises(InputError) as refused:
+        check_modules({"estimator": {"_target_": target}})
+    assert message in str(refused.value)

@@ -518,3 +518,21 @@ def test_wrong_kinds_of_arguments_are_refused(bank, tmp_path):
     ):
         with pytest.raises(InputError):
             wrong()
+
+
+@pytest.mark.parametrize("value", ["x", 2.0, True, 0, -1])
+def test_threads_that_compile_are_counted(bank, value):
+    with pytest.raises(InputError, match=r"^threads: expected an integer"):
+        bank.compile(threads=value)
+
+
+@pytest.mark.parametrize("value", [3, b"folder", ""])
+def test_a_folder_of_blobs_is_a_path(bank, value):
+    with pytest.raises(InputError, match=r"^folder: expected a path"):
+        bank.compile(blobs=value)
+
+
+@pytest.mark.parametrize("value", [None, "x", GRID])
+def test_a_bank_is_compared_with_a_profile(bank, value):
+    with pytest.raises(InputError, match=r"^profile: expected a RetentionProfile"):
+        bank.check_profile(value)

@@ -75,6 +75,11 @@ class Int8Fused:
     _packed: dict[int, PackedKeys] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
+        if self.grid is None and (self.q_scales is None or self.k_scales is None):
+            raise InputError(
+                "estimator=int8_fused: expected a grid, or scales of Q and of K, got neither; use Int8Fused.of(q, k) or "
+                "Int8Fused(grid=profile.scales)"
+            )
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
                 f"estimator=int8_fused: quantises K once for all its query heads and so needs grid.pattern=product, got "
@@ -96,8 +101,6 @@ class Int8Fused:
     def prepare(self, k: Tensor, *, layer: int) -> PackedKeys:
         """k [G, K, D] packed: what is new of it where the layer's packed keys are its beginning, else all of it."""
         scales = self.k_scales if self.grid is None else _nearest(self.grid.k_scales, absmax_scales(k))
-        if scales is None:
-            raise ValueError("expected a grid or scales, got neither; use Int8Fused.of(q, k) or pass grid=profile.scales")
         with self.exclusive.use():
             keys = self._packed.get(layer)
             if keys is None or not keys.begin(k, scales):

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.types import Heads
 
 
@@ -15,6 +16,9 @@ class Random:
 
     seed: int = 0
     scores_are_finite: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "seed", checks.integer("seed", self.seed))
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         head = (heads or Heads.all(q.shape[0], k.shape[0])).ids[:, None, None]

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.types import Heads
 
 
@@ -15,6 +16,9 @@ class Streaming:
 
     sinks: int = 4
     scores_are_finite: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "sinks", checks.integer("sinks", self.sinks))
 
     def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
         count, rows, _ = q.shape
