@@ -309,7 +309,7 @@ def test_an_edited_description_is_simulated_anew(run, tmp_path):
     ("argument", "message"),
     [
         ("simulation.figure=fig11", "simulation.figure: expected one of fig10"),
-        ("simulation.device=iphone", "expected one of amd_epyc_2_cores, intel_core_ultra_7_155h"),
+        ("simulation.device=iphone", "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
         ("simulation.device=snapdragon_8_gen_2", "knows one kind of core"),
     ],
 )

@@ -15,16 +15,9 @@ SIMULATED = {"fig10", "fig15", "table8", "study_scale", "study_parameters"}
 
 # Rows from before anything was recorded beside them; their JSON and every table drawn from them say so. Measure them again.
 UNRECORDED = {
-    "benchmark_attention",
     "benchmark_offline_bundled",
     "benchmark_offline_qwen2_0_5b",
-    "benchmark_pipeline",
-    "fig9",
-    "graphs",
-    "latency_profile",
     "model_gates",
-    "study_schedulers",
-    "validate_simulator",
 }
 
 
