@@ -12,13 +12,15 @@ from torch import Tensor
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels, dense
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
-from shadowattn.online.path import attend_chunk
+from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import Heads, Selection
 
 # Query heads, key/value heads and head dimension of one layer.
@@ -59,6 +61,10 @@ class Tensors:
         self.heads = Heads.all(heads, groups)
         self.positions = case.keys - case.rows + torch.arange(case.rows)
         self.retention = torch.full((heads,), case.retention, dtype=torch.float64)
+
+    def chunk(self) -> Chunk:
+        """All heads as one chunk, of whose keys nothing is derived yet."""
+        return Chunk.of(self.q, self.k, self.v, retention=self.retention, scale=self.scale)
 
     def random_lists(self, query_block: int) -> Selection:
         lists = Rule(query_block).lists(self.retention, self.positions)
@@ -104,19 +110,19 @@ def stages(t: Tensors) -> dict[str, Call]:
     """The fused path's parts, per row: products of all rows alone, and products and selection."""
     q_scales, k_scales = absmax_scales(t.q), absmax_scales(t.k)
     estimator = Int8Fused(q_scales=q_scales, k_scales=k_scales)
-    keys = estimator.prepare(t.k, layer=0)
+    chunk = t.chunk()
+    keys = estimator.packed(chunk)
     products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1, "exponents": None}
 
     def estimate(part: slice) -> None:
         native.estimate(t.q[part], q_scales[part], keys.packed, kv_head=t.heads.kv[part], **products)
 
     def choose(part: slice) -> None:
-        heads, retention = t.heads[part], t.retention[part]
-        lists = Rule().lists(retention, t.positions)
-        estimator.choose(t.q[part], keys, Rule(), lists, positions=t.positions, heads=heads, scale=t.scale)
+        lists = Rule().lists(t.retention[part], t.positions)
+        estimator.select(chunk[part], Rule(), lists, NativeKernels())
 
     return {
-        "quantise": lambda: (absmax_scales(t.q), keys.crop(t.k[:, : -t.case.rows]), keys.append(t.k)),
+        "quantise": lambda: (absmax_scales(t.q), keys.crop(t.case.keys - t.case.rows), keys.extend(t.k)),
         # Two heads a call, as the path does: what a call writes is read back from the cache.
         "estimate": lambda: [estimate(slice(h, h + 2)) for h in range(0, len(t.heads), 2)],
         "estimate + select": lambda: [choose(slice(h, h + 2)) for h in range(0, len(t.heads), 2)],
@@ -124,7 +130,7 @@ def stages(t: Tensors) -> dict[str, Call]:
 
 
 def totals(t: Tensors, block: int, block_score: str = "first_row", estimators: tuple[str, ...] = ESTIMATORS) -> dict[str, Call]:
-    """Quantise, estimate, select, attend, as `SparsePrefill` runs them, by each estimator in `estimators`."""
+    """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`."""
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
     make = {"int8": _graph_total, "int8_fused": _fused_total}
     return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
@@ -132,29 +138,22 @@ def totals(t: Tensors, block: int, block_score: str = "first_row", estimators: t
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
     """By OpenVINO's INT8 graphs, the default of `sparse_attention`."""
-    return lambda: _attend(t, rule, Int8Tensor.of(t.q, t.k))
+    return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 
 def _fused_total(t: Tensors, rule: Rule) -> Call:
     """By the native products that are selected from at once; K was packed up to this chunk before."""
-    estimator = Int8Fused.of(t.q, t.k)
-    keys = estimator.prepare(t.k, layer=0)
-    earlier = t.k[:, : -t.case.rows]
+    estimator, chunk = Int8Fused.of(t.q, t.k), t.chunk()
 
     def run() -> None:
-        if earlier.shape[1]:
-            keys.crop(earlier)  # so that the chunk's own keys are new; the check of the others is part of the path
         absmax_scales(t.q)  # what the choice of a scale costs
-        _attend(t, rule, estimator)
+        _attend(chunk.rewound(), rule, estimator)  # so that the chunk's own keys are new
 
     return run
 
 
-def _attend(t: Tensors, rule: Rule, estimator: Estimator) -> None:
-    attend_chunk(
-        t.q, t.k, t.v, t.retention, layer=0, positions=t.positions, heads=t.heads, estimator=estimator, rule=rule,
-        kernels=NativeKernels(), scale=t.scale, keep_lists=False,
-    )  # fmt: skip
+def _attend(chunk: Chunk, rule: Rule, estimator: Estimator) -> None:
+    run_batched(Stages(chunk, Parts(estimator, rule, NativeKernels())), threads=Threads(), keep_lists=False)
 
 
 def flex(t: Tensors) -> dict[str, Call]:
@@ -184,7 +183,7 @@ def decode(t: Tensors) -> dict[str, Call]:
     """One query a head. Grouped bmm is the best dense baseline of torch: its SDPA is far below the bandwidth in bfloat16."""
     count, groups = len(t.heads), t.k.shape[0]
     folded = t.q.view(groups, count // groups, -1)
-    estimator = Int8Fused.of(t.q, t.k)
+    estimator, chunk = Int8Fused.of(t.q, t.k), t.chunk()
     shared = Selection(*_shared_list(t), torch.full((count // groups,), t.case.keys - 1), count // groups)
 
     def grouped() -> Tensor:
@@ -194,17 +193,10 @@ def decode(t: Tensors) -> dict[str, Call]:
     return {
         "sdpa": lambda: dense(t.q, t.k, t.v, causal_offset=t.case.keys - 1, scale=t.scale),
         "torch grouped bmm": grouped,
-        "own dense": lambda: NativeKernels().dense(
-            t.q, t.k, t.v, t.heads, causal_offset=t.case.keys - 1, scale=t.scale
-        ),
-        "attend, shared list": lambda: NativeKernels().attend(
-            folded, t.k, t.v, shared, Heads.all(groups, groups), scale=t.scale
-        ),
-        "total (int8_fused), shared list": lambda: shared_decode(
-            t.q, t.k, t.v, t.retention, layer=0, estimator=estimator, rule=Rule(), kernels=NativeKernels(),
-            scale=t.scale,
-        ),
-    }  # fmt: skip
+        "own dense": lambda: NativeKernels().dense(t.q, t.k, t.v, t.heads, causal_offset=t.case.keys - 1, scale=t.scale),
+        "attend, shared list": lambda: NativeKernels().attend(folded, t.k, t.v, shared, Heads.all(groups, groups), scale=t.scale),
+        "total (int8_fused), shared list": lambda: shared_decode(chunk.rewound(), Parts(estimator, Rule(), NativeKernels())),
+    }
 
 
 def _shared_list(t: Tensors) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -39,18 +40,18 @@ from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile
-from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.probe import Probe
 from shadowattn.online.schedulers.local_search import LocalSearch
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 MODELS, KEYS, ROWS = ("qwen2-0.5b", "qwen2-1.5b"), (1024, 4096, 8192), 256
 OUT = Path("results/benchmarks/pipeline.csv")
 
 
-def make_chunk(case: Case, estimator: str) -> Chunk:
+def make_chunk(case: Case, estimator: str) -> tuple[Chunk, Parts]:
     """Heads half to twice as large as the mean, one or the other key head larger: at least four of nine buckets are in use."""
     t = Tensors(case)
     heads, groups, dim = SHAPES[case.shape]
@@ -66,29 +67,30 @@ def make_chunk(case: Case, estimator: str) -> Chunk:
         built = Int8(GraphBank.build(profile, tuple(GraphShape(n, case.rows, dim, case.keys, group=n) for n in sizes)))
     retention = torch.linspace(0.5, 1.5, heads, dtype=torch.float64)[order.flip(0)] * case.retention
     kernels = choose("native", head_dim=dim, dtype=q.dtype)
-    return Chunk(q, k, t.v, retention, 0, t.positions, t.heads, built, Rule(), kernels, t.scale)
+    return Chunk.of(q, k, t.v, retention=retention, scale=t.scale), Parts(built, Rule(), kernels)
 
 
-def candidates(chunk: Chunk, scheduler) -> dict:
-    """A call for each mode that makes sense for the chunk's estimator, and the plain path."""
-    calls = {"batched": lambda: attend_chunk(**chunk.arguments(), keep_lists=False)}
-    modes = {"off": Pipeline("off"), "overlap": Pipeline("overlap")}
-    if not chunk.selects_in_estimate:
+def candidates(chunk: Chunk, parts: Parts, scheduler) -> dict:
+    """A call for each mode that makes sense for the estimator."""
+    modes = {mode: Pipeline(mode) for mode in ("batched", "off", "overlap")}
+    if not parts.estimator.selects:
         threads = Threads(1, 1, 1)
         modes |= {
             "overlap, all cores each": Pipeline("overlap", threads=Threads(*(torch.get_num_threads(),) * 3)),
             "fused": Pipeline("fused"),
-            "planned": Pipeline("planned", threads=threads, scheduler=scheduler, profile=measure_profile(chunk, threads)),
+            "planned": Pipeline("planned", threads=threads, scheduler=scheduler, profile=measure_profile(chunk, parts, threads)),
         }
-    for name, pipeline in modes.items():
-        calls[name] = lambda pipeline=pipeline: pipeline.run(chunk, keep_lists=False)
-    return calls
+    return {name: partial(_call, pipeline, chunk, parts) for name, pipeline in modes.items()}
 
 
-def measure_profile(chunk: Chunk, threads: Threads) -> LatencyProfile:
+def _call(pipeline: Pipeline, chunk: Chunk, parts: Parts) -> None:
+    pipeline.run(Stages(chunk.rewound(), parts), keep_lists=False)
+
+
+def measure_profile(chunk: Chunk, parts: Parts, threads: Threads) -> LatencyProfile:
     """At the chunk's own keys alone."""
     (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
-    probe = Probe(heads, groups, dim, rows, chunk.q.dtype, chunk.estimator, chunk.rule, chunk.kernels, threads)
+    probe = Probe(heads, groups, dim, rows, chunk.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
     lowest, highest = chunk.retention.min().item(), chunk.retention.max().item()
     return LatencyProfile(
         probe.binding(), tuple(probe.measure(keys, (lowest, chunk.retention.mean().item(), highest), repeats=5))
@@ -103,7 +105,7 @@ def measure(models: list[str], keys: list[int], rounds: int, scheduler) -> Itera
         for estimator in ("int8", "int8_fused")
     ]
     for estimator, case in tqdm(cases, disable=not sys.stderr.isatty(), leave=False):
-        timings = interleave(candidates(make_chunk(case, estimator), scheduler), rounds=rounds, warmup=3)
+        timings = interleave(candidates(*make_chunk(case, estimator), scheduler), rounds=rounds, warmup=3)
         device = "CPU" if estimator == "int8" else "none"
         for mode, timing in timings.items():
             one = row(estimator, case, f"{estimator} {mode}", "time", timing.median_s * 1e3, "ms", timing)

@@ -1,6 +1,7 @@
 """Fig. 9 of the paper, measured: the heads of one layer through the pipeline in all four ways, on a real model's prompt."""
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from shadowattn.artifacts import write_json
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.graphs import GraphBank
 from shadowattn.kernels import choose
-from shadowattn.models import attach
+from shadowattn.method import attach
+from shadowattn.online.attention import Attended
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import MODES, Pipeline
-from shadowattn.online.prefill import Attended
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.online.timeline import STAGES, Timeline, chrome_trace
 from shadowattn.reporting import pipeline_figures
 from shadowattn.reporting.rows import StageRow
@@ -37,32 +38,36 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     latency, path = measure_latency(setup, bank, base)
     say(f"latency profile: {path}")
     profile = make_profile(setup, offline, setup.methods[setup.config.method].allocator, setup.retentions[0])
-    chunk = _last_chunk(setup, bank, profile)
-    say(f"layer {chunk.layer}: retentions {', '.join(f'{r:.3g}' for r in chunk.retention.tolist())} on {chunk.k.shape[1]} keys")
+    chunk, parts = _last_chunk(setup, bank, profile)
+    say(f"layer {chunk.layer}: retentions {', '.join(f'{r:.3g}' for r in chunk.retention.tolist())} on {chunk.keys} keys")
     threads = base.budgets(setup.device.name)  # the same for all, so that the pictures differ in one thing at a time
     pipelines = {mode: Pipeline(mode, base.queue_heads, threads, base.scheduler, latency) for mode in MODES if mode != "batched"}
+    pipelines["batched"] = Pipeline()
     ran = {mode: [] for mode in pipelines}
-    calls = {mode: lambda mode=mode: ran[mode].append(pipelines[mode].run(chunk, keep_lists=False)) for mode in pipelines}
-    calls["batched"] = lambda: attend_chunk(**chunk.arguments(), keep_lists=False)
+
+    def call(mode: str) -> None:
+        ran[mode].append(pipelines[mode].run(Stages(chunk.rewound(), parts), keep_lists=False))
+
+    calls = {mode: partial(call, mode) for mode in pipelines}
     timings = interleave(calls, rounds=_ROUNDS, warmup=3)
     row = _row(setup, chunk)
     made, traces = [], {}
     for mode, timing in timings.items():
-        timelines = [one.timeline for one in ran.get(mode, [])[-_ROUNDS:]]
+        timelines = [one.timeline for one in ran[mode][-_ROUNDS:]]
         low, high = timing.quartiles_s
         at = replace(row, method=mode)
         made += [
             replace(at, metric=metric, value=value * 1e3)
             for metric, value in {"wall_time": timing.median_s, "wall_time_low": low, "wall_time_high": high}.items()
         ]
-        if timelines:
+        if mode != "batched":  # whose spans are of many heads at once
             traces[mode] = sorted(timelines, key=lambda timeline: timeline.makespan_us)[len(timelines) // 2]
             made += _timeline_rows(at, timelines, traces[mode])
     write_json(folder / "trace.json", chrome_trace(traces))
     return made
 
 
-def _last_chunk(setup: Setup, bank: GraphBank | None, profile: RetentionProfile) -> Chunk:
+def _last_chunk(setup: Setup, bank: GraphBank | None, profile: RetentionProfile) -> tuple[Chunk, Parts]:
     """The last chunk of a held-out prompt in the layer whose sparse heads are the most, and differ the most in retention."""
     sparse = [[r for r in layer if r < setup.dense_above(1)] for layer in profile.retention]
     layer = max(range(len(sparse)), key=lambda i: (len(sparse[i]), max(sparse[i], default=0) - min(sparse[i], default=0)))
@@ -71,7 +76,7 @@ def _last_chunk(setup: Setup, bank: GraphBank | None, profile: RetentionProfile)
     seen: list[Attended] = []
 
     def observe(attended: Attended) -> None:
-        if attended.layer == layer and attended.selection is not None:
+        if attended.chunk.layer == layer and attended.selection is not None:
             seen[:] = [attended]
 
     options = {"estimator": estimator, "chunk_tokens": setup.config.graphs.chunk_tokens, "kernel": setup.kernel}
@@ -79,10 +84,8 @@ def _last_chunk(setup: Setup, bank: GraphBank | None, profile: RetentionProfile)
     with attach(setup.loaded.model, profile, None, observers=(observe,), **options):
         window_losses(setup.loaded.model, setup.heldout()[:1], chunk_tokens=setup.config.graphs.chunk_tokens)
     (last,) = seen
-    kernels = choose(setup.kernel, head_dim=last.q.shape[2], dtype=last.q.dtype)
-    positions = last.k.shape[1] - last.q.shape[1] + torch.arange(last.q.shape[1])
-    parts = last.heads, estimator, last.rule, kernels, last.scale
-    return Chunk(last.q, last.k, last.v, last.retention, layer, positions, *parts)
+    kernels = choose(setup.kernel, head_dim=last.chunk.q.shape[2], dtype=last.chunk.q.dtype)
+    return last.chunk, Parts(estimator, last.rule, kernels)
 
 
 def _row(setup: Setup, chunk: Chunk) -> StageRow:
@@ -90,7 +93,7 @@ def _row(setup: Setup, chunk: Chunk) -> StageRow:
     return replace(
         StageRow(**asdict(study.common_row(setup, torch.zeros(0, 1)))), path_kind="timing", unit="ms", n=_ROUNDS,
         retention=float(chunk.retention.mean()), layer=chunk.layer, allocator=part_name(method.allocator),
-        estimator=part_name(method.estimator), estimate_device=setup.device.label, context_tokens=chunk.k.shape[1],
+        estimator=part_name(method.estimator), estimate_device=setup.device.label, context_tokens=chunk.keys,
         **method.selection,
     )  # fmt: skip
 

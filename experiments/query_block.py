@@ -22,9 +22,11 @@ from experiments.stages import Offline
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank
 from shadowattn.kernels import choose
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
-from shadowattn.online.path import attend_chunk
+from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import figures, verdicts
 from shadowattn.reporting.rows import Row
 from shadowattn.types import Heads
@@ -79,16 +81,12 @@ def _times(setup: Setup) -> list[Row]:
     k, v = torch.randn(2, shape.kv_heads, keys, shape.head_dim, generator=generator)
     kernels = choose(setup.kernel, head_dim=shape.head_dim, dtype=q.dtype)
     heads, scale = Heads.all(shape.heads, shape.kv_heads), shape.head_dim**-0.5
-    retention = torch.full((shape.heads,), setup.retentions[0], dtype=torch.float64)
-    positions = keys - rows + torch.arange(rows)
-    estimator = Int8Fused.of(q, k)
+    chunk, estimator = Chunk.of(q, k, v, retention=setup.retentions[0], scale=scale), Int8Fused.of(q, k)
     calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=keys - rows, scale=scale)}
     rules = {name: Rule(**rule_options(method.selection)) for name, method in setup.methods.items()}
     for name in rules:
-        calls[name] = lambda name=name: attend_chunk(
-            q, k, v, retention, layer=0, positions=positions, heads=heads, estimator=estimator, rule=rules[name],
-            kernels=kernels, scale=scale, keep_lists=False,
-        )  # fmt: skip
+        parts = Parts(estimator, rules[name], kernels)
+        calls[name] = lambda parts=parts: Pipeline().run(Stages(chunk.rewound(), parts), keep_lists=False)
     timings = interleave(calls, rounds=_ROUNDS, warmup=2)
     common = replace(
         study.common_row(setup, torch.zeros(0, 1)), path_kind="timing", n=_ROUNDS, context_tokens=keys, data="random tensors"

@@ -18,7 +18,6 @@ from experiments.setup import OUTPUTS, Setup, check_choices
 from experiments.stages import UNIFORM, Offline, graph_shapes, make_profile, output_requant
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
-from shadowattn.evaluation.estimates import Estimate, FixedGraph, Quantised
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.evaluation.recall import GRANULARITIES, POOLED_ROWS, Recall, measure_recall, measured_rows
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
@@ -26,7 +25,11 @@ from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid, watch_attention
+from shadowattn.online.attention import Request
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.reporting import recall_figures, verdicts
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import ScaleGrid
@@ -74,8 +77,6 @@ def _check(estimates: Mapping[str, DictConfig], recall: DictConfig) -> None:
         Quantised(bits=settings.bits, smooth=settings.smooth)
         if settings.output != "float" and (settings.dynamic or settings.smooth or settings.bits != 8):
             raise InputError(f"recall.estimates.{name}.output: {settings.output} needs 8 bits, a grid and no smoothing")
-        if settings.quality and (settings.dynamic or settings.smooth or settings.nncf or settings.bits != 8):
-            raise InputError(f"recall.estimates.{name}.quality: expected an INT8 estimate with buckets, as a bank has them")
     chosen = [name for name, settings in estimates.items() if settings.quality]
     if recall.reference is not None and recall.reference not in chosen:
         raise InputError(
@@ -96,7 +97,7 @@ def _recall(setup: Setup, offline: Offline, settings: DictConfig, windows) -> Re
     return measure_recall(setup.loaded.model, windows, made, setup.config.recall.retentions, chunk_tokens=chunk_tokens)["one"]
 
 
-def _estimate(setup: Setup, offline: Offline, settings: DictConfig) -> Estimate:
+def _estimate(setup: Setup, offline: Offline, settings: DictConfig) -> Estimator:
     if settings.nncf:
         return _nncf(setup)
     grid = None if settings.dynamic else _grid(offline, settings)
@@ -111,7 +112,7 @@ def _nncf(setup: Setup) -> FixedGraph:
     shape = GraphShape(group, chunk_tokens, model.head_dim, setup.context_tokens, group)
     samples = []
 
-    def observe(layer: int, q, k, v, scale: float) -> None:
+    def observe(layer: int, q, k, v, scale: float, request: Request) -> None:
         if k.shape[2] == setup.context_tokens:  # the last chunk, the only one that fills the graph
             for g in range(model.kv_heads):
                 rows = np.zeros((1, 1, group * chunk_tokens, model.head_dim), np.float32)
@@ -185,8 +186,12 @@ def _quality_rows(setup: Setup, offline: Offline, estimates: Mapping[str, DictCo
 
 
 def _quality(setup: Setup, offline: Offline, settings: DictConfig, windows) -> study.Cell:
-    grid = _grid(offline, settings)
     profile = make_profile(setup, offline, OmegaConf.create({"_target_": UNIFORM}), setup.config.retention)
+    if settings.dynamic or settings.smooth or settings.nncf or settings.bits != 8:  # nothing that a bank would hold
+        return study.measure_cell(
+            setup, windows, study.Attachment(profile, _estimate(setup, offline, settings), setup.config.selection)
+        )
+    grid = _grid(offline, settings)
     profile = replace(profile, scales=grid)
     requant = None if settings.output == "float" else output_requant(setup, grid, settings.output, settings.lookup)
     form = GraphForm("unit" if setup.device.name == "CPU" else "static", requant)  # one graph for all buckets

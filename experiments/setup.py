@@ -29,11 +29,11 @@ from shadowattn.offline.ablations import BY_NAME as ABLATIONS
 from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
+from shadowattn.online.attention import DECODES, check_dense_above
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.prefill import DECODES, check_dense_above
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device
 
@@ -179,22 +179,22 @@ def _file_hash(key: str, path: str) -> str:
 
 def needs_importance(allocator: DictConfig) -> bool:
     """Whether an allocator looks at the perplexities of ablations."""
-    return getattr(get_class(allocator._target_), "uses_importance", True)
+    return "importance" in get_class(allocator._target_).needs
 
 
 def needs_sensitivity(allocator: DictConfig) -> bool:
     """Whether an allocator is built on a measured sensitivity."""
-    return "sensitivity" in getattr(get_class(allocator._target_), "__dataclass_fields__", {})
+    return "sensitivity" in get_class(allocator._target_).needs
 
 
 def needs_bank(estimator: DictConfig) -> bool:
     """Whether an estimator is built on a bank of graphs."""
-    return "bank" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
+    return "bank" in get_class(estimator._target_).needs
 
 
 def needs_grid(estimator: DictConfig) -> bool:
     """Whether an estimator quantises by a profile's static scales without a graph."""
-    return "grid" in getattr(get_class(estimator._target_), "__dataclass_fields__", {})
+    return "grid" in get_class(estimator._target_).needs
 
 
 def on_device(method: MethodConfig) -> bool:
@@ -283,7 +283,7 @@ def _check_pipeline(pipeline: Pipeline, methods: dict, study: str) -> None:
             given = f"{part_name(method.estimator)} with selection.place={method.selection.place}"
             raise InputError(f"validate_simulator: expected estimator=int8 with selection.place=host, got {given}")
         estimator = get_class(method.estimator._target_)
-        selects = on_device(method) or hasattr(estimator, "choose")
+        selects = on_device(method) or estimator.selects
         if pipeline.mode in ("fused", "planned") and selects:
             raise InputError(
                 f"pipeline={pipeline.mode}: {name} selects while it estimates, so that there are no scores to launch "

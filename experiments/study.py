@@ -22,11 +22,11 @@ from shadowattn.evaluation.fidelity import Fidelity
 from shadowattn.evaluation.perplexity import unigram_loss, window_losses
 from shadowattn.evaluation.tasks import exact_match_rate
 from shadowattn.graphs.bank import GraphBank
-from shadowattn.models import attach
+from shadowattn.method import attach
 from shadowattn.offline import save_profile
+from shadowattn.online.attention import Counters
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_device import Int8Device
-from shadowattn.online.prefill import Counters
 from shadowattn.reporting import figures, tables, verdicts
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import Row
@@ -165,8 +165,8 @@ def measure_cell(setup: Setup, windows: Tensor, attached: Attachment | None) -> 
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
         fidelity=fidelity.metrics(),
-        launches=getattr(attached and attached.estimator, "launched", 0),
-        clipped_heads=getattr(attached and attached.estimator, "clipped", 0),
+        launches=attached.estimator.launched if attached else 0,
+        clipped_heads=attached.estimator.clipped if attached else 0,
         accuracy=accuracy,
     )
 

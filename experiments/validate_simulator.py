@@ -23,7 +23,6 @@ from shadowattn.graphs import GraphBank
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.latency import Latency, LatencyProfile, without_slowest
-from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan, Work
 from shadowattn.online.probe import Probe
@@ -31,6 +30,7 @@ from shadowattn.online.simulation import simulate
 from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer, Number
 from shadowattn.online.simulation.fit import fit_device
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import predictions, simulation_figures
 from shadowattn.reporting.rows import Row
 
@@ -99,11 +99,11 @@ def measure(setup: Setup, offline: Offline, bank: GraphBank | None, folder: Path
     layer = Layer(setup.shape.heads, setup.shape.kv_heads, setup.shape.head_dim)
     costs = {name: _costs(_together(of), layer) for name, of in profiles.items()}
     measured = {key: [_mean(one[key]) for one in times] for key in times[0]}
-    predictions = {
-        (number, *key): call
-        for number, case in enumerate(cases)
-        for key, call in _predictions(setup, probes["overlap"].chunk(*_of(case), seed=0), base, planned_by, costs, layer).items()
-    }
+    predictions = {}
+    for number, case in enumerate(cases):
+        stages = Stages(probes["overlap"].chunk(*_of(case), seed=0), probes["overlap"].parts)
+        made = _predictions(setup, stages, base, planned_by, costs, layer)
+        predictions |= {(number, *key): call for key, call in made.items()}
     fit = [number for number, case in enumerate(cases) if not case.held_out]
     worth_cores, wake_us = _fit_contention(predictions, measured, fit)
     say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
@@ -188,18 +188,14 @@ def _call_times(probe: Probe, base: Pipeline, latency: LatencyProfile, cases: li
         chunk = probe.chunk(*_of(case), seed=_FIRST_SEED + number)
         for mode in MODES:
             pipeline = replace(base, mode=mode, profile=latency)
-            calls[_key(number, mode)] = partial(_call, pipeline, chunk)
+            calls[_key(number, mode)] = partial(_call, pipeline, chunk, probe.parts)
     timings = interleave(calls, rounds=_ROUNDS, warmup=2)
     return {key: [1e6 * seconds for seconds in timing.seconds] for key, timing in timings.items()}
 
 
-def _call(pipeline: Pipeline, chunk: Chunk) -> None:
-    """One layer's call as a prefill makes it. A copy of the chunk knows nothing that a call before found out."""
-    chunk = replace(chunk)
-    if pipeline.mode == "batched":
-        attend_chunk(**chunk.arguments(), keep_lists=False)
-    else:
-        pipeline.run(chunk, keep_lists=False)
+def _call(pipeline: Pipeline, chunk: Chunk, parts: Parts) -> None:
+    """One layer's call as a prefill makes it, as if for the first time."""
+    pipeline.run(Stages(chunk.rewound(), parts), keep_lists=False)
 
 
 def _mean(times: list[float]) -> float:
@@ -236,22 +232,21 @@ def _costs(profile: LatencyProfile, layer: Layer) -> Costs:
 
 
 def _predictions(
-    setup: Setup, chunk: Chunk, base: Pipeline, planned_by: LatencyProfile, costs: dict[str, Costs], layer: Layer
+    setup: Setup, stages: Stages, base: Pipeline, planned_by: LatencyProfile, costs: dict[str, Costs], layer: Layer
 ) -> dict[tuple[str, str], Callable[[float, float], float]]:
     """By mode and source of costs: the simulated time of a whole call for a number of cores and a time to wake.
 
     What a call takes before and between its spans is the profile's in both.
     """
-    groups, retention, keys = chunk.groups(), chunk.retention.tolist(), chunk.k.shape[1]
+    chunk = stages.chunk
+    groups, retention, keys = stages.launches(), chunk.retention.tolist(), chunk.keys
     made = {}
     for mode in SIMULATED:
         launches = _single(groups) if mode in ("off", "overlap") else groups
         of = costs["off" if mode == "off" else "overlap"]
         works = {
             "profile": of.profile.work(launches, retention, keys=keys),
-            "device": of.device.work(
-                layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(chunk, keys)
-            ),
+            "device": of.device.work(layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(stages)),
         }
         plan = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         if mode == "planned":
@@ -298,10 +293,10 @@ def _single(groups: list[Group]) -> list[Group]:
     return sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
 
 
-def _capacity(chunk: Chunk, keys: int) -> int:
+def _capacity(stages: Stages) -> int:
     """Keys of the graph that serves the chunk: what a launch computes."""
-    bank, (_, rows, head_dim) = chunk.estimator.bank, chunk.q.shape
-    return bank.shape_for(heads=bank.launch_heads[0], rows=rows, keys=keys, head_dim=head_dim).keys
+    bank, (_, rows, head_dim) = stages.estimator.graphs, stages.chunk.q.shape
+    return bank.shape_for(heads=bank.launch_heads[0], rows=rows, keys=stages.chunk.keys, head_dim=head_dim).keys
 
 
 def _switches(common: CaseRow, probe: Probe, retentions: list[float], cases: list[Case]) -> list[CaseRow]:

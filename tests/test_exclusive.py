@@ -11,12 +11,13 @@ import shadowattn
 from shadowattn.exclusive import Exclusive, current_work, working_for
 from shadowattn.graphs import GraphForm
 from shadowattn.graphs.graph import Graph
+from shadowattn.online.attention import Counters, SparseAttention
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8 import Int8
-from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.prefill import Counters, SparsePrefill
-from tests.profiles import GRID, bank_for
+from tests.profiles import bank_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
 
@@ -113,7 +114,7 @@ def test_two_threads_on_one_bank_get_what_one_thread_gets(bank, mode, monkeypatc
     prompts = [inputs(seed) for seed in range(2)]
 
     def layer(prompt):
-        sparse = SparsePrefill([[0.2] * 2], Int8(bank), chunk_tokens=32, pipeline=Pipeline(mode))
+        sparse = SparseAttention([[0.2] * 2], Int8(bank), chunk_tokens=32, pipeline=Pipeline(mode))
         return sparse(0, *(x[None] for x in prompt), 0.125)
 
     expected = [layer(prompt) for prompt in prompts]
@@ -124,11 +125,11 @@ def test_two_threads_on_one_bank_get_what_one_thread_gets(bank, mode, monkeypatc
 
 
 def test_scores_asked_for_in_two_threads_stay_what_they_are(bank, monkeypatch):
-    prompts, positions = [inputs(seed, rows=32) for seed in range(2)], torch.arange(32)
+    prompts = [inputs(seed, rows=32) for seed in range(2)]
     estimator = Int8(bank)
 
     def estimate(prompt):
-        return estimator.estimate(prompt[0], prompt[1], layer=0, positions=positions)
+        return estimator.scores(Chunk.of(prompt[0], prompt[1]))
 
     def run(prompt):
         return bank.lookup(0.02, 0.02, heads=2, rows=32, keys=32, head_dim=64).run(
@@ -158,37 +159,18 @@ def test_somebodys_estimator_made_of_ours_serves_two_threads(bank):
         assert estimator.launched == repeat * launched
 
 
-class Int8Each:
+class Int8Each(Estimator):
     """An estimator of somebody's that asks one of ours for 32 rows at a time."""
 
     def __init__(self, estimator):
         self.estimator = estimator
 
-    def estimate(self, q, k, *, layer, positions, heads=None):
+    def scores(self, chunk):
         parts = [
-            self.estimator.estimate(part, k, layer=layer, positions=at, heads=heads)
-            for part, at in zip(q.split(32, 1), positions.split(32), strict=True)
+            self.estimator.scores(chunk.asking(q, at))
+            for q, at in zip(chunk.q.split(32, 1), chunk.positions.split(32), strict=True)
         ]
         return torch.cat(parts, 1)
-
-
-def test_prompts_that_begin_alike_do_not_pack_into_one_anothers_keys(monkeypatch):
-    """Both continue the same packed keys, each with its own."""
-    prompts = [qkv(4, 2, 64, 64, 64, seed=seed) for seed in range(2)]
-    for x, first in zip(prompts[1], prompts[0], strict=True):
-        x[:, :32] = first[:, :32]
-
-    def layer(fused, prompt, rows):
-        q, k, v = (x[None, :, : rows.stop] for x in prompt)
-        return SparsePrefill([[0.2] * 4], fused, chunk_tokens=32)(0, q[:, :, rows], k, v, 0.125)
-
-    fused = Int8Fused(GRID)
-    expected = [layer(Int8Fused(GRID), prompt, slice(32, 64)) for prompt in prompts]
-    monkeypatch.setattr(PackedKeys, "begin", meeting(PackedKeys.begin))
-    for _ in range(3):
-        layer(fused, prompts[0], slice(0, 32))
-        outs = in_threads(*(lambda prompt=prompt: layer(fused, prompt, slice(32, 64)) for prompt in prompts))
-        assert all(out.equal(right) for out, right in zip(outs, expected, strict=True))
 
 
 def test_counters_of_two_threads_add_up():
@@ -204,7 +186,7 @@ def test_counters_of_two_threads_add_up():
             self.rows = value
 
     read = meeting(lambda counters: vars(counters).get("rows", 0))
-    prefill, prompt = SparsePrefill([[0.2] * 4], Oracle(), chunk_tokens=32), qkv(4, 2, 32, 32, 64)
+    prefill, prompt = SparseAttention([[0.2] * 4], Oracle(), chunk_tokens=32), qkv(4, 2, 32, 32, 64)
     prefill.counters = Slow()
     in_threads(*2 * [lambda: prefill(0, *(x[None] for x in prompt), 0.125)])
     assert prefill.counters.sparse_rows == 2 * 4 * 32

@@ -16,12 +16,12 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphForm, GraphShape
 from shadowattn.kernels import choose, native, ops
 from shadowattn.offline import allocate
+from shadowattn.online.attention import SparseAttention
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.path import ESTIMATORS
-from shadowattn.online.prefill import SparsePrefill
 from shadowattn.online.selection import Rule
 from shadowattn.types import Requant, RetentionProfile, ScaleGrid
 from tests.tensors import qkv
@@ -72,7 +72,7 @@ def shown(value) -> str:
 
 @pytest.mark.parametrize(("name", "value"), ATTENTION, ids=[f"{name} {shown(value)}" for name, value in ATTENTION])
 def test_sparse_attention_refuses(name, value, monkeypatch):
-    monkeypatch.setattr("shadowattn.online.path.attend_chunk", None)  # no work is done
+    monkeypatch.setattr("shadowattn.online.path.run_batched", None)  # no work is done
     q, k, v = qkv(4, 2, 4, 10, 8)
     for estimator in ESTIMATORS:
         options = {"retention": 0.5, "causal_offset": 6, "estimator": estimator} | {name: value}
@@ -288,12 +288,12 @@ PREFILL = [
 def test_prefill_refuses_options_that_do_not_fit(name, value):
     options = {"retention": [[0.2, 0.2]], "estimator": Oracle()} | {name: value}
     with pytest.raises(InputError, match=name):
-        SparsePrefill(**options)
+        SparseAttention(**options)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_prefill_refuses_tensors_and_layers_that_do_not_fit(which):
-    prefill, tensors = SparsePrefill([[0.2] * 4], Oracle()), [x[None] for x in qkv(4, 2, 4, 10, 8)]
+    prefill, tensors = SparseAttention([[0.2] * 4], Oracle()), [x[None] for x in qkv(4, 2, 4, 10, 8)]
     for layer in (1, -1, 0.0, None, True):
         with pytest.raises(InputError, match="layer"):
             prefill(layer, *tensors, 0.125)
@@ -368,14 +368,6 @@ def test_operators_refuse_what_native_code_would_misread(name, make, vectors, te
             operator(**given | change)
 
 
-@needs_native
-def test_the_fingerprint_refuses_what_it_would_misread():
-    k = qkv(4, 2, 3, 10, 8)[1]
-    for wrong in ((k.double(), 0), (k[0], 0), (k.to("meta"), 0), (k.numpy(), 0), (k, 1.0), (k, -1), (k, None)):
-        with pytest.raises(InputError):
-            native.fingerprint(*wrong)
-
-
 @pytest.mark.parametrize("value", NOT_NAMES, ids=shown)
 def test_kernels_and_levels_are_names(value):
     with pytest.raises(InputError, match="kernel: expected one of"):
@@ -395,9 +387,10 @@ def test_estimators_refuse_what_is_no_integer(value):
         shadowattn.check_estimator(Oracle(), seed=value)
 
 
-def test_an_estimator_without_scales_is_refused_when_it_is_made():
-    for scales in ({}, {"q_scales": torch.ones(4)}, {"k_scales": torch.ones(2)}):
-        with pytest.raises(InputError, match=r"^estimator=int8_fused: expected a grid, or scales of Q and of K"):
+def test_half_of_the_scales_are_refused_when_the_estimator_is_made():
+    both = {"q_scales": torch.ones(4), "k_scales": torch.ones(2)}
+    for scales in ({"q_scales": torch.ones(4)}, {"k_scales": torch.ones(2)}, both | {"grid": ScaleGrid((0.1,), (0.1,))}):
+        with pytest.raises(InputError, match=r"^estimator=int8_fused: expected scales of Q and of K, a grid, or none of them"):
             Int8Fused(**scales)
 
 

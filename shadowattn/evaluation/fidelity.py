@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 
 from shadowattn.kernels import TorchKernels
+from shadowattn.online.attention import Attended
 from shadowattn.online.estimators.oracle import Oracle
-from shadowattn.online.path import select_keys
-from shadowattn.online.prefill import Attended
 from shadowattn.types import Selection
 
 
 class Fidelity:
-    """An observer of `SparsePrefill`. Its sums run over chunks, so it holds at most one chunk × keys per head.
+    """An observer of `SparseAttention`. Its sums run over chunks, so it holds at most one chunk × keys per head.
 
     `mass_recall`: share of dense attention's probability that falls on the kept keys, mean over rows and heads.
     `topk_overlap`: share of the exact top-k (same budget, same granularity) that the estimate found, over sparse heads.
@@ -24,32 +23,23 @@ class Fidelity:
         self._error = self._norm = 0.0
 
     def __call__(self, seen: Attended) -> None:
-        heads, rows, _ = seen.q.shape
+        chunk = seen.chunk
+        heads, rows, _ = chunk.q.shape
         self._rows += heads * rows
         if seen.selection is None:
             self._mass += heads * rows
             self._norm += float(seen.out.double().square().sum())
             return
-        keys, positions = seen.k.shape[1], seen.selection.positions
-        kept = _as_mask(seen.selection, keys)
-        scores = Oracle().estimate(seen.q, seen.k, layer=seen.layer, positions=positions, heads=seen.heads)
-        self._mass += float((_probabilities(scores * seen.scale, positions) * kept).sum())
-        best = _as_mask(self._exact(seen, positions), keys)
+        kept = _as_mask(seen.selection, chunk.keys)
+        self._mass += float((_probabilities(Oracle().scores(chunk) * chunk.scale, chunk.positions) * kept).sum())
+        lists = seen.rule.lists(chunk.retention, chunk.positions)
+        best = _as_mask(Oracle().select(chunk, seen.rule, lists, TorchKernels()), chunk.keys)  # by the same rule
         self._common += int((kept & best).sum())
         self._kept += int(best.sum())
-        exact = (
-            TorchKernels().dense(seen.q, seen.k, seen.v, seen.heads, causal_offset=int(positions[0]), scale=seen.scale).double()
-        )
+        how = {"causal_offset": chunk.first_position, "scale": chunk.scale}
+        exact = TorchKernels().dense(chunk.q, chunk.k, chunk.v, chunk.heads, **how).double()
         self._error += float((seen.out.double() - exact).square().sum())
         self._norm += float(exact.square().sum())
-
-    @staticmethod
-    def _exact(seen: Attended, positions: Tensor) -> Selection:
-        """What exact scores select by the same rule."""
-        return select_keys(
-            seen.q, seen.k, layer=seen.layer, positions=positions, heads=seen.heads, estimator=Oracle(), rule=seen.rule,
-            lists=seen.rule.lists(seen.retention, positions), kernels=TorchKernels(), scale=seen.scale,
-        )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
         """The three figures; empty where no chunk took the sparse path."""

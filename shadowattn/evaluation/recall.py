@@ -15,9 +15,11 @@ from transformers import PreTrainedModel
 
 from shadowattn.budget import keep_counts
 from shadowattn.errors import InputError
-from shadowattn.evaluation.estimates import Estimate
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.offline.scales import watch_attention
+from shadowattn.online.attention import Request
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator, check_scores
 
 GRANULARITIES = ("row", "pooled")
 POOLED_ROWS = 32
@@ -50,7 +52,7 @@ class Recall:
 def measure_recall(
     model: PreTrainedModel,
     windows: Tensor,
-    estimates: Mapping[str, Estimate],
+    estimates: Mapping[str, Estimator],
     retentions: Sequence[float],
     *,
     chunk_tokens: int,
@@ -72,18 +74,19 @@ def measure_recall(
     wanted = torch.tensor(list(retentions), dtype=torch.float64)
     counts = {name: _Counts(len(retentions)) for name in estimates}
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
         q, k = q[0].float(), k[0].float()
         if q.shape[1] < POOLED_ROWS:
             return
         rows = sampled_rows(q.shape[1])
         visible = 1 + torch.arange(k.shape[1])[-q.shape[1] :][rows]
-        keys = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
+        chunk, keys = Chunk.of(q, k, layer=layer, cache=request.caches[0]), k.repeat_interleave(q.shape[0] // k.shape[0], 0)
         exact = q[:, rows] @ keys.mT
         best = _Ranking(exact, visible, wanted)
         for name, estimate in estimates.items():
-            scores = estimate.scores(q, k, rows)
-            figures = {"score_correlation": _correlation(exact, scores, visible)} | estimate.figures(scores, visible)
+            with estimate.use():
+                scores = check_scores(estimate.scores(chunk), estimate, chunk)[:, rows].float()
+            figures = {"score_correlation": _correlation(exact, scores, visible)} | estimate.figures(chunk, scores, visible)
             counts[name].add(layer, best.found_by(scores), figures)
 
     with watch_attention(model, observe):

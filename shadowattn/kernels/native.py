@@ -84,16 +84,11 @@ class _Estimate(Structure):
     )
 
 
-class _Fingerprint(Structure):
-    _fields_ = _fields("threads bfloat16 heads rows dim", ("k", _Tensor), ("first_key", c_int64), ("sums", c_void_p))
-
-
 _FUNCTIONS = {
     "attend": _Attend,
     "select": _Select,
     "pack": _Pack,
     "estimate": _Estimate,
-    "fingerprint": _Fingerprint,
 }
 
 
@@ -248,17 +243,3 @@ def estimate(
             None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
         ),
     )  # fmt: skip
-
-
-def fingerprint(k: Tensor, first_key: int) -> Tensor:
-    """int64 [G] of the bits of k [G, rows, D] at the positions from `first_key` on; pieces of one K add up to its own."""
-    checks.tensors((torch.float32, torch.bfloat16), k=k)
-    if k.dim() != 3:
-        raise InputError(f"native fingerprint: expected k [G, rows, D], got {list(k.shape)}")
-    checks.integer("first_key", first_key)
-    k = k if k.stride(-1) == 1 else k.contiguous()
-    heads, rows, dim = k.shape
-    sums = torch.zeros(heads, dtype=torch.int64)
-    half = k.dtype == torch.bfloat16
-    _run("fingerprint", _Fingerprint(torch.get_num_threads(), half, heads, rows, dim, _Tensor.of(k), first_key, sums.data_ptr()))
-    return sums

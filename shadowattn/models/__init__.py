@@ -1,20 +1,13 @@
 """Models: loading them, and putting an attention of our own inside them."""
 
 from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_local, load_random, load_smollm2
-from shadowattn.models.patch import (
-    ModelShape,
-    attach,
-    attended_layers,
-    bypass_layer,
-    fingerprint,
-    model_shape,
-    replace_attention,
-)
+from shadowattn.models.registry import bypass_layer, replace_attention
+from shadowattn.models.requests import prompt
+from shadowattn.models.shape import ModelShape, attended_layers, fingerprint, model_shape
 
 __all__ = [
     "LoadedModel",
     "ModelShape",
-    "attach",
     "attended_layers",
     "bypass_layer",
     "fingerprint",
@@ -24,5 +17,6 @@ __all__ = [
     "load_random",
     "load_smollm2",
     "model_shape",
+    "prompt",
     "replace_attention",
 ]

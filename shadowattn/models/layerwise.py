@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from shadowattn.errors import InputError
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.linear import Linear, replace_linears
-from shadowattn.models.patch import attention_modules, replace_attention
+from shadowattn.models.registry import replace_attention
+from shadowattn.models.shape import attention_modules
+from shadowattn.online.attention import Request
 
 Variants = Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor]
 """(q [B, H, T, D], k, v [B, G, T, D], scale, heads' outputs [B, T, H·D]) → other outputs [n, B, T, H·D]."""
@@ -113,7 +115,7 @@ class Layerwise:
             hit[here] = logits[here, targets[here] - start].double()
         return total - hit
 
-    def _attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def _attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
         self._seen = (q, k, v, scale)
         return dense(q.float(), k.float(), v.float(), causal_offset=0, scale=scale).to(q.dtype)
 

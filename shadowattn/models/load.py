@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
 
 from shadowattn.errors import InputError
-from shadowattn.models.patch import fingerprint
+from shadowattn.models.shape import fingerprint
 
 BUNDLED = Path(__file__).parent / "bundled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shadowattn.budget import head_retentions, keep_counts
 from shadowattn.kernels.torch_kernels import dense
+from shadowattn.online.attention import Request
 
 Ablation = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
@@ -92,7 +93,7 @@ class Ablated:
     head: int
     ablation: Ablation
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
         out = dense(q, k, v, causal_offset=0, scale=scale)
         if layer == self.layer:
             key_head = self.head // (q.shape[1] // k.shape[1])

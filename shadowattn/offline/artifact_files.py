@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from shadowattn.artifacts import read_json, write_json, write_text
 from shadowattn.errors import InputError
-from shadowattn.models.patch import fingerprint, model_shape
+from shadowattn.models.shape import fingerprint, model_shape
 from shadowattn.types import Importance, RetentionProfile, ScaleGrid
 
 MEASUREMENTS_VERSION = 1

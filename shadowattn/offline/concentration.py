@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.engine.prefill import prefill_chunks
-from shadowattn.models.patch import model_shape
+from shadowattn.models.shape import model_shape
 from shadowattn.offline.scales import watch_attention
+from shadowattn.online.attention import Request
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def measure_concentration(
     top = torch.zeros(shape.layers, shape.heads, dtype=torch.float64)
     keys = torch.zeros_like(top)
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
         nonlocal rows
         _, heads, count, _ = q.shape
         positions = k.shape[2] - count + torch.arange(count)

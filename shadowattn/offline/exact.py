@@ -12,7 +12,8 @@ from shadowattn.artifacts import Units
 from shadowattn.evaluation.perplexity import batch_losses
 from shadowattn.models.layerwise import Layerwise, layerwise
 from shadowattn.models.linear import choose_linear
-from shadowattn.models.patch import bypass_layer, model_shape, replace_attention
+from shadowattn.models.registry import bypass_layer, replace_attention
+from shadowattn.models.shape import model_shape
 from shadowattn.offline.ablations import Ablated, Ablation, head_variants
 from shadowattn.offline.work import Progress, Work
 

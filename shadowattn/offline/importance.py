@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
-from shadowattn.models.patch import ModelShape, model_shape
+from shadowattn.models.shape import ModelShape, model_shape
 from shadowattn.offline.ablations import BY_NAME, Ablation
 from shadowattn.offline.exact import measure_exactly, measure_plainly
 from shadowattn.offline.work import Progress, plan, shard

@@ -17,6 +17,7 @@ from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.graphs.quantize import quantize
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.scales import RunningScales, watch_attention
+from shadowattn.online.attention import Request
 from shadowattn.types import Requant, ScaleGrid
 
 _MARGIN, _PERCENTILE = 1.05, 5
@@ -49,9 +50,9 @@ def observe_outputs(
     observed = []
     measure = RunningScales(Absmax())
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
         group = q.shape[1] // k.shape[1]
-        for head, measured in enumerate(measure(layer, q[0], k[0])):
+        for head, measured in enumerate(measure(q[0], k[0], request.caches[0])):
             pair = grid.pairs[nearest_pair(grid.pairs, *measured, distance=distance)]
             peak = largest_product(q[0, head], k[0, head // group], pair)
             if peak:

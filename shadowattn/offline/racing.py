@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
-from shadowattn.models.patch import model_shape
+from shadowattn.models.shape import model_shape
 from shadowattn.offline.exact import measure_exactly
 from shadowattn.offline.importance import named_ablation, summarise
 from shadowattn.offline.work import Progress, Work, plan, shard

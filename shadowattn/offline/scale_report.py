@@ -14,6 +14,7 @@ from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.scales import RunningScales, watch_attention
+from shadowattn.online.attention import Request
 from shadowattn.types import ScaleGrid
 
 
@@ -46,8 +47,8 @@ def report_scales(
     counts = {name: _Counts() for name in grids}
     measure = RunningScales(Absmax())
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        measured = measure(layer, q[0], k[0])
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
+        measured = measure(q[0], k[0], request.caches[0])
         for name, grid in grids.items():
             counts[name].add(grid if isinstance(grid, ScaleGrid) else grid[layer], q[0], k[0], measured)
 

@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.kernels.torch_kernels import dense
-from shadowattn.models.patch import replace_attention
+from shadowattn.models.registry import replace_attention
 from shadowattn.offline.calibrations import Calibration
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.grids import Grid
 from shadowattn.offline.grids.mean import Mean
+from shadowattn.online.attention import Request
+from shadowattn.online.cache import LayerCache
 from shadowattn.types import ScaleGrid
 
 
@@ -63,8 +65,8 @@ def observe_scales(
     pairs = []
     measure = RunningScales(calibration or Absmax())
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
-        pairs.extend((layer, head, *both) for head, both in enumerate(measure(layer, q[0], k[0])))
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
+        pairs.extend((layer, head, *both) for head, both in enumerate(measure(q[0], k[0], request.caches[0])))
 
     with watch_attention(model, observe):
         for window in progress(windows):
@@ -78,24 +80,35 @@ class RunningScales:
 
     def __init__(self, calibration: Calibration):
         self._calibration = calibration
-        self._k: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor) -> list[tuple[float, float]]:
+    def __call__(self, q: Tensor, k: Tensor, cache: LayerCache) -> list[tuple[float, float]]:
         """(q_scale, k_scale) of each query head, for a chunk's q [H, Q, D] and all keys so far k [G, K, D]."""
-        heads, rows, _ = q.shape
-        new = self._calibration.scales(k[:, -rows:])
-        begins = k.shape[1] == rows
-        self._k[layer] = new if begins else torch.maximum(self._k[layer], new)
-        k_scales = self._k[layer].repeat_interleave(heads // k.shape[0])
+        largest = cache.derived("calibrated scales", lambda: _LargestScales(self._calibration), k)
+        k_scales = largest.scales.repeat_interleave(q.shape[0] // k.shape[0])
         return list(zip(self._calibration.scales(q).tolist(), k_scales.tolist(), strict=True))
 
 
-@contextmanager
-def watch_attention(model: PreTrainedModel, observe: Callable[[int, Tensor, Tensor, Tensor, float], None]):
-    """The model dense and without gradients, `observe` called with every layer's q, k, v."""
+class _LargestScales:
+    """The largest scale of each key head over all chunks so far."""
 
-    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        observe(layer, q, k, v, scale)
+    def __init__(self, calibration: Calibration):
+        self._calibration, self.length, self.scales = calibration, 0, torch.zeros(1)
+
+    def extend(self, k: Tensor) -> None:
+        if k.shape[1] > self.length:
+            self.scales = torch.maximum(self.scales, self._calibration.scales(k[:, self.length :]))
+            self.length = k.shape[1]
+
+    def crop(self, length: int) -> None:
+        self.length, self.scales = 0, torch.zeros(1)  # as one chunk, from the first key
+
+
+@contextmanager
+def watch_attention(model: PreTrainedModel, observe: Callable[[int, Tensor, Tensor, Tensor, float, Request], None]):
+    """The model dense and without gradients, `observe` called with what every layer's attention is."""
+
+    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
+        observe(layer, q, k, v, scale, request)
         return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
 
     with replace_attention(model, attention), torch.no_grad():

@@ -10,7 +10,7 @@ from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.models.layerwise import layerwise
 from shadowattn.models.linear import choose_linear
-from shadowattn.models.patch import model_shape
+from shadowattn.models.shape import model_shape
 from shadowattn.offline.ablations import TopK, head_variants
 from shadowattn.offline.exact import measure_exactly
 from shadowattn.offline.work import Progress, Work, plan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
-from shadowattn.models.patch import ModelShape
+from shadowattn.models.shape import ModelShape
 
 Progress = Callable[[Sequence["Work"]], Iterable["Work"]]
 """Hands out pieces of work one after the other, and may show how far it is."""

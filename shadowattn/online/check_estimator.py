@@ -12,7 +12,10 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.online.estimators import Chooser, Estimator, check_estimator_type, check_scores, using
+from shadowattn.kernels import TorchKernels
+from shadowattn.online.cache import LayerCache
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator, check_estimator_type, check_scores
 from shadowattn.online.selection import Rule
 from shadowattn.types import Heads, Selection
 
@@ -39,9 +42,10 @@ def check_estimator(
     Random q [heads, rows, head_dim] and k [kv_heads, keys, head_dim], a chunk of an even number of `rows` at the end of `keys`,
     are estimated in several ways. Scores are float32 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
     gives the same scores; and a row ranks the keys that it sees the same way whatever tokens come later, whether its chunk comes
-    whole or in halves, and whichever heads it comes with. Of an estimator that selects (`Chooser`), the lists that it makes for
-    `rule` are held to the same. A bank's estimator needs a shape that its bank was built for, and all heads in one scale bucket
-    or several: which bucket serves a chunk may depend on later tokens, and is held fixed here.
+    whole or in halves, with what it derived from the keys of the first half, and whichever heads it comes with. Of an estimator
+    that `selects`, the lists that it makes for `rule` are held to the same. A bank's estimator needs a shape that its bank was
+    built for, and all heads in one scale bucket or several: which bucket serves a chunk may depend on later tokens, and is held
+    fixed here.
     """
     check_estimator_type(estimator)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rows": rows, "keys": keys}
@@ -52,7 +56,7 @@ def check_estimator(
     if heads % kv_heads or rows % 2 or keys <= rows:
         raise InputError(f"check_estimator: expected heads a multiple of kv_heads, rows even and fewer than keys, got {sizes}")
     q, k = _tensors(heads, kv_heads, head_dim, rows, keys, seed)
-    if isinstance(estimator, Chooser):
+    if estimator.selects:
         if rows % (2 * rule.query_block):
             raise InputError(f"check_estimator: expected rows of whole blocks in both halves, got {rows} and {rule.query_block}")
         _check(_chosen(estimator, layer, rule), q, k, estimator, step=rule.query_block)
@@ -60,8 +64,8 @@ def check_estimator(
         _check(_scored(estimator, layer), q, k, estimator, step=1)
 
 
-Rank = Callable[[Tensor, Tensor, Tensor, Heads], Tensor]
-"""(q, k, positions, heads) → what ranks the keys of each row, [h, rows, K], larger first; what a row cannot see is −∞."""
+Rank = Callable[..., Tensor]
+"""(q, k, positions, heads, cache=None) → what ranks the keys of each row, [h, rows, K], larger first; −∞ for keys not seen."""
 
 
 def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int) -> None:
@@ -84,12 +88,17 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int)
                     f"from position {int(positions[first])} on change; let a key's score depend on no key or query after the row"
                 )
     half = rows // 2
-    parts = [rank(q[:, :half], k[:, : keys - half], positions[:half], heads), rank(q[:, half:], k, positions[half:], heads)]
+    cache = LayerCache()
+    parts = [
+        rank(q[:, :half], k[:, : keys - half], positions[:half], heads, cache),
+        rank(q[:, half:], k, positions[half:], heads, cache),
+    ]
     parts[0] = torch.nn.functional.pad(parts[0], (0, half), value=-torch.inf)
     if (moved := _moved(whole, torch.cat(parts, 1))) is not None:
         raise InputError(
             f"{name}: it depends on the chunk length: row {moved} ranks its keys otherwise in a chunk of {half} rows than in one "
-            f"of {rows}; let a row's scores depend on that row, its position and the keys alone"
+            f"of {rows}; let a row's scores depend on that row, its position and the keys alone, and what you derive from keys "
+            "grow with them"
         )
     swapped = torch.arange(count).view(groups, -1).flip(1).flatten()
     for which in (swapped, *torch.arange(count).split(1), torch.arange(count)[:: max(1, count // groups)]):
@@ -101,11 +110,10 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int)
 
 
 def _scored(estimator: Estimator, layer: int) -> Rank:
-    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads) -> Tensor:
-        with using(estimator):
-            scores = estimator.estimate(q, k, layer=layer, positions=positions, heads=heads)
-            check_scores(scores, estimator, heads=len(heads), rows=len(positions), keys=k.shape[1])
-            scores = scores.float().clone()
+    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads, cache: LayerCache | None = None) -> Tensor:
+        chunk = Chunk.of(q, k, positions=positions, heads=heads, layer=layer, cache=cache)
+        with estimator.use():
+            scores = check_scores(estimator.scores(chunk), estimator, chunk).float().clone()
         if not scores.isfinite().all():  # of a class that says they are
             raise InputError(f"scores of {type(estimator).__name__}: got NaN or infinity; correct the estimator")
         return scores.masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
@@ -113,13 +121,11 @@ def _scored(estimator: Estimator, layer: int) -> Rank:
     return rank
 
 
-def _chosen(estimator: Chooser, layer: int, rule: Rule) -> Rank:
-    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads) -> Tensor:
-        lists = rule.lists(torch.full((len(heads),), _RETENTION, dtype=torch.float64), positions)
-        with using(estimator):
-            prepared = estimator.prepare(k, layer=layer)
-            how = {"positions": positions, "heads": heads, "scale": q.shape[2] ** -0.5}
-            selection = estimator.choose(q, prepared, rule, lists, **how)
+def _chosen(estimator: Estimator, layer: int, rule: Rule) -> Rank:
+    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads, cache: LayerCache | None = None) -> Tensor:
+        chunk = Chunk.of(q, k, positions=positions, heads=heads, layer=layer, cache=cache, retention=_RETENTION)
+        with estimator.use():
+            selection = estimator.select(chunk, rule, rule.lists(chunk.retention, positions), TorchKernels())
         chosen = _members(selection, type(estimator).__name__, len(heads), positions, k.shape[1], rule)
         return chosen.float().masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
 

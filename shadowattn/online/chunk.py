@@ -1,116 +1,115 @@
-"""One layer's chunk of rows, and the three stages of each of its heads: what a pipeline overlaps (section 3.4)."""
+"""What passes through the online stage as one argument: some rows of one layer, for all of its heads or some."""
 
-from dataclasses import dataclass, fields
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shadowattn.kernels import Kernels
-from shadowattn.online.estimators import Chooser, Estimator, Launcher, check_scores, logit_scales
-from shadowattn.online.plan import Group
-from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, Lists, Selection
+from shadowattn.budget import head_retentions
+from shadowattn.online.cache import LargestKey, LayerCache
+from shadowattn.types import Heads
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Arguments as in `path.attend_chunk`. Heads are named by their place in q, and results are those of the whole chunk's path.
+    """Query rows of one layer and the keys that they can see.
 
-    q [H, Q, D] of the heads `heads` at `positions` [Q]; k and v [G, K, D] up to the last row's own key; retention [H].
+    q [H, Q, D] of the heads `heads`, the rows at `positions` int64 [Q]; k and v [G, K, D] of the whole layer, up to the last
+    row's own key; each head keeps `retention` float64 [H] of what a row sees; `scale` multiplies q·k before the softmax.
+    `cache` is what was derived from these keys before. A chunk of some of its heads, `chunk[which]`, shares all of that.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    retention: Tensor
-    layer: int
     positions: Tensor
     heads: Heads
-    estimator: Estimator
-    rule: Rule
-    kernels: Kernels
+    retention: Tensor
     scale: float
+    layer: int
+    cache: LayerCache = field(repr=False, compare=False)
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def arguments(self) -> dict[str, Any]:
-        """What it was made of, as `path.attend_chunk` takes it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None = None,
+        *,
+        retention: float | Tensor = 1.0,
+        positions: Tensor | None = None,
+        heads: Heads | None = None,
+        scale: float | None = None,
+        layer: int = 0,
+        cache: LayerCache | None = None,
+    ) -> "Chunk":
+        """A chunk of tensors alone: of all heads, of the last rows, with a scale of 1/√D and nothing derived before."""
+        return cls(
+            q=q,
+            k=k,
+            v=k if v is None else v,
+            positions=k.shape[1] - q.shape[1] + torch.arange(q.shape[1]) if positions is None else positions,
+            heads=Heads.all(q.shape[0], k.shape[0]) if heads is None else heads,
+            retention=head_retentions(retention, q.shape[0]),
+            scale=q.shape[2] ** -0.5 if scale is None else scale,
+            layer=layer,
+            cache=LayerCache() if cache is None else cache,
+        )
+
+    def __getitem__(self, which: slice | Sequence[int]) -> "Chunk":
+        """Some heads, by their place in q. Neighbours are not copied."""
+        which = _as_slice(which)
+        if isinstance(which, slice) and which.indices(len(self.heads)) == (0, len(self.heads), 1):
+            return self
+        return replace(self, q=self.q[which], heads=self.heads[which], retention=self.retention[which])
+
+    def asking(self, q: Tensor, positions: Tensor) -> "Chunk":
+        """The same heads and keys with other rows: those whose scores a list needs."""
+        return replace(self, q=q, positions=positions)
+
+    def split(self, tokens: int) -> Iterator[tuple[slice, "Chunk"]]:
+        """`tokens` rows at a time, and which they are; each with the keys up to its own last row's."""
+        for start in range(0, self.q.shape[1], tokens):
+            rows = slice(start, min(start + tokens, self.q.shape[1]))
+            at = self.positions[rows]
+            end = int(at[-1]) + 1
+            yield rows, replace(self, q=self.q[:, rows], k=self.k[:, :end], v=self.v[:, :end], positions=at)
+
+    def rewound(self) -> "Chunk":
+        """As before its first call, for calling it again: nothing is known of it, and nothing derived from its own keys."""
+        self.cache.rewind(self.k[:, : self.first_position])
+        return replace(self)
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """`make()` the first time, then what it gave: for what an estimator finds out about this chunk as a whole."""
+        if name not in self._known:
+            self._known[name] = make()
+        return self._known[name]
 
     @property
-    def device(self) -> str:
-        """Where the estimate runs, as OpenVINO names it."""
-        return getattr(self.estimator, "device", "CPU")
+    def first_position(self) -> int:
+        """Where the first row stands."""
+        return int(self.positions[0])
 
-    @cached_property
-    def selects_in_estimate(self) -> bool:
-        """Whether scores never exist, so that there are two stages, not three."""
-        return isinstance(self.estimator, Chooser)
+    @property
+    def keys(self) -> int:
+        """K, the number of keys so far."""
+        return self.k.shape[1]
 
-    @cached_property
-    def reuses_scores(self) -> bool:
-        """Whether a launch overwrites the scores of the one before."""
-        return isinstance(self.estimator, Launcher)
 
-    def prepare(self) -> None:
-        """Does what all heads share, so that no head's stage has to: budgets, buckets, packed keys."""
-        _ = self._lists, self._scored
-        if self.reuses_scores:
-            _ = self._grouped
-        _ = self._prepared if self.selects_in_estimate else self._logit_scales
+def largest_key_scales(chunk: Chunk) -> Tensor:
+    """The INT8 scale of each key head, float32 [G], by the largest value of all its keys so far."""
+    return chunk.cache.derived("largest key", LargestKey, chunk.k).scales()
 
-    def groups(self) -> list[Group]:
-        """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
-        if self.reuses_scores:
-            return self._grouped[0]
-        return [Group(tuple(range(part.start, part.stop))) for _, part in self.heads.grouped()]
 
-    def estimate(self, group: Group) -> Tensor:
-        """Scores [h, rows, K] of a group's heads. The next launch may overwrite them."""
-        scored, at = self._scored
-        if self.reuses_scores:
-            scores = self.estimator.launch(scored, self.k, group, self._grouped[1], positions=at, heads=self.heads)
-        else:
-            first, last = group.heads[0], group.heads[-1]
-            run = list(group.heads) == list(range(first, last + 1))
-            part = slice(first, last + 1) if run else torch.tensor(group.heads)  # a slice copies nothing
-            scores = self.estimator.estimate(scored[part], self.k, layer=self.layer, positions=at, heads=self.heads[part])
-        check_scores(scores, self.estimator, heads=len(group.heads), rows=len(at), keys=self.k.shape[1])
-        return scores
-
-    def select(self, scores: Tensor, head: int) -> Selection:
-        """The lists of one head from its scores [1, rows, K]."""
-        part = slice(head, head + 1)
-        to_logits = None if self._logit_scales is None else self._logit_scales[part]
-        return self.kernels.select(self.rule.pool(scores, self.positions, to_logits), self._lists[part])
-
-    def choose(self, head: int) -> Selection:
-        """The lists of one head where the estimator selects."""
-        part = slice(head, head + 1)
-        how = {"positions": self.positions, "heads": self.heads[part], "scale": self.scale}
-        return self.estimator.choose(self.q[part], self._prepared, self.rule, self._lists[part], **how)
-
-    def attend(self, selection: Selection, head: int) -> Tensor:
-        """Output [1, Q, D] of one head."""
-        part = slice(head, head + 1)
-        return self.kernels.attend(self.q[part], self.k, self.v, selection, self.heads[part], scale=self.scale)
-
-    @cached_property
-    def _scored(self) -> tuple[Tensor, Tensor]:
-        return self.rule.scored(self.q, self.positions)
-
-    @cached_property
-    def _grouped(self) -> tuple[list[Group], Any]:
-        return self.estimator.groups(self._scored[0], self.k, heads=self.heads)
-
-    @cached_property
-    def _lists(self) -> Lists:
-        return self.rule.lists(self.retention, self.positions)
-
-    @cached_property
-    def _logit_scales(self) -> Tensor | None:
-        return logit_scales(self.estimator, self.rule, self.q, self.k, layer=self.layer, heads=self.heads, scale=self.scale)
-
-    @cached_property
-    def _prepared(self) -> Any:
-        return self.estimator.prepare(self.k, layer=self.layer)
+def _as_slice(which: slice | Sequence[int]) -> slice | Tensor:
+    """A slice where the places are neighbours in order, which copies nothing."""
+    if isinstance(which, slice):
+        return which
+    if isinstance(which, Tensor):
+        which = which.tolist()
+    first, last = which[0], which[-1]
+    return slice(first, last + 1) if list(which) == list(range(first, last + 1)) else torch.tensor(list(which))

@@ -7,44 +7,33 @@ one row a step the time goes into reading K and V. So the heads of a group share
 import torch
 from torch import Tensor
 
-from shadowattn.kernels import Kernels
-from shadowattn.online.estimators import Estimator, check_scores, using
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import check_scores
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts
 from shadowattn.types import Heads, Selection
 
 
-def shared_decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    retention: Tensor,
-    *,
-    layer: int,
-    estimator: Estimator,
-    rule: Rule,
-    kernels: Kernels,
-    scale: float,
-) -> Tensor:
-    """Attention of q [H, 1, D], standing at the last key, on its group's list; k and v [G, K, D]. Returns [H, 1, D].
+def shared_decode(chunk: Chunk, parts: Parts) -> Tensor:
+    """Attention of a chunk of one row, q [H, 1, D], each head on its group's list. Returns [H, 1, D].
 
     A key's score is the sum of its estimates over the group's heads, each divided by its standard deviation over the keys, so
-    that no head outweighs the others. The group keeps as much as the head of it that keeps most (`retention` float64 [H]),
-    with the sinks and the recent window of `rule`.
+    that no head outweighs the others. The group keeps as much as the head of it that keeps most, with the sinks and the recent
+    window of the rule.
     """
-    count, _, dim = q.shape
-    groups, keys, _ = k.shape
-    last = torch.tensor([keys - 1])
-    with using(estimator):
-        scores = estimator.estimate(q, k, layer=layer, positions=last, heads=Heads.all(count, groups))
-        check_scores(scores, estimator, heads=count, rows=1, keys=keys)
-        scores = scores[:, 0].float()
+    count, _, dim = chunk.q.shape
+    groups, rule = chunk.k.shape[0], parts.rule
+    with parts.estimator.use():
+        scores = check_scores(parts.estimator.scores(chunk), parts.estimator, chunk)[:, 0].float()
         spread = scores.std(1, keepdim=True, correction=0)
         # A head whose scores are all alike (but for rounding) has no say.
         alike = spread <= 1e-6 * scores.abs().amax(1, keepdim=True)
-        shared = torch.where(alike, 0.0, scores / spread).view(groups, -1, keys).sum(1)
-    lists = Rule(sinks=rule.sinks, recent=rule.recent).lists(retention.view(groups, -1).amax(1), last)
-    selection = kernels.select(shared[:, None], lists)
+        shared = torch.where(alike, 0.0, scores / spread).view(groups, -1, chunk.keys).sum(1)
+    lists = Rule(sinks=rule.sinks, recent=rule.recent).lists(chunk.retention.view(groups, -1).amax(1), chunk.positions)
+    selection = parts.kernels.select(shared[:, None], lists)
     # The group's heads are the rows of one block, all at the last position.
-    rows = Selection(selection.indices, selection.starts, last.expand(count // groups).contiguous(), count // groups)
-    folded = q.reshape(groups, count // groups, dim)
-    return kernels.attend(folded, k, v, rows, Heads.all(groups, groups), scale=scale).view(q.shape)
+    at = chunk.positions.expand(count // groups).contiguous()
+    rows = Selection(selection.indices, selection.starts, at, count // groups)
+    folded = chunk.q.reshape(groups, count // groups, dim)
+    out = parts.kernels.attend(folded, chunk.k, chunk.v, rows, Heads.all(groups, groups), scale=chunk.scale)
+    return out.view(chunk.q.shape)

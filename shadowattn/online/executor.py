@@ -1,7 +1,8 @@
-"""Runs a chunk's heads through estimate, select and attend: one after another, or each stage in a thread of its own.
+"""Runs a chunk's heads through its stages: many at once, one after another, or each stage in a thread of its own.
 
-The stages are generators that feed on one another. Chained they run head by head; with a channel between two of them they
-overlap. Whichever it is, a head meets the same code with the same tensors, so the same keys are selected.
+The stages are generators that feed on one another, some heads at a time. Chained they run one after the other; with a channel
+between two of them they overlap. Whichever it is, a head meets the same code with the same tensors, so the same keys are
+selected.
 """
 
 import time
@@ -18,9 +19,8 @@ from shadowattn import checks
 from shadowattn.errors import InputError, StageError
 from shadowattn.exclusive import current_work, working_for
 from shadowattn.online.channel import Channel, ClosedError
-from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators import using
 from shadowattn.online.plan import Group
+from shadowattn.online.stages import Stages
 from shadowattn.online.timeline import Span, Timeline
 from shadowattn.online.workers import Workers
 from shadowattn.threads import thread_budget
@@ -71,22 +71,50 @@ class ScorePool:
         self._free.append(scores.untyped_storage())
 
 
+# What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
+# keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
+_SCORE_BYTES, _LIST_BYTES = 64 << 20, 8 << 20
+
+
+def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
+    """Each stage for as many neighbouring heads at once as fit into memory, in the calling thread."""
+    parts = batches(stages)
+    with stages.estimator.use():
+        run = _Run(stages, parts, [group.heads for group in parts], threads, keep_lists, pool=None, batched=True)
+        run.attend(run.select(run.estimate()))
+        return run.result()
+
+
+def batches(stages: Stages) -> list[Group]:
+    """Runs of neighbouring heads that go through estimate, select and attend together."""
+    heads, rows, _ = stages.chunk.q.shape
+    if stages.rule.query_block > 1 and stages.rule.pooling == "rows":
+        rows = -(-rows // stages.rule.query_block)
+    row_bytes = 4 * rows * stages.chunk.keys
+    if stages.selects_in_estimate:
+        count = int(_LIST_BYTES / (row_bytes * float(stages.chunk.retention.max())))
+    else:
+        count = _SCORE_BYTES // row_bytes
+    count = max(1, count)
+    return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
+
+
 def run_sequential(
-    chunk: Chunk, launches: Sequence[Group], *, threads: Threads, keep_lists: bool, pool: ScorePool | None = None
+    stages: Stages, launches: Sequence[Group], *, threads: Threads, keep_lists: bool, pool: ScorePool | None = None
 ) -> Ran:
     """Launch by launch and head by head in the calling thread; arguments as in `run_overlapped`.
 
     Without a pool scores are read where the launch left them: no head outlives its launch.
     """
-    order = [head for group in launches for head in group.heads]
-    with using(chunk.estimator):
-        run = _Run(chunk, launches, order, threads, keep_lists, pool)
+    order = [(head,) for group in launches for head in group.heads]
+    with stages.estimator.use():
+        run = _Run(stages, launches, order, threads, keep_lists, pool)
         run.attend(run.select(run.estimate()))
         return run.result()
 
 
 def run_overlapped(
-    chunk: Chunk,
+    stages: Stages,
     launches: Sequence[Group],
     order: Sequence[int],
     *,
@@ -107,7 +135,7 @@ def run_overlapped(
     selected, and of all that were launched before their turn in `order`, which nothing else bounds. Where the order is
     that of the launches these are one launch's; an order that begins with the last launch keeps the scores of every head.
     """
-    run = _Run(chunk, launches, order, threads, keep_lists, pool)
+    run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool)
     scores, selections = Channel(queue_heads), Channel(queue_heads)
     channels = (scores, selections)
     failures: list[BaseException] = []
@@ -133,14 +161,14 @@ def run_overlapped(
         except BaseException as error:
             stop(error)
 
-    if chunk.selects_in_estimate:
-        stages = [(selections, run.estimate)]
+    if stages.selects_in_estimate:
+        beside = [(selections, run.estimate)]
     else:
-        stages = [(scores, run.estimate), (selections, lambda: run.select(scores))]
+        beside = [(scores, run.estimate), (selections, lambda: run.select(scores))]
     workers = Workers()
-    with using(chunk.estimator):  # until no stage is at work
+    with stages.estimator.use():  # until no stage is at work
         try:
-            for stage in stages:
+            for stage in beside:
                 workers.start(partial(work, *stage))
             run.attend(selections)
         except BaseException as error:
@@ -154,68 +182,85 @@ def run_overlapped(
 
 
 class _Run:
-    """The stages of one call as generators, and the record that they leave."""
+    """The stages of one call as generators, and the record that they leave.
 
-    def __init__(self, chunk: Chunk, launches: Sequence[Group], order: Sequence[int], threads, keep_lists, pool):
-        heads = list(range(len(chunk.heads)))
-        if not heads == sorted(order) == sorted(head for group in launches for head in group.heads):
+    `order` holds the places of heads that go through selection and attention together: one by one, or `batched`, all
+    neighbours that a launch holds.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        launches: Sequence[Group],
+        order: Sequence[tuple[int, ...]],
+        threads: Threads,
+        keep_lists: bool,
+        pool: ScorePool | None,
+        *,
+        batched: bool = False,
+    ):
+        heads = list(range(len(stages.chunk.heads)))
+        launched, ordered = sorted(h for group in launches for h in group.heads), sorted(h for some in order for h in some)
+        if not heads == launched == ordered:
             raise ValueError(f"expected each of {len(heads)} heads in one launch and once in the order, got {launches}, {order}")
-        self._chunk, self._launches, self._order = chunk, launches, order
-        self._threads: Threads = threads
-        self._keep_lists: bool = keep_lists
-        self._pool: ScorePool | None = pool if chunk.reuses_scores else None
-        self._out = torch.empty(chunk.q.shape, dtype=chunk.q.dtype)
+        self._stages, self._launches, self._order = stages, launches, order
+        self._threads, self._keep_lists, self._batched = threads, keep_lists, batched
+        self._pool = pool if stages.reuses_scores else None
+        self._out = torch.empty(stages.chunk.q.shape, dtype=stages.chunk.q.dtype)
         self._lists: dict[int, Selection] = {}
         self._kept = 0
         self._spans: list[Span] = []
         self._started = time.perf_counter()
-        chunk.prepare()
+        if not batched:
+            stages.prepare()
 
-    def estimate(self) -> Iterator[tuple[int, Any]]:
-        """Each head, in order, and its scores [1, rows, K] (where the estimator selects: its lists)."""
-        chunk, ready, kv_head = self._chunk, {}, self._chunk.heads.kv.tolist()
+    def estimate(self) -> Iterator[tuple[slice, Any]]:
+        """Some heads at a time, in order, and their scores [h, rows, K] (where the estimator selects: their lists)."""
+        stages, chunk, ready = self._stages, self._stages.chunk, {}
+        kv_head = chunk.heads.kv.tolist()
         order = iter(self._order)
         following = next(order, None)
         for group in self._launches:
-            with self._stage("estimate", group.heads, chunk.device, self._threads.estimate) as span:
-                if chunk.selects_in_estimate:
-                    made = [chunk.choose(head) for head in group.heads]
+            parts = [group.heads] if self._batched else [(head,) for head in group.heads]
+            with self._stage("estimate", group.heads, stages.estimator.device, self._threads.estimate) as span:
+                if stages.selects_in_estimate:
+                    made = [stages.choose(_places(some)) for some in parts]
                     span.bytes = sum(selection.indices.nbytes for selection in made)
                 else:
-                    scores = chunk.estimate(group)
-                    made = scores.split(1)
+                    scores = stages.estimate(group) if self._batched else stages.launch(group)
+                    made = scores.split([len(some) for some in parts])
                     if self._pool is not None:
-                        made = [self._pool.copy(one) for one in made]
+                        made = [self._pool.copy(some) for some in made]
                     span.bytes = scores.nbytes
                 span.bytes += len(group.heads) * chunk.q[0].nbytes
                 span.bytes += len({kv_head[head] for head in group.heads}) * chunk.k[0].nbytes
-            ready.update(zip(group.heads, made, strict=True))
+            ready.update(zip(parts, made, strict=True))
             while following in ready:
-                yield following, ready.pop(following)
+                yield _places(following), ready.pop(following)
                 following = next(order, None)
 
-    def select(self, source: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Selection]]:
-        """Each head and its lists."""
-        if self._chunk.selects_in_estimate:
+    def select(self, source: Iterable[tuple[slice, Any]]) -> Iterator[tuple[slice, Selection]]:
+        """The same heads and their lists."""
+        if self._stages.selects_in_estimate:
             yield from source
             return
-        for head, scores in source:
-            with self._stage("select", (head,), "CPU", self._threads.select) as span:
-                selection = self._chunk.select(scores, head)
+        for heads, scores in source:
+            with self._stage("select", range(heads.start, heads.stop), "CPU", self._threads.select) as span:
+                selection = self._stages.select(scores, heads)
                 span.bytes = scores.nbytes + selection.indices.nbytes
             if self._pool is not None:
                 self._pool.give_back(scores)
-            yield head, selection
+            yield heads, selection
 
-    def attend(self, source: Iterable[tuple[int, Selection]]) -> None:
+    def attend(self, source: Iterable[tuple[slice, Selection]]) -> None:
         """All heads' outputs."""
-        for head, selection in source:
-            with self._stage("attend", (head,), "CPU", self._threads.attend) as span:
-                self._out[head] = self._chunk.attend(selection, head)[0]
-                listed = len(selection.indices) * self._out.shape[2] * self._chunk.k.element_size()
-                span.bytes = 2 * self._out[head].nbytes + selection.indices.nbytes + 2 * listed
+        for heads, selection in source:
+            with self._stage("attend", range(heads.start, heads.stop), "CPU", self._threads.attend) as span:
+                self._out[heads] = self._stages.attend(selection, heads)
+                listed = len(selection.indices) * self._out.shape[2] * self._stages.chunk.k.element_size()
+                span.bytes = 2 * self._out[heads].nbytes + selection.indices.nbytes + 2 * listed
             if self._keep_lists:
-                self._lists[head] = selection
+                self._lists[heads.start] = selection
             else:
                 self._kept += selection.kept()
 
@@ -224,13 +269,16 @@ class _Run:
         return Ran(self._out, selected, Timeline(tuple(sorted(self._spans, key=lambda span: span.start_us)), "measured"))
 
     @contextmanager
-    def _stage(self, stage: str, heads: tuple[int, ...], device: str, threads: int | None) -> Iterator["_Open"]:
+    def _stage(self, stage: str, heads: Sequence[int], device: str, threads: int | None) -> Iterator["_Open"]:
         opened, start = _Open(), time.perf_counter()
         try:
             with thread_budget(threads):
                 yield opened
         except BaseException as error:
-            where = _where(stage, [int(self._chunk.heads.ids[head]) for head in heads], self._chunk.layer)
+            if self._batched:  # one thread and one call: the error says where it is from
+                raise
+            chunk = self._stages.chunk
+            where = _where(stage, chunk.heads.ids[list(heads)].tolist(), chunk.layer)
             if isinstance(error, InputError):
                 raise InputError(f"{where}: {error}") from error
             if isinstance(error, Exception):
@@ -238,13 +286,17 @@ class _Run:
             error.add_note(f"in {where}")  # an interruption stays what it is
             raise
         times = ((at - self._started) * 1e6 for at in (start, time.perf_counter()))
-        self._spans.append(Span(stage, heads, *times, device, opened.bytes))
+        self._spans.append(Span(stage, tuple(heads), *times, device, opened.bytes))
 
 
 class _Open:
     """A span that is not over yet."""
 
     bytes: int = 0
+
+
+def _places(heads: tuple[int, ...]) -> slice:
+    return slice(heads[0], heads[-1] + 1)
 
 
 def _where(stage: str, heads: list[int], layer: int) -> str:

@@ -1,4 +1,4 @@
-"""Estimate, select, attend: the whole path for one layer's tensors, chunk by chunk."""
+"""`sparse_attention`: the whole online stage for one layer's tensors, chunk by chunk."""
 
 from dataclasses import replace
 
@@ -6,25 +6,22 @@ import torch
 from torch import Tensor
 
 from shadowattn import checks
-from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
-from shadowattn.kernels import Kernels, choose
-from shadowattn.online.estimators import Chooser, Estimator, check_estimator_type, check_scores, logit_scales, using
+from shadowattn.kernels import choose
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator, check_estimator_type
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
+from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, Lists, Selection
+from shadowattn.online.stages import Parts, Stages
 
-_NAMED = {"oracle": Oracle, "streaming": Streaming, "random": Random}
-_FROM_TENSORS = {"int8": Int8Tensor.of, "int8_fused": Int8Fused.of}
-ESTIMATORS = (*_FROM_TENSORS, *_NAMED)
+_NAMED = {"int8": Int8Tensor, "int8_fused": Int8Fused, "oracle": Oracle, "streaming": Streaming, "random": Random}
+ESTIMATORS = tuple(_NAMED)
 _CHUNK_TOKENS = 256
-# What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
-# keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
-_SCORE_BYTES, _LIST_BYTES = 64 << 20, 8 << 20
 
 
 def sparse_attention(
@@ -54,108 +51,34 @@ def sparse_attention(
     than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape, device or range that does not
     fit, on NaN and infinity, and on tensors whose gradient would be lost.
     """
-    _check(q, k, v)
-    causal_offset = checks.causal_offset(causal_offset, rows=q.shape[1], keys=k.shape[1])
-    scale = checks.softmax_scale(scale, q.shape[2])
-    checks.finite_products(q, k, v, scale)
+    causal_offset, scale = check_attention(q, k, v, causal_offset, scale)
     kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype)
-    retention = head_retentions(retention, q.shape[0])
     rule = Rule(query_block, block_score, sinks, recent)
     # A block is padded to its full height; one beyond the last row holds no more than that row's.
     rule = replace(rule, query_block=min(rule.query_block, max(2, q.shape[1])))
-    estimator = _named(estimator, q, k) if isinstance(estimator, str) else check_estimator_type(estimator)
-    positions = causal_offset + torch.arange(q.shape[1])
-    heads = Heads.all(q.shape[0], k.shape[0])
+    estimator = estimator_of(estimator, q, k) if isinstance(estimator, str) else check_estimator_type(estimator)
+    whole = Chunk.of(q, k, v, retention=retention, positions=causal_offset + torch.arange(q.shape[1]), scale=scale)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for rows in torch.arange(q.shape[1]).split(max(1, _CHUNK_TOKENS // rule.query_block) * rule.query_block):
-        chunk, at = slice(int(rows[0]), int(rows[-1]) + 1), positions[rows]
-        seen = slice(0, int(at[-1]) + 1)
-        out[:, chunk], _ = attend_chunk(
-            q[:, chunk], k[:, seen], v[:, seen], retention, layer=0, positions=at, heads=heads, estimator=estimator,
-            rule=rule, kernels=kernels, scale=scale, keep_lists=False,
-        )  # fmt: skip
+    for rows, chunk in whole.split(max(1, _CHUNK_TOKENS // rule.query_block) * rule.query_block):
+        out[:, rows] = run_batched(Stages(chunk, Parts(estimator, rule, kernels)), threads=Threads(), keep_lists=False).out
     return out
 
 
-def attend_chunk(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    retention: Tensor,
-    *,
-    layer: int,
-    positions: Tensor,
-    heads: Heads,
-    estimator: Estimator,
-    rule: Rule,
-    kernels: Kernels,
-    scale: float,
-    keep_lists: bool,
-) -> tuple[Tensor, Selection | int]:
-    """One chunk of the heads `heads`: q [H, Q, D] at `positions` [Q], k and v [G, K, D] up to the last row's own key.
-
-    Returns the output [H, Q, D] and what was selected: the lists where `keep_lists`, else how many (head, row, key) pairs.
-    """
-    out, parts, kept = torch.empty(q.shape, dtype=q.dtype), [], 0
-    lists = rule.lists(retention, positions)
-    with using(estimator):
-        prepared = estimator.prepare(k, layer=layer) if isinstance(estimator, Chooser) else None
-        for part in _launches(q, k, retention, estimator, rule):
-            how = {"positions": positions, "heads": heads[part], "rule": rule, "lists": lists[part], "scale": scale}
-            if isinstance(estimator, Chooser):
-                selection = estimator.choose(q[part], prepared, **how)
-            else:
-                selection = select_keys(q[part], k, layer=layer, estimator=estimator, kernels=kernels, **how)
-            out[part] = kernels.attend(q[part], k, v, selection, heads[part], scale=scale)
-            kept += selection.kept()
-            if keep_lists:
-                parts.append(selection)
-    return out, Selection.cat(parts) if keep_lists else kept
+def named_estimator(name: str) -> Estimator:
+    """One of `ESTIMATORS` as it is by default; those with INT8 scales measure them, chunk by chunk."""
+    return _NAMED[name]()
 
 
-def select_keys(
-    q: Tensor,
-    k: Tensor,
-    *,
-    layer: int,
-    positions: Tensor,
-    heads: Heads,
-    estimator: Estimator,
-    rule: Rule,
-    lists: Lists,
-    kernels: Kernels,
-    scale: float,
-) -> Selection:
-    """Scores, and by them `lists`, for one chunk: q [H, Q, D] of `heads` at `positions` [Q], k [G, K, D]."""
-    scored, at = rule.scored(q, positions)
-    with using(estimator):
-        to_logits = logit_scales(estimator, rule, q, k, layer=layer, heads=heads, scale=scale)
-        scores = estimator.estimate(scored, k, layer=layer, positions=at, heads=heads)
-        check_scores(scores, estimator, heads=len(heads), rows=len(at), keys=k.shape[1])
-        return kernels.select(rule.pool(scores, positions, to_logits), lists)
-
-
-def _launches(q: Tensor, k: Tensor, retention: Tensor, estimator: Estimator, rule: Rule) -> list[slice]:
-    """Runs of neighbouring heads that go through estimate, select and attend together."""
-    heads, rows, _ = q.shape
-    if rule.query_block > 1 and rule.pooling == "rows":
-        rows = -(-rows // rule.query_block)
-    row_bytes = 4 * rows * k.shape[1]
-    if isinstance(estimator, Chooser):
-        count = int(_LIST_BYTES / (row_bytes * float(retention.max())))
-    else:
-        count = _SCORE_BYTES // row_bytes
-    count = max(1, count)
-    return [slice(at, min(at + count, heads)) for at in range(0, heads, count)]
-
-
-def _named(estimator: str, q: Tensor, k: Tensor) -> Estimator:
+def estimator_of(estimator: str, q: Tensor, k: Tensor) -> Estimator:
+    """The same for these tensors alone: INT8 scales are those of all of q [H, Q, D] and k [G, K, D], one for all chunks."""
     if estimator not in ESTIMATORS:
         raise InputError(f"estimator: expected one of {', '.join(ESTIMATORS)} or an Estimator, got {estimator!r}")
-    return _FROM_TENSORS[estimator](q, k) if estimator in _FROM_TENSORS else _NAMED[estimator]()
+    kind = _NAMED[estimator]
+    return kind.of(q, k) if kind in (Int8Tensor, Int8Fused) else kind()
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_attention(q: Tensor, k: Tensor, v: Tensor, causal_offset: int, scale: float | None) -> tuple[int, float]:
+    """The offset and the scale of the softmax. Raises `InputError` where arguments are none that attention can be computed of."""
     checks.tensors(q=q, k=k, v=v)
     fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2] and 0 not in (*q.shape, *k.shape)
     if not fits or q.shape[0] % k.shape[0]:
@@ -164,3 +87,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     checks.without_gradient(q=q, k=k, v=v)
+    causal_offset = checks.causal_offset(causal_offset, rows=q.shape[1], keys=k.shape[1])
+    scale = checks.softmax_scale(scale, q.shape[2])
+    checks.finite_products(q, k, v, scale)
+    return causal_offset, scale

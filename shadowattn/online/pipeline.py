@@ -6,12 +6,12 @@ import torch
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.online.chunk import Chunk
-from shadowattn.online.executor import Ran, ScorePool, Threads, run_overlapped, run_sequential
+from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_overlapped, run_sequential
 from shadowattn.online.latency import REMEDY, LatencyProfile
 from shadowattn.online.plan import Group
 from shadowattn.online.probe import binding
 from shadowattn.online.schedulers import Scheduler
+from shadowattn.online.stages import Stages
 
 MODES = ("batched", "off", "overlap", "fused", "planned")
 
@@ -20,7 +20,7 @@ MODES = ("batched", "off", "overlap", "fused", "planned")
 class Pipeline:
     """`mode` is one of
 
-    - `batched`: no pipeline; each stage takes as many heads at once as fit, on all cores (`path.attend_chunk`);
+    - `batched`: no pipeline; each stage takes as many heads at once as fit, on all cores (`executor.run_batched`);
     - `off`: head by head, one stage after the other, on all cores;
     - `overlap`: head by head, the stages at the same time on different heads;
     - `fused`: the same, and heads of one scale bucket share a launch of the estimate;
@@ -46,19 +46,21 @@ class Pipeline:
         if self.mode == "planned" and self.scheduler is None:
             raise InputError("pipeline=planned: expected a scheduler, got none; set scheduler=local_search")
 
-    def run(self, chunk: Chunk, *, keep_lists: bool) -> Ran:
-        """Output and lists as `path.attend_chunk` makes them, and a timeline. Not for `batched`, which has no pipeline."""
-        if self.mode in ("fused", "planned") and chunk.selects_in_estimate:
+    def run(self, stages: Stages, *, keep_lists: bool) -> Ran:
+        """Output, lists (or how many pairs they hold) and timeline of a chunk."""
+        if self.mode in ("fused", "planned") and stages.selects_in_estimate:
             raise InputError(
-                f"pipeline={self.mode}: {type(chunk.estimator).__name__} selects while it estimates, so that there are no "
+                f"pipeline={self.mode}: {type(stages.estimator).__name__} selects while it estimates, so that there are no "
                 "scores to launch for; use pipeline=batched, off or overlap, or estimator=int8"
             )
-        threads = self.budgets(chunk.device, stages=3 - chunk.selects_in_estimate)
-        launches, order = self._arrange(chunk, threads)
+        if self.mode == "batched":
+            return run_batched(stages, threads=self.threads, keep_lists=keep_lists)
+        threads = self.budgets(stages.estimator.device, stages=3 - stages.selects_in_estimate)
+        launches, order = self._arrange(stages, threads)
         if self.mode == "off":
-            return run_sequential(chunk, launches, threads=threads, keep_lists=keep_lists)
+            return run_sequential(stages, launches, threads=threads, keep_lists=keep_lists)
         return run_overlapped(
-            chunk, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool
+            stages, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool
         )
 
     def budgets(self, device: str, *, stages: int = 3) -> Threads:
@@ -68,18 +70,19 @@ class Pipeline:
         share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
         return Threads(*(given or share for given in vars(self.threads).values()))
 
-    def _arrange(self, chunk: Chunk, threads: Threads) -> tuple[list[Group], list[int]]:
+    def _arrange(self, stages: Stages, threads: Threads) -> tuple[list[Group], list[int]]:
         """The launches in their order, and the order of the heads behind them."""
+        chunk = stages.chunk
         if self.mode == "planned":
             (heads, rows, head_dim), kv_heads = chunk.q.shape, chunk.k.shape[0]
-            parts = chunk.estimator, chunk.kernels, chunk.rule, threads
+            parts = stages.estimator, stages.kernels, stages.rule, threads
             shape = {"heads": heads, "kv_heads": kv_heads, "rows": rows, "head_dim": head_dim}
             self.profile.check(binding(*parts, **shape, dtype=chunk.q.dtype))
         heads = range(len(chunk.heads))
-        groups = [Group((head,)) for head in heads] if chunk.selects_in_estimate else chunk.groups()
+        groups = [Group((head,)) for head in heads] if stages.selects_in_estimate else stages.launches()
         if self.mode in ("off", "overlap"):
             groups = sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
         if self.mode != "planned":
             return groups, [head for group in groups for head in group.heads]
-        plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.k.shape[1]))
+        plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.keys))
         return [groups[launch] for launch in plan.launches], list(plan.heads)

@@ -4,7 +4,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TypeVar
 
@@ -21,13 +21,13 @@ from shadowattn.graphs.quantize import INT8_MAX
 from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators import Chooser, Estimator
+from shadowattn.online.estimators import Estimator
 from shadowattn.online.executor import ScorePool, Threads, run_sequential
 from shadowattn.online.latency import Latency, without_slowest
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.online.timeline import Timeline
-from shadowattn.types import Heads
 
 T = TypeVar("T")
 
@@ -61,15 +61,19 @@ class Probe:
     pool: ScorePool | None = field(default_factory=ScorePool, repr=False, compare=False)
 
     def __post_init__(self):
-        if isinstance(self.estimator, Chooser):
+        if self.estimator.selects:
             raise InputError(
                 f"latency profile: {type(self.estimator).__name__} selects while it estimates, so there is nothing to plan; "
                 "use estimator=int8"
             )
 
     @property
+    def parts(self) -> Parts:
+        return Parts(self.estimator, self.rule, self.kernels)
+
+    @property
     def bank(self) -> GraphBank | None:
-        return getattr(self.estimator, "bank", None)
+        return self.estimator.graphs
 
     def binding(self) -> dict[str, str | int]:
         """What a profile of these measurements holds for."""
@@ -137,8 +141,8 @@ class Probe:
         for repeat in range(-1, repeats):  # the first round warms up
             for layout, chunk, of in zip(layouts, chunks, calls, strict=True):
                 start = time.perf_counter()
-                # A copy knows nothing that a call before found out.
-                ran = run_sequential(replace(chunk), layout.launches, threads=self.threads, keep_lists=False, pool=self.pool)
+                stages = Stages(chunk.rewound(), self.parts)
+                ran = run_sequential(stages, layout.launches, threads=self.threads, keep_lists=False, pool=self.pool)
                 if repeat >= 0:
                     of.append(((time.perf_counter() - start) * 1e6, ran.timeline))
         taken = defaultdict(list)
@@ -164,11 +168,8 @@ class Probe:
             group = self.heads // self.kv_heads
             q = _scaled(q, scales[:, 0])
             k = _scaled(k, scales[::group, 1])
-        return Chunk(
-            q.to(self.dtype), k.to(self.dtype), self._values(keys) if v is None else v,
-            torch.tensor(retention, dtype=torch.float64), 0, keys - self.rows + torch.arange(self.rows),
-            Heads.all(self.heads, self.kv_heads), self.estimator, self.rule, self.kernels, self.head_dim**-0.5,
-        )  # fmt: skip
+        v = self._values(keys) if v is None else v
+        return Chunk.of(q.to(self.dtype), k.to(self.dtype), v, retention=torch.tensor(retention, dtype=torch.float64))
 
     def mixed(self, draw: random.Random) -> list[int]:
         """A pair for each head as a layer may have them: Q's scale of each head and K's of each key head drawn on their own."""
@@ -254,7 +255,7 @@ def binding(
 
     Takes tens of microseconds, so that it can be asked for with every call.
     """
-    bank = getattr(estimator, "bank", None)
+    bank = estimator.graphs
     return {
         **_machine(),
         "kernels": _native(native.level()) if kernels.name == "native" else kernels.name,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.budget import keep_counts, shared_keep_counts
+from shadowattn.online.chunk import Chunk
 from shadowattn.types import Lists
 
 BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum", "probability")
@@ -38,16 +39,17 @@ class Rule:
         """How rows' scores become a list's: `max`, `sum` or `probability`, or `rows` where a list has one scored row."""
         return self.block_score if self.query_block > 1 and self.block_score in _POOLED else "rows"
 
-    def scored(self, q: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The queries [H, rows, D] whose scores lists need, and where they stand: all, the first of each block or its mean."""
-        block, rows = self.query_block, q.shape[1]
+    def scored(self, chunk: Chunk) -> Chunk:
+        """The chunk with the queries whose scores lists need: all of them, the first of each block or the block's mean."""
+        block, rows = self.query_block, chunk.q.shape[1]
         if block == 1 or self.pooling != "rows":
-            return q, positions
+            return chunk
         if self.block_score == "first_row":
-            return q[:, ::block], positions[::block]
-        padded = torch.nn.functional.pad(q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
+            return chunk.asking(chunk.q[:, ::block], chunk.positions[::block])
+        padded = torch.nn.functional.pad(chunk.q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
         sizes = (rows - torch.arange(0, rows, block)).clamp(max=block)
-        return (padded.double().sum(2) / sizes[:, None]).to(q.dtype), _last_of_blocks(positions, block)
+        means = (padded.double().sum(2) / sizes[:, None]).to(chunk.q.dtype)
+        return chunk.asking(means, _last_of_blocks(chunk.positions, block))
 
     def pool(self, scores: Tensor, positions: Tensor, logit_scales: Tensor | None = None) -> Tensor:
         """Scores [H, B, K] of lists, from scores [H, rows, K] of the queries that `scored` named.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shadowattn
-from shadowattn.engine.prefill import chunk_slices
+from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.evaluation.fidelity import Fidelity
 from shadowattn.evaluation.perplexity import batch_losses, unigram_loss, window_losses
 from shadowattn.online.estimators.oracle import Oracle
@@ -26,11 +26,17 @@ def test_losses_are_transformers_own():
     assert batch_losses(model, ids, batch=1).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 70])
-def test_chunks_cover_all_tokens_and_never_leave_one_alone(length):
-    slices = chunk_slices(length, 32)
+def test_chunks_cover_all_tokens_and_a_last_one_alone_is_no_decoding_step(length):
+    model = tiny_model()
+    tokens = torch.arange(length) % 60
+    with shadowattn.attach(model, profile_for(model, 1.0), None, estimator=Random(), chunk_tokens=32, dense_above=1.0) as run:
+        slices = [chunk for chunk, _ in prefill_chunks(model, tokens, chunk_tokens=32)]
     assert [i for s in slices for i in range(s.start, s.stop)] == list(range(length))
-    assert all(s.stop - s.start > 1 for s in slices) or length == 1
+    assert all(s.stop - s.start == 32 for s in slices[:-1])
+    assert run.counters.decode_rows == 0
+    assert run.counters.dense_rows == 2 * 4 * length
 
 
 def test_unigram_loss_is_the_entropy():
@@ -55,12 +61,12 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     ):
         model(ids)
     mass = common = kept_keys = error = norm = rows = 0.0
-    for chunk in seen:
-        offset = int(chunk.selection.positions[0])
+    for one in seen:
+        chunk, offset = one.chunk, one.chunk.first_position
         scores, visible = _scores(chunk.q, chunk.k, chunk.v, offset)
         hidden = torch.arange(scores.shape[-1]) >= visible[:, None]
         weights = torch.softmax((scores * chunk.scale).masked_fill(hidden, -math.inf), -1)
-        random_scores = Random().estimate(chunk.q, chunk.k, layer=chunk.layer, positions=chunk.selection.positions)
+        random_scores = Random().scores(chunk)
         kept = select(random_scores, chunk.retention, visible, query_block, block_score)
         best = select(scores, chunk.retention, visible, query_block, block_score)
         exact = weights @ chunk.v.repeat_interleave(2, 0)
@@ -68,7 +74,7 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         rows += weights.shape[0] * weights.shape[1]
         common += int((kept & best).sum())
         kept_keys += int(best.sum())
-        error += float((chunk.out - exact).square().sum())
+        error += float((one.out - exact).square().sum())
         norm += float(exact.square().sum())
     metrics = fidelity.metrics()
     assert metrics["mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
@@ -86,10 +92,10 @@ def test_the_oracle_overlaps_fully_and_matches_the_specification():
     ):
         model(ids)
     assert fidelity.metrics()["topk_overlap"] == 1.0
-    for chunk in seen:
-        offset = int(chunk.selection.positions[0])
+    for one in seen:
+        chunk, offset = one.chunk, one.chunk.first_position
         expected = topk_attention(chunk.q, chunk.k, chunk.v, 0.3, causal_offset=offset, scale=chunk.scale)
-        torch.testing.assert_close(chunk.out, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one.out, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_dense_heads_count_as_fully_recalled():

@@ -5,14 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shadowattn
 from shadowattn.errors import InputError
-from shadowattn.evaluation.estimates import FixedGraph, Quantised
+from shadowattn.evaluation import recall
 from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall, measured_rows, sampled_rows
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.quantization import compile_int8, input_steps
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.types import Requant, ScaleGrid
 from tests.profiles import GRID, profile_for
 from tests.tensors import integer_qkv, qkv
@@ -57,11 +62,8 @@ def test_exact_scores_find_everything():
     assert perfect.figures["score_correlation"] == pytest.approx(1)
 
 
-class _Same:
-    def scores(self, q, k, rows):
-        return q[:, rows] @ k.repeat_interleave(q.shape[0] // k.shape[0], 0).mT
-
-    def figures(self, scores, visible):
+class _Same(Oracle):
+    def figures(self, chunk, scores, visible):
         return {"seen": float(visible[-1])}
 
 
@@ -83,17 +85,15 @@ def test_more_bits_find_more():
 def test_bucketed_scores_are_the_banks(requant):
     bank = GraphBank.build(profile_for(tiny_model(), 1.0), (GraphShape(2, 40, 64, 64, 2),), form=GraphForm("unit", requant))
     q, k, _ = qkv(4, 2, 40, 60, 64)
-    scores = Quantised(GRID, requant=requant).scores(q, k, slice(8, 40))
-    expected = torch.cat(
-        [Int8(bank).estimate(q[g : g + 2], k[g // 2][None], layer=0, positions=torch.arange(20, 60)).clone() for g in (0, 2)]
-    )
-    assert scores.equal(expected[:, 8:].float())
+    scores = Quantised(GRID, requant=requant).scores(Chunk.of(q, k))
+    expected = torch.cat([Int8(bank).scores(Chunk.of(q[g : g + 2], k[g // 2][None])) for g in (0, 2)])
+    assert scores.equal(expected.float())
 
 
 def test_dynamic_scores_are_those_of_the_tensors_scales():
     q, k, _ = qkv(4, 2, 40, 60, 64)
-    expected = Int8Tensor.of(q, k).estimate(q, k, layer=0, positions=torch.arange(20, 60))
-    assert Quantised().scores(q, k, slice(0, 40)).equal(expected)
+    expected = Int8Tensor.of(q, k).scores(Chunk.of(q, k))
+    assert Quantised().scores(Chunk.of(q, k)).equal(expected)
 
 
 def test_smoothing_leaves_the_exact_product_where_integers_are_exact():
@@ -103,7 +103,7 @@ def test_smoothing_leaves_the_exact_product_where_integers_are_exact():
     moved = k + 1000.0
     errors = {}
     for smooth in (False, True):
-        scores = Quantised(smooth=smooth).scores(q, moved, slice(0, 4))
+        scores = Quantised(smooth=smooth).scores(Chunk.of(q, moved))
         scale = 1 if smooth else float(q.abs().max() * moved.abs().max()) / 127**2  # without, integers are returned
         errors[smooth] = float((scores * scale - q @ moved.mT).abs().max())
     assert errors[True] < 2
@@ -114,8 +114,8 @@ def test_figures_count_what_happens_to_values():
     q, k = torch.ones(2, 8, 64), torch.ones(1, 8, 64)
     q[0, 0, 0], q[1, :, 1:] = 1000.0, 0.001
     estimate = Quantised(ScaleGrid((1 / 127,), (1 / 127,)), requant=Requant("fixed_output", 0.001))
-    scores = estimate.scores(q, k, slice(0, 8))
-    figures = estimate.figures(scores, 1 + torch.arange(8))
+    chunk = Chunk.of(q, k)
+    figures = estimate.figures(chunk, estimate.scores(chunk), 1 + torch.arange(8))
     assert figures["clipped_heads"] == 0.5
     assert figures["q_saturated"] == 1 / (2 * 8 * 64)
     assert figures["q_zero"] == 63 / 128
@@ -129,9 +129,12 @@ def test_a_fixed_graph_scores_every_group():
     q, k, _ = qkv(4, 2, 40, 60, 64)
     fixed = FixedGraph(compile_int8(model, what="test"), shape, input_steps(model))
     same = Quantised(ScaleGrid((0.02,), (0.02,)))
-    torch.testing.assert_close(fixed.scores(q, k, slice(8, 40)), same.scores(q, k, slice(8, 40)) * 0.02**2)
-    assert fixed.figures(q, q) == pytest.approx(same.figures(q, q), abs=0.005)  # −128 is one more integer
-    assert fixed.figures(q, q)["q_saturated"] > 0
+    chunk = Chunk.of(q, k)
+    torch.testing.assert_close(fixed.scores(chunk), same.scores(chunk) * 0.02**2)
+    torch.testing.assert_close(fixed.scores(chunk[[1, 2]]), fixed.scores(chunk)[1:3])
+    figures = fixed.figures(chunk, q, q)
+    assert figures == pytest.approx(same.figures(chunk, q, q), abs=0.005)  # −128 is one more integer
+    assert figures["q_saturated"] > 0
 
 
 def test_the_gate_is_the_authors():
@@ -164,19 +167,37 @@ def test_the_rows_looked_at_are_spread_over_the_chunk(rows):
     assert abs(found[0] - (rows - 1 - found[-1])) <= 1
 
 
-def test_recall_counts_the_rows_it_ranks():
-    seen = []
+def test_recall_counts_the_rows_it_ranks(monkeypatch):
+    seen, rows_of = [], recall.sampled_rows
 
-    class Counting(_Same):
-        def scores(self, q, k, rows):
-            seen.append(range(q.shape[1])[rows])
-            return super().scores(q, k, rows)
+    def counting(chunk_rows):
+        seen.append(range(chunk_rows)[rows_of(chunk_rows)])
+        return rows_of(chunk_rows)
 
+    monkeypatch.setattr(recall, "sampled_rows", counting)
     tokens = torch.randint(0, 50, (1, 170), generator=torch.Generator().manual_seed(0))
-    found = measure_recall(tiny_model(), tokens, {"one": Counting()}, [0.2], chunk_tokens=64)["one"]
+    found = measure_recall(tiny_model(), tokens, {"one": _Same()}, [0.2], chunk_tokens=64)["one"]
     assert found.mean("row", 0) == 1
     assert sum(map(len, seen)) == 2 * measured_rows(170, 64) == 2 * 96  # two layers; chunks of 64, 64 and 42
     assert {tuple(rows)[:2] for rows in seen} == {(1, 3), (5, 6)}
+
+
+ESTIMATORS = {
+    "dynamic": Quantised(),
+    "4 bits": Quantised(bits=4),
+    "smoothed": Quantised(smooth=True),
+    "INT8 scores": Quantised(GRID, requant=Requant("target_requant", 3e-3)),
+}
+
+
+@pytest.mark.parametrize("block_score", ["first_row", "max", "probability"])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_way_to_estimate_runs_in_a_model(name, block_score):
+    model, ids = tiny_model(), torch.arange(70)[None]
+    how = {"estimator": ESTIMATORS[name], "query_block": 8, "block_score": block_score}
+    with torch.no_grad(), shadowattn.attach(model, 0.3, **how) as run:
+        assert model(ids).logits.isfinite().all()
+    assert run.counters.sparse_rows == 2 * 4 * 70
 
 
 def test_a_short_chunk_at_the_end_does_not_count():

@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import config as schema
 from experiments.overrides import check_known
 from shadowattn.errors import InputError
+from shadowattn.offline.allocators import Allocator
+from shadowattn.online.estimators import Estimator
 
 CONF = Path(__file__).parents[2] / "conf"
 PARTS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "exp"]
@@ -43,7 +45,7 @@ def test_every_part_composes_and_its_target_exists(group, name):
 )
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
     built = instantiate(compose("config", [f"{group}={name}"])[group])
-    assert hasattr(built, {"allocator": "allocate", "estimator": "estimate"}[group])
+    assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -21,8 +21,8 @@ from shadowattn.online.estimators.oracle import Oracle
 
 
 class Mine(Oracle):
-    def estimate(self, *arguments, **options):
-        return mine_sign.SIGN * super().estimate(*arguments, **options)
+    def scores(self, chunk):
+        return mine_sign.SIGN * super().scores(chunk)
 """
 SMALL = [
     *("model=random", "model.shape=qwen2_0_5b", "model.layers=1", "model.hidden=64", "model.vocabulary=2560"),

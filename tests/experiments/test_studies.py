@@ -51,18 +51,21 @@ def test_recall_of_every_kind_of_estimate(run):
 
 
 def test_buckets_and_their_quality(run):
-    few = "+recall.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}}"
+    few = "+recall.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
+    few += "rough: {dynamic: true, bits: 2, quality: true}}"
     windows = ["evaluation.windows=2", "recall.quality_windows=3", "recall.reference=nine"]
     rows = rows_of(run("recall", "study=recall", "experiment=recall", "graphs.chunk_tokens=32", few, *windows))
     buckets = rows.set_index("method").buckets.to_dict()
-    assert buckets == {"one": 1, "nine": 9, "cross": 5}
+    assert buckets == {"one": 1, "nine": 9, "cross": 5, "rough": 0}
     losses = rows[rows.metric == "loss_increase"].set_index("method")
-    assert set(losses.index) == {"one", "nine"}
+    assert set(losses.index) == {"one", "nine", "rough"}
     assert set(losses.n) == {3}  # windows, and not those of the recall
     recalls = rows[rows.metric == "recall"]
+    means = recalls.groupby("method").value.mean()
+    assert means["rough"] < means["nine"] - 0.1
     assert set(recalls.n) == {2 * 32 * (recalls.context_tokens.iloc[0] // 32)}  # rows of two windows, all in chunks of 32
     gain = rows[rows.metric == "gain_over_nine"]
-    assert gain.method.tolist() == ["one"]
+    assert gain.method.tolist() == ["one", "rough"]
     assert gain.value.iloc[0] == pytest.approx(losses.value["nine"] - losses.value["one"])
 
 
@@ -132,7 +135,6 @@ def test_densities_are_flagged_beyond_one_percent():
         ("{bad: {output: int4}}", "output: expected one of float, target_requant"),
         ("{bad: {lookup: cosine}}", "lookup: expected one of raw, log"),
         ("{bad: {bits: 1}}", "bits: expected 2 … 8"),
-        ("{bad: {dynamic: true, quality: true}}", "quality: expected an INT8 estimate"),
         ("{bad: {sigma: 1}}", "sigma above 0 and not 1"),
         ("{bad: {dynamic: true, output: target_requant}}", "output: target_requant needs 8 bits, a grid and no smoothing"),
         ("{bad: {smooth: true, output: fixed_output}}", "output: fixed_output needs 8 bits"),
@@ -218,7 +220,7 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
         monkeypatch.setattr(validate_simulator, name, few)
     pipelines, probes = set(), []
     call, probe = validate_simulator._call, validate_simulator.latency_probe
-    monkeypatch.setattr(validate_simulator, "_call", lambda p, c: (pipelines.add((p.mode, p.threads)), call(p, c)))
+    monkeypatch.setattr(validate_simulator, "_call", lambda p, *of: (pipelines.add((p.mode, p.threads)), call(p, *of)))
     monkeypatch.setattr(validate_simulator, "latency_probe", lambda *of: probes.append(probe(*of)) or probes[-1])
     small = ("graphs.chunk_tokens=16", "graphs.limit=27", "latency.retentions=[0.1,0.6]")
     folder = run("validate_simulator", "+exp=validate_simulator", *small)

@@ -17,12 +17,12 @@ from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.graph import Graph
 from shadowattn.graphs.quantize import absmax_scales, quantize
 from shadowattn.kernels import choose
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
-from shadowattn.online.path import select_keys
 from shadowattn.online.selection import Rule
 from shadowattn.reference import select
 from shadowattn.threads import thread_budget
-from shadowattn.types import Heads, Requant, ScaleGrid
+from shadowattn.types import Requant, ScaleGrid
 from tests.profiles import GRID, bank_for, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
@@ -216,7 +216,7 @@ def test_estimator_serves_every_head_from_its_own_bucket(bank):
     q, k, _ = qkv(4, 2, 20, 50, 64)
     q, k = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None], k * torch.tensor([0.3, 1.0])[:, None, None]
     estimator = Int8(bank)
-    scores = estimator.estimate(q, k, layer=0, positions=torch.arange(30, 50))
+    scores = estimator.scores(Chunk.of(q, k))
     q_scales, k_scales = absmax_scales(q), absmax_scales(k)
     buckets = set()
     for head in range(4):
@@ -237,7 +237,7 @@ def test_an_estimator_serves_calls_in_and_out_of_inference_mode():
     estimator, scores = Int8(bank_for(tiny_model())), []
     for inference in (True, False, True):
         with torch.inference_mode(inference):
-            scores.append(estimator.estimate(q.clone(), k.clone(), layer=0, positions=torch.arange(30, 50)).clone())
+            scores.append(estimator.scores(Chunk.of(q.clone(), k.clone())).clone())
     assert scores[0].equal(scores[1])
     assert scores[0].equal(scores[2])
 
@@ -245,9 +245,9 @@ def test_an_estimator_serves_calls_in_and_out_of_inference_mode():
 def test_estimator_counts_heads_that_a_bucket_clips(bank):
     q, k, _ = qkv(2, 2, 20, 50, 64)
     estimator = Int8(bank)
-    estimator.estimate(0.01 * q, 0.01 * k, layer=0, positions=torch.arange(30, 50))
+    estimator.scores(Chunk.of(0.01 * q, 0.01 * k))
     assert estimator.clipped == 0
-    estimator.estimate(100 * q, k, layer=0, positions=torch.arange(30, 50))
+    estimator.scores(Chunk.of(100 * q, k))
     assert estimator.clipped == 2
 
 
@@ -266,7 +266,7 @@ def test_every_form_of_bank_gives_the_integers_of_each_heads_bucket(inputs, requ
     q, k, _ = qkv(4, 2, 20, 50, 64)
     q, k = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None], k * torch.tensor([0.3, 1.0])[:, None, None]
     estimator = Int8(bank)
-    scores = estimator.estimate(q, k, layer=0, positions=torch.arange(30, 50))
+    scores = estimator.scores(Chunk.of(q, k))
     assert scores.dtype == (torch.float32 if requant is None else torch.int8)
     q_scales, k_scales = absmax_scales(q), absmax_scales(k)
     for head in range(4):
@@ -285,12 +285,11 @@ def test_one_launch_returns_the_banks_own_memory(bank):
     q, k, _ = qkv(2, 1, 20, 50, 64)
     q[1] = q[0].flip(0)  # one scale, one bucket
     estimator = Int8(bank)
-    positions = torch.arange(30, 50)
     with bank.exclusive.use():
-        first, second = (estimator.estimate(q, k, layer=0, positions=positions) for _ in range(2))
+        first, second = (estimator.scores(Chunk.of(q, k)) for _ in range(2))
     assert estimator.launched == 2
     assert first.data_ptr() == second.data_ptr()
-    copies = [estimator.estimate(q, k, layer=0, positions=positions) for _ in range(2)]
+    copies = [estimator.scores(Chunk.of(q, k)) for _ in range(2)]
     assert len({scores.data_ptr() for scores in (first, *copies)}) == 3
 
 
@@ -300,15 +299,10 @@ def test_int8_scores_go_into_selection_as_they_are():
     positions, retention = torch.arange(30, 50), torch.full((4,), 0.2, dtype=torch.float64)
     rule = Rule()
     lists = rule.lists(retention, positions)
-    made = {
-        name: select_keys(
-            q, k, layer=0, positions=positions, heads=Heads.all(4, 2), estimator=Int8(bank), rule=rule, lists=lists,
-            kernels=choose(name, head_dim=64, dtype=torch.float32), scale=0.125,
-        )
-        for name in ("torch", "auto")
-    }  # fmt: skip
+    kernels = {name: choose(name, head_dim=64, dtype=torch.float32) for name in ("torch", "auto")}
+    made = {name: Int8(bank).select(Chunk.of(q, k), rule, lists, of) for name, of in kernels.items()}
     assert made["torch"].indices.equal(made["auto"].indices)
-    scores = Int8(bank).estimate(q, k, layer=0, positions=positions)
+    scores = Int8(bank).scores(Chunk.of(q, k))
     expected = select(scores.float(), retention, positions + 1, 1, "first_row")
     for head in range(4):
         for row in range(20):

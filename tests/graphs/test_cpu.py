@@ -23,12 +23,13 @@ _LARGEST = """
 import torch
 from shadowattn.devices import find_estimate_device
 from shadowattn.graphs.cpu import multiplies_exactly
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 
 q, k = torch.rand(2, 8, 64), torch.rand(1, 40, 64)  # of one sign: sums of pairs leave 16 bits
 q[..., 0], k[..., 0] = 1.0, 1.0
 estimator = Int8Tensor.of(q, k)
-scores = estimator.estimate(q, k, layer=0, positions=32 + torch.arange(8))
+scores = estimator.scores(Chunk.of(q, k))
 expected = torch.round(q * 127) @ torch.round(k * 127).mT
 print(multiplies_exactly(), torch.equal(scores, expected), find_estimate_device("cpu").label)
 """

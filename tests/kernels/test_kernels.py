@@ -16,6 +16,7 @@ from shadowattn.errors import InputError
 from shadowattn.kernels import native, ops
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.types import Heads, Lists
 from tests.kernels.exact import attention_float64, best_keys, hidden_by_lists
@@ -180,7 +181,8 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
     count, groups = heads
     keys, positions = rows + earlier, earlier + torch.arange(rows)
     q, k, _ = (x.to(dtype) for x in qkv(count, groups, rows, keys, dim, seed=seed))
-    scored, at = rule.scored(q, positions)
+    asked = rule.scored(Chunk.of(q, k))
+    scored, at = asked.q, asked.positions
     q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (scored, k))
     logit_scales = torch.linspace(1e-4, 1e-3, count)
     exponents = logit_scales * math.log2(math.e)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shadowattn import attach
 from shadowattn.errors import InputError
-from shadowattn.models import attach, load_random
+from shadowattn.models import load_random
 from shadowattn.offline import allocate
 from shadowattn.offline.artifact_files import (
     import_profile,

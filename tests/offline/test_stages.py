@@ -13,6 +13,7 @@ from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models import replace_attention
 from shadowattn.offline import load_profile, measure_importance, observe_scales, save_profile, scale_grid
 from shadowattn.offline.ablations import Ablated, uniform, zero
+from shadowattn.online.attention import Request
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.profiles import profile_for
 from tests.tensors import qkv
@@ -42,7 +43,7 @@ def test_a_zeroed_head_equals_zero_columns_before_the_output_projection():
 def test_a_uniform_head_is_what_the_artifacts_arithmetic_gives():
     """Redone literally: float32 logits, −3.4e38 added to all but the largest of each 32 rows, −inf to the future."""
     q, k, v = (x[None] for x in qkv(4, 2, 70, 70, 16))
-    out = Ablated(0, 3, uniform)(0, q, k, v, 0.25)
+    out = Ablated(0, 3, uniform)(0, q, k, v, 0.25, Request())
     lowest = torch.finfo(torch.float32).min
     logits = q[0, 3] @ k[0, 1].T * 0.25
     future = torch.ones(70, 70, dtype=torch.bool).triu(1)
@@ -54,7 +55,7 @@ def test_a_uniform_head_is_what_the_artifacts_arithmetic_gives():
         torch.testing.assert_close(out[0, 3, chunk], weights @ v[0, 1], atol=1e-5, rtol=0)
     untouched = dense(q, k, v, causal_offset=0, scale=0.25)
     torch.testing.assert_close(out[:, :3], untouched[:, :3])
-    torch.testing.assert_close(Ablated(1, 3, uniform)(0, q, k, v, 0.25), untouched)
+    torch.testing.assert_close(Ablated(1, 3, uniform)(0, q, k, v, 0.25, Request()), untouched)
 
 
 @pytest.mark.parametrize("ablation", ["zero", "uniform"])
@@ -92,7 +93,7 @@ def test_scales_are_one_pair_for_each_layer_head_and_chunk():
     model = tiny_model()
     seen = []
 
-    def remember(layer, q, k, v, scale):
+    def remember(layer, q, k, v, scale, request):
         seen.append((layer, q[0], k[0]))
         return dense(q, k, v, causal_offset=0, scale=scale)
 

@@ -1,6 +1,6 @@
 """What an estimator promises: ours keep it, and of broken ones each is refused for its own reason; scores are checked in use."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ import shadowattn
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.kernels import native
+from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.estimators.int8_fused import Int8Fused
@@ -17,7 +18,6 @@ from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.prefill import SparsePrefill
 from shadowattn.online.selection import Rule
 from tests.profiles import GRID, bank_for, profile_for
 from tests.tensors import qkv
@@ -54,8 +54,8 @@ def test_ours_keep_the_contract(name):
 class Broken(Oracle):
     """Its scores and what is wrong with them, as a method of one of the classes below."""
 
-    def estimate(self, q, k, *, layer, positions, heads=None):
-        return self.spoil(super().estimate(q, k, layer=layer, positions=positions, heads=heads), q, k, positions)
+    def scores(self, chunk):
+        return self.spoil(super().scores(chunk), chunk.q, chunk.k, chunk.positions)
 
 
 class WrongRank(Broken):
@@ -125,6 +125,24 @@ class ByPlaceInChunk(Broken):
         return scores * torch.where(torch.arange(q.shape[1]) % 8 < 4, 1.0, -1.0)[:, None]
 
 
+class Known:
+    """So many keys, once and for all."""
+
+    length = 0
+
+    def extend(self, k):
+        self.length = self.length or k.shape[1]
+
+
+class ForgetsToGrow(Oracle):
+    """Knows the keys of the first chunk alone."""
+
+    def scores(self, chunk):
+        scores, known = super().scores(chunk), chunk.cache.derived("known", Known, chunk.k).length
+        scores[:, :, known:] = 0
+        return scores
+
+
 class ByPlaceAmongHeads(Broken):
     def spoil(self, scores, q, k, positions):
         return scores * torch.where(torch.arange(len(q)) % 2 == 0, 1.0, -1.0)[:, None, None]
@@ -145,6 +163,7 @@ ONLY_CHECKED = {
     Unseeded: "Unseeded: the same input gave other scores",
     Changing: "Changing: it changed q or k",
     ByPlaceInChunk: "ByPlaceInChunk: it depends on the chunk length",
+    ForgetsToGrow: "ForgetsToGrow: it depends on the chunk length",
     ByPlaceAmongHeads: "ByPlaceAmongHeads: it depends on the order of heads",
 }
 
@@ -155,31 +174,22 @@ def test_a_broken_one_is_refused_for_its_reason(kind, reason):
         shadowattn.check_estimator(kind(), **SMALL)
 
 
-@dataclass
-class FutureLists:
+class FutureLists(Int8Fused):
     """Selects by what the whole chunk scores."""
 
-    fused: Int8Fused
-
-    def estimate(self, q, k, *, layer, positions, heads=None):
-        return self.fused.estimate(q, k, layer=layer, positions=positions, heads=heads)
-
-    def prepare(self, k, *, layer):
-        return self.fused.prepare(k, layer=layer)
-
-    def choose(self, q, prepared, rule, lists, *, positions, heads, scale):
-        return self.fused.choose(q.flip(1), prepared, rule, lists, positions=positions, heads=heads, scale=scale)
+    def select(self, chunk, rule, lists, kernels):
+        return super().select(chunk.asking(chunk.q.flip(1), chunk.positions), rule, lists, kernels)
 
 
-class OutOfRange(FutureLists):
-    def choose(self, q, prepared, rule, lists, *, positions, heads, scale):
-        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads, scale=scale)
+class OutOfRange(Int8Fused):
+    def select(self, chunk, rule, lists, kernels):
+        made = super().select(chunk, rule, lists, kernels)
         return replace(made, indices=made.indices + 1000)
 
 
-class NotAscending(FutureLists):
-    def choose(self, q, prepared, rule, lists, *, positions, heads, scale):
-        made = self.fused.choose(q, prepared, rule, lists, positions=positions, heads=heads, scale=scale)
+class NotAscending(Int8Fused):
+    def select(self, chunk, rule, lists, kernels):
+        made = super().select(chunk, rule, lists, kernels)
         return replace(made, indices=made.indices.flip(0))
 
 
@@ -194,12 +204,12 @@ class NotAscending(FutureLists):
 )
 def test_lists_of_a_broken_one_are_refused(kind, reason):
     with pytest.raises(InputError, match=reason):
-        shadowattn.check_estimator(kind(OURS["int8_fused with scales"]()), **SMALL)
+        shadowattn.check_estimator(kind(GRID), **SMALL)
 
 
 @pytest.mark.parametrize("wrong", [Oracle, GraphForm(), "oracle", None, 3])
 def test_what_is_no_estimator_is_refused(wrong):
-    with pytest.raises(InputError, match="estimator: expected an object"):
+    with pytest.raises(InputError, match=r"estimator: expected (an object|a shadowattn.Estimator)"):
         shadowattn.check_estimator(wrong)
 
 
@@ -222,13 +232,30 @@ def test_wrong_scores_are_refused_wherever_they_are_used(kind, reason, query_blo
 @pytest.mark.parametrize("mode", ["off", "overlap"])
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
 def test_a_pipeline_refuses_wrong_scores(kind, reason, mode):
-    prefill = SparsePrefill([[0.2] * 4], kind(), pipeline=Pipeline(mode))
+    prefill = SparseAttention([[0.2] * 4], kind(), pipeline=Pipeline(mode))
     with pytest.raises(InputError, match=reason):
         prefill(0, *(x[None] for x in qkv(4, 2, 16, 16, 64)), 0.125)
 
 
 @pytest.mark.parametrize(("kind", "reason"), [pair for pair in REASONS.items() if pair[0] is not OneForAllRows])
 def test_shared_decode_refuses_wrong_scores(kind, reason):
-    prefill = SparsePrefill([[0.2] * 4], kind(), decode="shared")
+    prefill = SparseAttention([[0.2] * 4], kind(), decode="shared")
     with pytest.raises(InputError, match=reason):
-        prefill(0, *(x[None] for x in qkv(4, 2, 1, 48, 64)), 0.125)
+        prefill(0, *(x[None] for x in qkv(4, 2, 1, 48, 64)), 0.125, Request(decode=True))
+
+
+@pytest.mark.parametrize("mode", ["batched", "off", "overlap"])
+@pytest.mark.parametrize("parent", [Oracle, Int8, Int8Fused])
+def test_scores_that_a_class_defines_govern_every_path(parent, mode):
+    """Whatever its parent does instead of asking for scores."""
+    if parent is Int8Fused and native.library() is None:
+        pytest.skip("the native kernels were not built: the installation found no compiler")
+    kind = type("Mine", (parent,), {"scores": lambda self, chunk: -parent.scores(self, chunk)})
+    built = [k() if parent is Oracle else k(bank_for(tiny_model())) if parent is Int8 else k(GRID) for k in (kind, parent)]
+    q, k, v = (x[None] for x in qkv(4, 2, 32, 64, 64))
+    run = [SparseAttention([[0.2] * 4], one, pipeline=Pipeline(mode))(0, q, k, v, 0.125) for one in built]
+    assert not torch.allclose(*run, atol=1e-2)
+    batched = SparseAttention([[0.2] * 4], built[0])(0, q, k, v, 0.125)
+    torch.testing.assert_close(run[0], batched, atol=1e-5, rtol=1e-5)
+    with pytest.raises(InputError, match="in known units"):
+        SparseAttention([[0.2] * 4], built[0], query_block=8, block_score="probability")(0, q, k, v, 0.125)

@@ -7,10 +7,12 @@ import shadowattn
 from shadowattn import reference
 from shadowattn.errors import InputError
 from shadowattn.kernels import choose
+from shadowattn.online.attention import Request, SparseAttention
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators.oracle import Oracle
-from shadowattn.online.prefill import SparsePrefill
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts
 from tests.profiles import profile_for
 from tests.tensors import HEADS, qkv
 from tests.tiny import tiny_model
@@ -24,7 +26,7 @@ def test_a_group_attends_to_its_best_keys(count, groups, kernel):
     q, k, v = qkv(count, groups, 1, 200, 64)
     retention = torch.linspace(0.05, 0.2, count, dtype=torch.float64)
     kernels = choose(kernel, head_dim=64, dtype=torch.float32)
-    out = shared_decode(q, k, v, retention, layer=0, estimator=Oracle(), rule=Rule(), kernels=kernels, scale=0.125)
+    out = shared_decode(Chunk.of(q, k, v, retention=retention, scale=0.125), Parts(Oracle(), Rule(), kernels))
     group = count // groups
     for g in range(groups):
         heads = slice(g * group, (g + 1) * group)
@@ -54,7 +56,7 @@ def test_a_model_decodes_on_shared_lists(kernel):
 def test_heads_that_keep_much_go_dense(kernel):
     q, k, v = qkv(4, 2, 32, 32, 64)
     retention = [[0.1, 0.5, 0.6, 1.0]]
-    prefill = SparsePrefill(retention, Oracle(), chunk_tokens=16, kernel=kernel, dense_above=0.5)
+    prefill = SparseAttention(retention, Oracle(), chunk_tokens=16, kernel=kernel, dense_above=0.5)
     out = prefill(0, q[None], k[None], v[None], 0.125)[0]
     assert prefill.counters.sparse_rows == 32
     assert prefill.counters.dense_rows == 3 * 32
@@ -67,7 +69,7 @@ def test_heads_that_keep_much_go_dense(kernel):
 def test_auto_goes_dense_above_the_measured_break_even(query_block, dense):
     q, k, v = qkv(4, 2, 32, 32, 64)
     how = {"chunk_tokens": 16, "query_block": query_block, "dense_above": "auto"}
-    prefill = SparsePrefill([[0.1, 0.5, 0.6, 0.9]], Oracle(), **how)
+    prefill = SparseAttention([[0.1, 0.5, 0.6, 0.9]], Oracle(), **how)
     prefill(0, q[None], k[None], v[None], 0.125)
     kernel = choose("auto", head_dim=64, dtype=torch.float32).name
     assert prefill.counters.dense_rows == (dense * 32 if kernel == "native" else 0)
@@ -79,21 +81,15 @@ def test_auto_goes_dense_above_the_measured_break_even(query_block, dense):
 )
 def test_refuses_options_that_mean_nothing(change, message):
     with pytest.raises(InputError, match=message):
-        SparsePrefill([[0.2]], Oracle(), **change)
+        SparseAttention([[0.2]], Oracle(), **change)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_heads_that_prefer_no_key_have_no_say(kernel):
     q, k, v = qkv(4, 2, 1, 50, 64)
     q[0] = 0
-    how = {
-        "rule": Rule(),
-        "layer": 0,
-        "estimator": Oracle(),
-        "kernels": choose(kernel, head_dim=64, dtype=torch.float32),
-        "scale": 0.125,
-    }
-    out = shared_decode(q, k, v, torch.full((4,), 0.2, dtype=torch.float64), **how)
+    parts = Parts(Oracle(), Rule(), choose(kernel, head_dim=64, dtype=torch.float32))
+    out = shared_decode(Chunk.of(q, k, v, retention=0.2, scale=0.125), parts)
     best = (q[1, 0] @ k[0].T).topk(10).indices
     torch.testing.assert_close(out[0, 0], v[0, best].mean(0), atol=1e-5, rtol=1e-5)
 
@@ -105,6 +101,24 @@ def test_a_shared_list_keeps_the_row_itself_its_window_and_the_sinks():
     k[0, forced] = -5 * q[:, 0].mean(0)
     v = torch.zeros_like(v)
     v[0, forced] = 1.0
-    sparse = SparsePrefill([[0.2] * 2], Oracle(), decode="shared", sinks=4, recent=8)
-    out = sparse(0, q[None], k[None], v[None], 1e-6)
+    sparse = SparseAttention([[0.2] * 2], Oracle(), decode="shared", sinks=4, recent=8)
+    out = sparse(0, q[None], k[None], v[None], 1e-6, Request(decode=True))
     torch.testing.assert_close(out, torch.full_like(out, 12 / 20), atol=1e-3, rtol=1e-3)
+
+
+def test_one_row_is_a_prompts_unless_the_request_says_otherwise():
+    q, k, v = qkv(2, 1, 1, 100, 64)
+    for decode, rows in ((False, (2, 0)), (True, (0, 2))):
+        sparse = SparseAttention([[0.2] * 2], Oracle())
+        out = sparse(0, q[None], k[None], v[None], 0.125, Request(decode=decode))
+        assert (sparse.counters.sparse_rows, sparse.counters.decode_rows) == rows
+        dense = reference.dense_attention(q, k, v, causal_offset=99, scale=0.125)
+        assert torch.allclose(out[0], dense, atol=1e-4) is decode
+
+
+def test_a_decoding_step_has_one_row():
+    q, k, v = (x[None] for x in qkv(2, 1, 2, 100, 64))
+    with pytest.raises(InputError, match="expected one row for a decoding step, got 2"):
+        SparseAttention([[0.2] * 2], Oracle())(0, q, k, v, 0.125, Request(decode=True))
+    with pytest.raises(InputError, match="request: expected a Request"):
+        SparseAttention([[0.2] * 2], Oracle())(0, q, k, v, 0.125, "decode")

@@ -5,6 +5,7 @@ import torch
 
 import shadowattn
 from shadowattn.errors import InputError
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_tensor import Int8Tensor, quantize
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
@@ -15,14 +16,14 @@ from tests.tensors import qkv
 
 def test_oracle_scores_are_the_products():
     q, k, _ = qkv(4, 2, 3, 7, 16)
-    scores = Oracle().estimate(q, k, layer=0, positions=torch.arange(4, 7))
+    scores = Oracle().scores(Chunk.of(q, k, positions=torch.arange(4, 7)))
     torch.testing.assert_close(scores, q @ k.repeat_interleave(2, 0).transpose(1, 2))
 
 
 def test_int8_without_a_bank_is_integer_arithmetic():
     q, k, _ = qkv(4, 2, 5, 9, 64)
     estimator = Int8Tensor.of(q, k)
-    scores = estimator.estimate(q, k, layer=0, positions=torch.arange(4, 9))
+    scores = estimator.scores(Chunk.of(q, k, positions=torch.arange(4, 9)))
     q8, k8 = quantize(q, estimator.q_scales).long(), quantize(k, estimator.k_scales).long()
     assert q8.abs().amax((1, 2)).tolist() == [127] * 4
     assert scores.long().equal(q8 @ k8.repeat_interleave(2, 0).transpose(1, 2))
@@ -30,7 +31,7 @@ def test_int8_without_a_bank_is_integer_arithmetic():
 
 def test_streaming_keeps_itself_then_sinks_then_the_most_recent():
     q, k, _ = qkv(1, 1, 1, 8, 16)
-    scores = Streaming(sinks=2).estimate(q, k, layer=0, positions=torch.tensor([6]))
+    scores = Streaming(sinks=2).scores(Chunk.of(q, k, positions=torch.tensor([6])))
     ranked = scores[0, 0, :7].argsort(descending=True).tolist()  # key 7 lies in the future
     assert ranked == [6, 0, 1, 5, 4, 3, 2]
 
@@ -38,12 +39,12 @@ def test_streaming_keeps_itself_then_sinks_then_the_most_recent():
 def test_random_depends_on_seed_layer_head_row_and_key_and_on_nothing_else():
     q, k, _ = qkv(3, 1, 4, 50, 16)
     positions = torch.arange(40, 44)
-    scores = Random(seed=1).estimate(q, k, layer=2, positions=positions)
-    shorter = Random(seed=1).estimate(-q[:, 1:], k[:, :45], layer=2, positions=positions[1:])
+    scores = Random(seed=1).scores(Chunk.of(q, k, layer=2, positions=positions))
+    shorter = Random(seed=1).scores(Chunk.of(-q[:, 1:], k[:, :45], layer=2, positions=positions[1:]))
     assert shorter.equal(scores[:, 1:, :45])
     for other in (
-        Random(seed=2).estimate(q, k, layer=2, positions=positions),
-        Random(seed=1).estimate(q, k, layer=3, positions=positions),
+        Random(seed=2).scores(Chunk.of(q, k, layer=2, positions=positions)),
+        Random(seed=1).scores(Chunk.of(q, k, layer=3, positions=positions)),
     ):
         assert not other.equal(scores)
     assert len(scores.unique()) > 0.99 * scores.numel()
@@ -54,10 +55,10 @@ def test_some_heads_score_as_they_do_among_all():
     """Heads of groups that are no neighbours, and of groups that are not full."""
     q, k, _ = qkv(6, 3, 5, 40, 64)
     for estimator in (Int8Tensor.of(q, k), Oracle(), Random()):
-        whole = estimator.estimate(q, k, layer=0, positions=torch.arange(35, 40))
+        whole = estimator.scores(Chunk.of(q, k, positions=torch.arange(35, 40)))
         for which in ([0, 1, 4, 5], [0, 2, 3], [5], [1, 3, 5]):
             heads = Heads.all(6, 3)[torch.tensor(which)]
-            some = estimator.estimate(q[which], k, layer=0, positions=torch.arange(35, 40), heads=heads)
+            some = estimator.scores(Chunk.of(q[which], k, positions=torch.arange(35, 40), heads=heads))
             torch.testing.assert_close(some, whole[which])
 
 
@@ -66,9 +67,9 @@ def test_strides_change_no_score():
     q, k, _ = qkv(4, 2, 64, 300, 64)
     strided_q, strided_k = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k))
     for estimator in (Int8Tensor.of(q, k), Oracle()):
-        expected = estimator.estimate(q, k, layer=0, positions=torch.arange(236, 300))
+        expected = estimator.scores(Chunk.of(q, k, positions=torch.arange(236, 300)))
         for _ in range(5):  # memory that was given back too early holds its content for a while
-            scores = estimator.estimate(strided_q, strided_k, layer=0, positions=torch.arange(236, 300))
+            scores = estimator.scores(Chunk.of(strided_q, strided_k, positions=torch.arange(236, 300)))
             assert scores.equal(expected)
 
 
@@ -79,14 +80,14 @@ class Exact(Oracle):
     value: float | None = None
     unit: float = 1.0
 
-    def estimate(self, q, k, *, layer, positions, heads=None):
-        scores = Oracle.estimate(self, q, k, layer=layer, positions=positions, heads=heads)
+    def scores(self, chunk):
+        scores = Oracle.scores(self, chunk)
         if self.value is not None:
             scores[:, :, 3] = self.value
         return scores
 
-    def units(self, q, k, *, layer, heads):
-        return torch.full((len(heads),), self.unit)
+    def units(self, chunk):
+        return torch.full((len(chunk.heads),), self.unit)
 
 
 @pytest.mark.parametrize("kernel", ["torch", "auto"])

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.executor import ScorePool, Threads, run_overlapped, run_sequential
-from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, RetentionProfile, ScaleGrid
+from shadowattn.online.stages import Parts, Stages
+from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.online.test_workers import interrupt_the_caller, late_and_interrupted
 from tests.tensors import integer_qkv
 
@@ -40,16 +40,20 @@ def bank():
     return GraphBank.build(profile, tuple(GraphShape(count, ROWS, DIM, KEYS) for count in (1, 2)))
 
 
-def make_chunk(estimator, *, query_block: int = 1, kernel: str = "auto", seed: int = 0) -> Chunk:
+def make_stages(estimator, *, query_block: int = 1, kernel: str = "auto", seed: int = 0) -> Stages:
     """Small integers, so that scores are exact in any order of summation; heads of different sizes fall into several buckets."""
     q, k, v = integer_qkv(HEADS, KV_HEADS, ROWS, KEYS, DIM, seed=seed)
     q *= torch.arange(1, HEADS + 1)[:, None, None] / 2
     if isinstance(estimator, type):
         estimator = estimator.of(q, k)
-    return Chunk(
-        q, k, v, torch.linspace(0.1, 0.6, HEADS, dtype=torch.float64), 3, KEYS - ROWS + torch.arange(ROWS),
-        Heads.all(HEADS, KV_HEADS), estimator, Rule(query_block), choose(kernel, head_dim=DIM, dtype=q.dtype), DIM**-0.5,
-    )  # fmt: skip
+    chunk = Chunk.of(q, k, v, retention=torch.linspace(0.1, 0.6, HEADS, dtype=torch.float64), layer=3)
+    return Stages(chunk, Parts(estimator, Rule(query_block), choose(kernel, head_dim=DIM, dtype=q.dtype)))
+
+
+def with_parts(stages: Stages, **changes) -> Stages:
+    """The same chunk with another estimator or other kernels."""
+    parts = {"estimator": stages.estimator, "rule": stages.rule, "kernels": stages.kernels} | changes
+    return Stages(stages.chunk, Parts(**parts))
 
 
 @dataclass
@@ -76,11 +80,11 @@ def estimators(bank) -> dict:
     return {"int8": Int8(bank), "int8_tensor": Int8Tensor, "int8_fused": Int8Fused, "oracle": Oracle()}
 
 
-def assert_same(ran, chunk: Chunk) -> None:
-    out, lists = attend_chunk(**chunk.arguments(), keep_lists=True)
-    assert ran.selected.indices.equal(lists.indices)
-    assert ran.selected.starts.equal(lists.starts)
-    torch.testing.assert_close(ran.out, out, atol=1e-6, rtol=1e-6)
+def assert_same(ran, stages: Stages) -> None:
+    plain = Pipeline("batched").run(stages, keep_lists=True)
+    assert ran.selected.indices.equal(plain.selected.indices)
+    assert ran.selected.starts.equal(plain.selected.starts)
+    torch.testing.assert_close(ran.out, plain.out, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
@@ -88,27 +92,27 @@ def assert_same(ran, chunk: Chunk) -> None:
 @pytest.mark.parametrize("name", ["int8", "int8_tensor", "int8_fused", "oracle"])
 @pytest.mark.parametrize("mode", ["off", "overlap", "fused"])
 def test_every_mode_selects_what_the_plain_path_selects(bank, mode, name, query_block, kernel):
-    chunk = make_chunk(estimators(bank)[name], query_block=query_block, kernel=kernel)
+    stages = make_stages(estimators(bank)[name], query_block=query_block, kernel=kernel)
     if mode == "fused" and name == "int8_fused":
         with pytest.raises(InputError, match="no scores to launch for"):
-            Pipeline(mode).run(chunk, keep_lists=True)
+            Pipeline(mode).run(stages, keep_lists=True)
         return
     pipeline = Pipeline(mode)
     for _ in range(2):  # the second time with memory that the first has left
-        assert_same(pipeline.run(chunk, keep_lists=True), chunk)
+        assert_same(pipeline.run(stages, keep_lists=True), stages)
 
 
 @given(data=st.data())
 def test_any_order_of_launches_and_heads_selects_the_same(bank, data):
-    chunk = make_chunk(Int8(bank))
-    launches = data.draw(st.permutations(chunk.groups()))
+    stages = make_stages(Int8(bank))
+    launches = data.draw(st.permutations(stages.launches()))
     order = data.draw(st.permutations(range(HEADS)))
     budgets = st.sampled_from([None, 1, 2])
     threads = Threads(*(data.draw(budgets) for _ in range(3)))
     queue_heads = data.draw(st.integers(1, HEADS))
     pool = Counting()
-    ran = run_overlapped(chunk, launches, order, threads=threads, queue_heads=queue_heads, keep_lists=True, pool=pool)
-    assert_same(ran, chunk)
+    ran = run_overlapped(stages, launches, order, threads=threads, queue_heads=queue_heads, keep_lists=True, pool=pool)
+    assert_same(ran, stages)
     assert pool.most <= most_copies(launches, order, queue_heads)
 
 
@@ -149,9 +153,9 @@ class Failing:
 )
 @pytest.mark.parametrize("stage", ["estimate", "select", "attend"])
 def test_a_failing_stage_stops_all_and_says_where(stage, error, raised, message, mode, calls):
-    chunk = make_chunk(Oracle())
-    part = "estimator" if stage == "estimate" else "kernels"
-    broken = replace(chunk, **{part: Failing(getattr(chunk, part), stage, error, calls)})
+    stages = make_stages(Oracle())
+    part, method = ("estimator", "launch") if stage == "estimate" else ("kernels", stage)
+    broken = with_parts(stages, **{part: Failing(getattr(stages, part), method, error, calls)})
     before, torch_threads = threads_alive(), torch.get_num_threads()
     pipeline = Pipeline(mode, queue_heads=1)
     with pytest.raises(raised) as caught:
@@ -165,7 +169,7 @@ def test_a_failing_stage_stops_all_and_says_where(stage, error, raised, message,
     else:
         assert str(caught.value) == f"{where}{' ' if raised is StageError else ''}{message}"
         assert caught.value.__cause__ is error
-    assert_same(pipeline.run(chunk, keep_lists=True), chunk)  # and the pipeline still works
+    assert_same(pipeline.run(stages, keep_lists=True), stages)  # and the pipeline still works
 
 
 @dataclass
@@ -180,8 +184,9 @@ class Watched:
 
     def __getattr__(self, name):
         method = getattr(self.wrapped, name)
-        if name not in ("estimate", "select", "attend", "launch"):
+        if name not in ("launch", "select", "attend"):
             return method
+        name = "estimate" if name == "launch" else name
 
         def call(*arguments, **options):
             self.at_work += 1
@@ -195,18 +200,18 @@ class Watched:
         return call
 
 
-def watched(chunk: Chunk, watch) -> Chunk:
-    return replace(chunk, estimator=Watched(chunk.estimator, watch), kernels=Watched(chunk.kernels, watch))
+def watched(stages: Stages, watch) -> Stages:
+    return with_parts(stages, estimator=Watched(stages.estimator, watch), kernels=Watched(stages.kernels, watch))
 
 
 def test_an_interrupted_start_leaves_nothing_at_work(monkeypatch):
-    chunk = watched(make_chunk(Oracle()), lambda method, call: None)
+    stages = watched(make_stages(Oracle()), lambda method, call: None)
     before = threads_alive()
     monkeypatch.setattr(_thread, "start_new_thread", late_and_interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Pipeline("overlap").run(chunk, keep_lists=False)
+        Pipeline("overlap").run(stages, keep_lists=False)
     assert_alive(before)
-    assert not chunk.estimator.calls
+    assert not stages.estimator.calls
 
 
 def interrupted_after(error: BaseException):
@@ -228,20 +233,20 @@ def interrupted_after(error: BaseException):
 
 def test_a_second_interruption_waits_for_the_stages_too():
     interruption = Interruption()
-    chunk = watched(make_chunk(Oracle()), interrupted_after(interruption))
+    stages = watched(make_stages(Oracle()), interrupted_after(interruption))
     before = threads_alive()
     with pytest.raises(Interruption) as caught:
-        Pipeline("overlap").run(chunk, keep_lists=False)
+        Pipeline("overlap").run(stages, keep_lists=False)
     assert caught.value is interruption
-    assert chunk.estimator.calls["estimate"] == 2
-    assert not chunk.estimator.at_work
+    assert stages.estimator.calls["estimate"] == 2
+    assert not stages.estimator.at_work
     assert_alive(before)
 
 
 def test_an_interruption_while_a_failure_is_cleaned_up_is_not_lost():
-    chunk = watched(make_chunk(Oracle()), interrupted_after(ZeroDivisionError()))
+    stages = watched(make_stages(Oracle()), interrupted_after(ZeroDivisionError()))
     with pytest.raises(KeyboardInterrupt):
-        Pipeline("overlap").run(chunk, keep_lists=False)
+        Pipeline("overlap").run(stages, keep_lists=False)
 
 
 @pytest.fixture
@@ -256,7 +261,7 @@ def torch_threads():
 @pytest.mark.parametrize("mode", ["off", "overlap"])
 @pytest.mark.parametrize("budgets", [(1, 2, 3), (2, 1, 4), (1, None, 2), (None, 1, None)])
 def test_each_stage_runs_on_its_budget(torch_threads, budgets, mode):
-    chunk = make_chunk(Oracle())
+    stages = make_stages(Oracle())
     seen, second_estimate, first_select = defaultdict(set), threading.Event(), threading.Event()
 
     def watch(method, call):
@@ -272,9 +277,9 @@ def test_each_stage_runs_on_its_budget(torch_threads, budgets, mode):
     launches = [Group((head,)) for head in range(HEADS)]
     how = {"threads": Threads(*budgets), "keep_lists": False, "pool": ScorePool()}
     if mode == "off":
-        run_sequential(watched(chunk, watch), launches, **how)
+        run_sequential(watched(stages, watch), launches, **how)
     else:
-        run_overlapped(watched(chunk, watch), launches, range(HEADS), queue_heads=2, **how)
+        run_overlapped(watched(stages, watch), launches, range(HEADS), queue_heads=2, **how)
     wanted = dict(zip(("estimate", "select", "attend"), budgets, strict=True))
     assert seen == {stage: {budget or torch_threads} for stage, budget in wanted.items()}
     assert torch.get_num_threads() == torch_threads
@@ -302,7 +307,7 @@ def test_an_interrupted_end_of_a_budget_is_made_up_for(torch_threads, monkeypatc
 
     monkeypatch.setattr(torch, "set_num_threads", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Pipeline("overlap", threads=Threads(1, 1, 1)).run(make_chunk(Oracle()), keep_lists=False)
+        Pipeline("overlap", threads=Threads(1, 1, 1)).run(make_stages(Oracle()), keep_lists=False)
     assert calls[:2] == [1, torch_threads]
     assert torch.get_num_threads() == torch_threads
 
@@ -340,7 +345,7 @@ def most_copies(launches: list[Group], order: list[int], queue_heads: int) -> in
 
 @pytest.mark.parametrize("queue_heads", [1, 2])
 def test_scores_alive_are_bounded_where_heads_go_in_the_order_of_launches(bank, queue_heads):
-    chunk, pool = make_chunk(Int8(bank)), Counting()
+    stages, pool = make_stages(Int8(bank)), Counting()
 
     def until_the_estimate_is_ahead(method: str, call: int) -> None:
         """Selection waits until the estimate has run ahead as far as it may; ten seconds, should it never."""
@@ -348,38 +353,38 @@ def test_scores_alive_are_bounded_where_heads_go_in_the_order_of_launches(bank, 
         while method == "select" and pool.most < queue_heads + 2 and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    chunk = replace(chunk, kernels=Watched(chunk.kernels, until_the_estimate_is_ahead))
-    launches = [Group((head,), group.bucket) for group in chunk.groups() for head in group.heads]
+    stages = with_parts(stages, kernels=Watched(stages.kernels, until_the_estimate_is_ahead))
+    launches = [Group((head,), group.bucket) for group in stages.launches() for head in group.heads]
     order = [head for group in launches for head in group.heads]
-    run_overlapped(chunk, launches, order, threads=Threads(1, 1, 1), queue_heads=queue_heads, keep_lists=False, pool=pool)
+    run_overlapped(stages, launches, order, threads=Threads(1, 1, 1), queue_heads=queue_heads, keep_lists=False, pool=pool)
     assert pool.most == most_copies(launches, order, queue_heads) == queue_heads + 2 < HEADS
     assert pool.alive == 0
 
 
 def test_an_order_that_begins_with_the_last_launch_keeps_every_head(bank):
-    chunk, pool = make_chunk(Int8(bank)), Counting()
-    launches = [Group((head,), group.bucket) for group in chunk.groups() for head in group.heads]
+    stages, pool = make_stages(Int8(bank)), Counting()
+    launches = [Group((head,), group.bucket) for group in stages.launches() for head in group.heads]
     order = [head for group in reversed(launches) for head in group.heads]
-    ran = run_overlapped(chunk, launches, order, threads=Threads(1, 1, 1), queue_heads=1, keep_lists=True, pool=pool)
-    assert_same(ran, chunk)
+    ran = run_overlapped(stages, launches, order, threads=Threads(1, 1, 1), queue_heads=1, keep_lists=True, pool=pool)
+    assert_same(ran, stages)
     assert pool.most == HEADS
     assert pool.alive == 0
 
 
 def test_nan_is_an_input_error_in_every_mode(bank):
-    chunk = make_chunk(Int8(bank))
-    chunk.k[0, 5, 0] = torch.nan
+    stages = make_stages(Int8(bank))
+    stages.chunk.k[0, 5, 0] = torch.nan
     for mode in ("off", "overlap", "fused"):
         with pytest.raises(InputError, match="NaN"):
-            Pipeline(mode).run(chunk, keep_lists=False)
+            Pipeline(mode).run(stages, keep_lists=False)
 
 
 def test_workers_inherit_torchs_modes():
     """A worker that computed gradients would hold every score of the prompt."""
-    chunk = make_chunk(Oracle())
-    chunk.q.requires_grad_()
+    stages = make_stages(Oracle())
+    stages.chunk.q.requires_grad_()
     with torch.no_grad():
-        assert not Pipeline("overlap").run(chunk, keep_lists=False).out.requires_grad
+        assert not Pipeline("overlap").run(stages, keep_lists=False).out.requires_grad
 
 
 def test_the_pool_keeps_the_largest_memory():
@@ -406,7 +411,7 @@ def test_the_pools_memory_outlives_inference_mode():
 @pytest.mark.parametrize("launches", [[Group((0, 1, 2))], [Group((0, 1, 2, 3, 4, 5)), Group((5,))]])
 def test_a_plan_that_forgets_or_repeats_a_head_is_refused(launches):
     with pytest.raises(ValueError, match="each of 6 heads in one launch"):
-        run_sequential(make_chunk(Oracle()), launches, threads=Threads(), keep_lists=False)
+        run_sequential(make_stages(Oracle()), launches, threads=Threads(), keep_lists=False)
 
 
 @pytest.mark.parametrize(

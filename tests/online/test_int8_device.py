@@ -9,18 +9,19 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.kernels import choose
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_device import Int8Device
-from shadowattn.online.path import attend_chunk
+from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.reference import select, select_key_blocks
-from shadowattn.types import Heads, Requant
+from shadowattn.types import Requant
 from tests.profiles import profile_for
 from tests.selections import as_mask
 from tests.tensors import qkv
 from tests.tiny import tiny_model
 
-HEADS = Heads.all(4, 2)
 KERNELS = choose("torch", head_dim=64, dtype=torch.float32)
 
 
@@ -50,8 +51,8 @@ def test_the_device_selects_what_the_reference_does(
     q, k, _ = qkv(4, 2, rows, before + rows, 64, seed=seed)
     positions, retention = before + torch.arange(rows), torch.tensor(retention, dtype=torch.float64)
     rule = Rule(query_block, "max")
-    selection = device.choose(q, k, rule, rule.lists(retention, positions), positions=positions, heads=HEADS, scale=0.125)
-    scores = Int8(bank(GraphForm(inputs, requant), group=group)).estimate(q, k, layer=0, positions=positions).float()
+    selection = device.select(Chunk.of(q, k, retention=retention), rule, rule.lists(retention, positions), KERNELS)
+    scores = Int8(bank(GraphForm(inputs, requant), group=group)).scores(Chunk.of(q, k)).float()
     how = (scores, retention, positions + 1, query_block)
     expected = select(*how, "max" if query_block > 1 else "first_row") if key_block == 1 else select_key_blocks(*how, key_block)
     assert as_mask(selection, k.shape[1]).equal(expected)
@@ -66,21 +67,20 @@ def test_heads_of_different_retention_take_graphs_of_different_k():
     q, k, _ = qkv(4, 2, 32, 96, 64)
     retention = torch.tensor([0.1, 0.1, 0.1, 0.5], dtype=torch.float64)
     positions, rule = 64 + torch.arange(32), Rule()
-    device.choose(q, k, rule, rule.lists(retention, positions), positions=positions, heads=HEADS, scale=0.125)
+    device.select(Chunk.of(q, k, retention=retention), rule, rule.lists(retention, positions), KERNELS)
     assert device.launched == 3  # heads 0 and 1 share one; of the second group, each its own
 
 
 def test_attention_is_that_of_the_host():
     q, k, v = qkv(4, 2, 32, 96, 64)
-    retention, positions = torch.full((4,), 0.2, dtype=torch.float64), 64 + torch.arange(32)
-    how = {"layer": 0, "positions": positions, "heads": HEADS, "rule": Rule(), "kernels": KERNELS, "scale": 0.125}
     estimators = (
         Int8(bank(GraphForm())),
         Int8Device(bank(GraphForm(mask=True, indices=True), top_ks=(20,))),
     )
-    outs = [attend_chunk(q, k, v, retention, estimator=e, keep_lists=False, **how) for e in estimators]
-    assert outs[0][0].equal(outs[1][0])
-    assert outs[0][1] == outs[1][1]
+    chunk = Chunk.of(q, k, v, retention=0.2)
+    host, device = (Pipeline().run(Stages(chunk, Parts(e, Rule(), KERNELS)), keep_lists=False) for e in estimators)
+    assert host.out.equal(device.out)
+    assert host.selected == device.selected
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_what_the_graphs_do_not_know_is_refused(rule, form, top_k, message):
     positions = 64 + torch.arange(32)
     lists = rule.lists(torch.full((4,), 0.2, dtype=torch.float64), positions)
     with pytest.raises(InputError, match=message):
-        device.choose(q, k, rule, lists, positions=positions, heads=HEADS, scale=0.125)
+        device.select(Chunk.of(q, k), rule, lists, KERNELS)
 
 
 def test_it_has_no_scores_for_decode():
     with pytest.raises(InputError, match="use decode=dense"):
-        Int8Device(bank(GraphForm(mask=True, indices=True), top_ks=(5,))).estimate(None, None, layer=0, positions=None)
+        Int8Device(bank(GraphForm(mask=True, indices=True), top_ks=(5,))).scores(None)

@@ -7,13 +7,16 @@ import shadowattn
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.kernels import native
+from shadowattn.online.attention import SparseAttention
+from shadowattn.online.cache import LayerCache
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
-from shadowattn.online.path import attend_chunk, select_keys
-from shadowattn.online.prefill import SparsePrefill
+from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import BLOCK_SCORES, Rule
-from shadowattn.types import Heads, ScaleGrid
+from shadowattn.online.stages import Parts, Stages
+from shadowattn.types import ScaleGrid
 from tests.profiles import profile_for
 from tests.tensors import HEADS, qkv
 from tests.tiny import tiny_model
@@ -27,12 +30,10 @@ RETENTION = torch.full((4,), 0.2, dtype=torch.float64)
 @pytest.mark.parametrize(("count", "groups"), HEADS)
 def test_selects_bit_for_bit_what_the_graph_selects(count, groups, query_block, block_score):
     q, k, _ = qkv(count, groups, 70, 200, 64)
-    heads, positions, rule = Heads.all(count, groups), 130 + torch.arange(70), Rule(query_block, block_score)
+    chunk, rule = Chunk.of(q, k, retention=RETENTION, scale=0.125), Rule(query_block, block_score)
     kernels = shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32)
     graph, fused = Int8Tensor.of(q, k), Int8Fused.of(q, k)
-    how = {"positions": positions, "heads": heads, "rule": rule, "lists": rule.lists(RETENTION, positions)}
-    expected = select_keys(q, k, layer=0, estimator=graph, kernels=kernels, scale=0.125, **how)
-    chosen = fused.choose(q, fused.prepare(k, layer=0), scale=0.125, **how)
+    expected, chosen = (one.select(chunk, rule, rule.lists(RETENTION, chunk.positions), kernels) for one in (graph, fused))
     assert chosen.starts.equal(expected.starts)
     if rule.pooling == "probability":  # float32 sums of exponentials in another order: near ties may fall either way
         assert (chosen.indices != expected.indices).float().mean() < 0.01
@@ -47,51 +48,60 @@ def test_selects_what_the_bank_selects():
     bank = GraphBank.build(profile_for(model, 0.2, grid=grid), (GraphShape(1, 70, 64, 200),), device="CPU")
     q, k, _ = qkv(4, 2, 70, 200, 64)
     q[1:] *= 0.2
-    heads, positions, rule = Heads.all(4, 2), 130 + torch.arange(70), Rule()
+    chunk, rule = Chunk.of(q, k, retention=RETENTION, scale=0.125), Rule()
     kernels = shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32)
     fused = Int8Fused(grid)
-    how = {"positions": positions, "heads": heads, "rule": rule, "lists": rule.lists(RETENTION, positions)}
-    expected = select_keys(q, k, layer=0, estimator=Int8(bank), kernels=kernels, scale=0.125, **how)
-    chosen = fused.choose(q, fused.prepare(k, layer=0), scale=0.125, **how)
+    lists = rule.lists(RETENTION, chunk.positions)
+    expected, chosen = (one.select(chunk, rule, lists, kernels) for one in (Int8(bank), fused))
     assert chosen.indices.equal(expected.indices)
 
 
-def chunked(estimator, q, k, v, chunk):
+def chunked(estimator, q, k, v, chunk, cache):
     """Chunk by chunk with a growing K, as a model's cache grows."""
-    kernels = shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32)
-    parts = []
+    parts = Parts(estimator, Rule(), shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32))
+    made = []
     for start in range(0, q.shape[1], chunk):
-        at = slice(start, start + chunk)
         keys, values = (x[:, : start + chunk].clone() for x in (k, v))
-        out, _ = attend_chunk(
-            q[:, at], keys, values, RETENTION, layer=0, positions=torch.arange(q.shape[1])[at], heads=Heads.all(4, 2),
-            estimator=estimator, rule=Rule(), kernels=kernels, scale=0.125, keep_lists=False,
-        )  # fmt: skip
-        parts.append(out)
-    return torch.cat(parts, 1)
+        of = Chunk.of(q[:, start : start + chunk], keys, values, retention=RETENTION, scale=0.125, cache=cache)
+        made.append(Pipeline().run(Stages(of, parts), keep_lists=False).out)
+    return torch.cat(made, 1)
 
 
 def test_keys_are_packed_once_as_they_are_appended():
     q, k, v = qkv(4, 2, 1500, 1500, 64)  # beyond the first capacities
-    fused = Int8Fused.of(q, k)
-    out = chunked(fused, q, k, v, 100)
+    fused, cache = Int8Fused.of(q, k), LayerCache()
+    out = chunked(fused, q, k, v, 100, cache)
     assert fused.repacked == 1
-    assert fused.prepare(k, layer=0).length == 1500
+    assert fused.packed(Chunk.of(q[:, -1:], k, cache=cache)).length == 1500
+    assert fused.repacked == 1
     expected = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=0, estimator=Int8Tensor.of(q, k), scale=0.125)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_another_prompt_that_ends_in_the_same_key_is_not_taken_for_a_continuation():
-    """In the first layer a key depends on its token and its position alone."""
-    _, k, _ = qkv(4, 2, 64, 64, 64)
+def test_measured_scales_grow_with_the_keys():
+    """Packed by the largest key so far, from anew when that grows: as a bank of graphs without steps between its scales."""
+    q, k, v = qkv(4, 2, 400, 400, 64)
+    k[:, 250] *= 3
+    fused = Int8Fused()
+    out = chunked(fused, q, k, v, 50, LayerCache())
+    torch.testing.assert_close(out, chunked(Int8Tensor(), q, k, v, 50, LayerCache()), atol=1e-5, rtol=1e-5)
+    assert 2 <= fused.repacked < 8
+
+
+@pytest.mark.parametrize("length", [0, 1, 64, 70, 99])
+def test_cropped_keys_are_packed_again(length):
+    _, k, _ = qkv(4, 2, 1, 100, 64)
     other = k.clone()
-    other[:, 10] = -other[:, 10].flip(-1)  # the same sums and scales
-    fused = Int8Fused(q_scales=torch.full((4,), 0.03), k_scales=torch.full((2,), 0.03))
-    fused.prepare(k, layer=0)
-    mixed = fused.prepare(other, layer=0).packed.clone()
-    alone = Int8Fused(q_scales=torch.full((4,), 0.03), k_scales=torch.full((2,), 0.03)).prepare(other, layer=0).packed
+    other[:, length:] = -k[:, length:].flip(1)
+    fused, cache = Int8Fused(q_scales=torch.full((4,), 0.03), k_scales=torch.full((2,), 0.03)), LayerCache()
+    for keys in (k[:, :70], k):
+        fused.prepare(Chunk.of(keys[:2, -1:], keys, cache=cache))
+    cache.crop(length)
+    fused.prepare(Chunk.of(other[:2, -1:], other, cache=cache))
+    alone = LayerCache()
+    fused.prepare(Chunk.of(other[:2, -1:], other, cache=alone))
+    mixed, alone = (fused.packed(Chunk.of(other[:2, -1:], other, cache=of)).packed[:, :6] for of in (cache, alone))
     assert mixed.equal(alone)
-    assert fused.repacked == 2
 
 
 def test_a_batch_is_several_prompts():
@@ -109,7 +119,7 @@ def test_a_batch_is_several_prompts():
 def test_values_that_are_not_finite_are_refused(value):
     q, k, v = qkv(4, 2, 20, 20, 64)
     k[0, 3, 3] = value
-    prefill = SparsePrefill([[0.2] * 4], Int8Fused(ScaleGrid((0.02,), (0.02,))), kernel="native")
+    prefill = SparseAttention([[0.2] * 4], Int8Fused(ScaleGrid((0.02,), (0.02,))), kernel="native")
     with pytest.raises(shadowattn.errors.InputError, match="NaN or infinity"):
         prefill(0, q[None], k[None], v[None], 0.125)
 

@@ -13,6 +13,8 @@ import torch
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels import native
+from shadowattn.online.cache import LayerCache
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
@@ -22,8 +24,9 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group
 from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
-from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, Backwards, assert_same, bank, make_chunk
+from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, Backwards, assert_same, bank, make_stages, with_parts
 
 __all__ = ["bank"]  # the fixture
 
@@ -158,18 +161,23 @@ def test_a_curve_that_ends_early_bounds_what_is_said():
         lean.work([Group((0,), 0)], (0.2,), keys=500)
 
 
-def probe_of(chunk, **changes) -> Probe:
-    options = {"estimator": chunk.estimator, "rule": chunk.rule, "kernels": chunk.kernels, "threads": THREADS}
-    return Probe(HEADS, KV_HEADS, DIM, ROWS, chunk.q.dtype, **options | changes)
+def on(stages: Stages, chunk: Chunk) -> Stages:
+    """The same parts on another chunk."""
+    return Stages(chunk, Parts(stages.estimator, stages.rule, stages.kernels))
 
 
-def measured(chunk, **changes) -> LatencyProfile:
-    probe = probe_of(chunk, **changes)
+def probe_of(stages, **changes) -> Probe:
+    options = {"estimator": stages.estimator, "rule": stages.rule, "kernels": stages.kernels, "threads": THREADS}
+    return Probe(HEADS, KV_HEADS, DIM, ROWS, stages.chunk.q.dtype, **options | changes)
+
+
+def measured(stages, **changes) -> LatencyProfile:
+    probe = probe_of(stages, **changes)
     return LatencyProfile(probe.binding(), tuple(probe.measure(KEYS, RETENTIONS, repeats=3)))
 
 
 def test_the_probe_measures_every_launch_and_retention(bank):
-    profile = measured(make_chunk(Int8(bank)))
+    profile = measured(make_stages(Int8(bank)))
     estimates = {(p.heads, p.bucket, p.capacity) for p in profile.points if p.stage == "estimate"}
     assert estimates == {(size, bucket, KEYS) for size in (1, 2) for bucket in range(9)}
     for stage in ("select", "attend"):
@@ -178,27 +186,27 @@ def test_the_probe_measures_every_launch_and_retention(bank):
 
 
 def test_key_lengths_cover_both_ends_of_every_capacity(bank):
-    lengths = probe_of(make_chunk(Oracle())).key_lengths(300)
+    lengths = probe_of(make_stages(Oracle())).key_lengths(300)
     assert lengths[0] == ROWS
     assert lengths[-1] == 300
     assert {64, 96, 128, 160, 256, 288} <= set(lengths)  # steps of doubling: 32, 64, 128, 256
-    assert probe_of(make_chunk(Int8(bank))).key_lengths(KEYS)[-1] == KEYS
+    assert probe_of(make_stages(Int8(bank))).key_lengths(KEYS)[-1] == KEYS
 
 
 def test_planned_runs_what_the_scheduler_says(bank):
-    chunk = make_chunk(Int8(bank))
-    pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(chunk))
-    ran = pipeline.run(chunk, keep_lists=True)
-    assert_same(ran, chunk)
+    stages = make_stages(Int8(bank))
+    pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(stages))
+    ran = pipeline.run(stages, keep_lists=True)
+    assert_same(ran, stages)
     launched = [span.heads for span in ran.timeline.spans if span.stage == "estimate"]
-    assert launched == [group.heads for group in reversed(chunk.groups())]
+    assert launched == [group.heads for group in reversed(stages.launches())]
     for stage in ("select", "attend"):
         assert [span.heads for span in ran.timeline.spans if span.stage == stage] == [(h,) for h in reversed(range(HEADS))]
 
 
 def test_a_foreign_profile_is_refused(bank):
-    chunk = make_chunk(Int8(bank))
-    profile = measured(chunk)
+    stages = make_stages(Int8(bank))
+    profile = measured(stages)
     foreign = {
         "processor": replace(profile, binding=profile.binding | {"processor": "abacus"}),
         "bank": replace(profile, binding=profile.binding | {"bank": "0123"}),
@@ -207,9 +215,9 @@ def test_a_foreign_profile_is_refused(bank):
     }
     for name, other in foreign.items():
         with pytest.raises(InputError, match=rf"measured with {name} .*, here it is .*\+exp=latency_profile"):
-            Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=other).run(chunk, keep_lists=False)
+            Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=other).run(stages, keep_lists=False)
     with pytest.raises(InputError, match="measured with estimate_threads 1, here it is 2"):
-        Pipeline("planned", threads=Threads(2, 1, 1), scheduler=Backwards(), profile=profile).run(chunk, keep_lists=False)
+        Pipeline("planned", threads=Threads(2, 1, 1), scheduler=Backwards(), profile=profile).run(stages, keep_lists=False)
 
 
 def other_bank() -> GraphBank:
@@ -236,48 +244,52 @@ FOREIGN = {
 @pytest.fixture
 def planned(bank):
     """A chunk, and a pipeline that has run it."""
-    chunk = make_chunk(Int8(bank))
-    pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(chunk))
-    pipeline.run(chunk, keep_lists=False)
-    return chunk, pipeline
+    stages = make_stages(Int8(bank))
+    pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(stages))
+    pipeline.run(stages, keep_lists=False)
+    return stages, pipeline
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_pipeline_that_has_run_still_refuses_what_it_was_not_measured_for(planned, name):
-    chunk, pipeline = planned
+    stages, pipeline = planned
+    changed = FOREIGN[name](stages.chunk)
+    parts = set(changed) <= {"estimator", "rule", "kernels"}
+    foreign = with_parts(stages, **changed) if parts else on(stages, replace(stages.chunk, **changed, cache=LayerCache()))
     with pytest.raises(InputError, match=rf"measured with {name} .*, here it is .*\+exp=latency_profile"):
-        pipeline.run(replace(chunk, **FOREIGN[name](chunk)), keep_lists=False)
-    assert_same(pipeline.run(chunk, keep_lists=True), chunk)
+        pipeline.run(foreign, keep_lists=False)
+    assert_same(pipeline.run(stages, keep_lists=True), stages)
 
 
 @pytest.mark.parametrize("stage", ["estimate", "select", "attend"])
 def test_a_pipeline_that_has_run_still_refuses_other_threads(planned, stage):
-    chunk, pipeline = planned
+    stages, pipeline = planned
     pipeline.threads = replace(THREADS, **{stage: 2})
     with pytest.raises(InputError, match=f"measured with {stage}_threads 1, here it is 2"):
-        pipeline.run(chunk, keep_lists=False)
+        pipeline.run(stages, keep_lists=False)
 
 
 @pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
 def test_a_pipeline_that_has_run_still_refuses_another_instruction_set(planned):
-    chunk, pipeline = planned
+    stages, pipeline = planned
     if native.highest_level() == 0:
         pytest.skip("this processor has only the portable instruction set")
     with native.forced_level("portable"), pytest.raises(InputError, match=r"measured with kernels native .*is native portable"):
-        pipeline.run(chunk, keep_lists=False)
+        pipeline.run(stages, keep_lists=False)
 
 
 def test_a_profile_also_holds_for_fewer_rows_and_heads(planned):
     """A last chunk is shorter, and some of a layer's heads may go dense."""
-    chunk, pipeline = planned
+    stages, pipeline = planned
+    chunk = stages.chunk
     few, rows = [0, 1, 4], ROWS // 2
     fewer = {"q": chunk.q[few], "retention": chunk.retention[few], "heads": chunk.heads[torch.tensor(few)]}
     shorter = {"q": chunk.q[:, :rows], "k": chunk.k[:, :-rows], "v": chunk.v[:, :-rows], "positions": chunk.positions[:rows]}
     for change in (fewer, shorter):
-        part = replace(chunk, **change)
+        part = on(stages, replace(chunk, **change, cache=LayerCache()))
         assert_same(pipeline.run(part, keep_lists=True), part)
 
 
 def test_an_estimator_that_selects_has_nothing_to_plan():
     with pytest.raises(InputError, match="Int8Fused selects while it estimates"):
-        probe_of(make_chunk(Oracle()), estimator=Int8Fused.of(*torch.ones(2, 1, 1, DIM)))
+        probe_of(make_stages(Oracle()), estimator=Int8Fused.of(*torch.ones(2, 1, 1, DIM)))

@@ -14,7 +14,8 @@ from shadowattn.online.latency import LatencyProfile, without_slowest
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
-from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, bank, make_chunk
+from shadowattn.online.stages import Stages
+from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, bank, make_stages
 
 __all__ = ["bank"]  # the fixture
 
@@ -55,17 +56,17 @@ class ClockedInt8(Int8):
 
     clock: Clock
 
-    def groups(self, q, k, *, heads):
+    def prepare(self, chunk):
         self.clock.us += 7.0
-        return super().groups(q, k, heads=heads)
+        super().prepare(chunk)
 
-    def launch(self, q, k, group, known, *, positions, heads):
+    def launch(self, chunk, group):
         clock = self.clock
         clock.started += 1
         clock.us += LAUNCH_US * len(group.heads) + SWITCH_US * (group.bucket != clock.bucket)
         clock.us += clock.hold_up.get(clock.started, 0.0)
         clock.bucket = group.bucket
-        return super().launch(q, k, group, known, positions=positions, heads=heads)
+        return super().launch(chunk, group)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def clock(monkeypatch):
 def probe_on(clock, bank) -> Probe:
     estimator = ClockedInt8(bank)
     estimator.clock = clock
-    dtype = make_chunk(Int8(bank)).q.dtype
+    dtype = make_stages(Int8(bank)).chunk.q.dtype
     return Probe(HEADS, KV_HEADS, DIM, ROWS, dtype, estimator, Rule(), Clocked(clock), Threads(), pool=None)
 
 
@@ -102,9 +103,10 @@ def test_the_profile_predicts_a_call_of_off_it_has_not_seen(clock, bank):
     for seed in range(100, 104):
         chunk = measured.chunk(measured.mixed(draw), [draw.uniform(0.1, 0.6) for _ in range(HEADS)], KEYS, seed=seed)
         start = clock.us
-        ran = off.run(chunk, keep_lists=False)
+        stages = Stages(chunk, measured.parts)
+        ran = off.run(stages, keep_lists=False)
         took = clock.us - start
-        singles = [replace(group, heads=(head,)) for group in chunk.groups() for head in group.heads]
+        singles = [replace(group, heads=(head,)) for group in stages.launches() for head in group.heads]
         work = profile.work(singles, chunk.retention.tolist(), keys=KEYS)
         predicted = sum(launch.estimate_us for launch in work.launches) + sum(work.select_us) + sum(work.attend_us)
         predicted += profile.call_us("prepare", KEYS) + profile.call_us("between", KEYS) * len(ran.timeline.spans)
@@ -120,7 +122,7 @@ def test_layouts_mix_buckets_and_hold_every_launch_and_retention(bank):
         for one in layouts:
             assert [head for group in one.launches for head in group.heads] == list(range(HEADS))
             chunk = measured.chunk(one.pairs, one.retention, KEYS, seed=0)
-            served = {head: group.bucket for group in chunk.groups() for head in group.heads}
+            served = {head: group.bucket for group in Stages(chunk, measured.parts).launches() for head in group.heads}
             assert served == {head: group.bucket for group in one.launches for head in group.heads}
         pairs = [pair for one in layouts for pair in zip(one.launches, one.launches[1:], strict=False)]
         assert sum(a.bucket != b.bucket for a, b in pairs) > 0.6 * len(pairs)

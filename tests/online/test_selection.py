@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from shadowattn import reference
 from shadowattn.errors import InputError
 from shadowattn.kernels import TorchKernels
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from tests.selections import as_mask
 
@@ -44,7 +45,8 @@ def test_a_mean_query_scores_as_the_mean_of_its_rows(rows, query_block, seed):
     q = torch.randint(-4, 5, (2, rows, 8), generator=generator).double()  # double: no rounding on either side
     k = torch.randint(-4, 5, (2, rows, 8), generator=generator).double()
     rule = Rule(query_block, "pooled_query")
-    mean, at = rule.scored(q, torch.arange(rows))
+    asked = rule.scored(Chunk.of(q, k))
+    mean, at = asked.q, asked.positions
     expected = torch.stack([block.mean(1) for block in (q @ k.transpose(1, 2)).split(query_block, 1)], 1)
     torch.testing.assert_close(mean @ k.transpose(1, 2), expected)
     assert at.tolist() == [min(start + query_block, rows) - 1 for start in range(0, rows, query_block)]

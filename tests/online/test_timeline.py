@@ -8,13 +8,13 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.timeline import STAGES, Span, Timeline, chrome_trace
-from tests.online.test_executor import DIM, HEADS, KEYS, ROWS, make_chunk
+from tests.online.test_executor import DIM, HEADS, KEYS, ROWS, make_stages
 
 
 @pytest.mark.parametrize("mode", ["off", "overlap", "fused"])
 def test_every_stage_of_every_head_is_recorded(mode):
-    chunk = make_chunk(Oracle())
-    ran = Pipeline(mode).run(chunk, keep_lists=True)
+    stages = make_stages(Oracle())
+    ran = Pipeline(mode).run(stages, keep_lists=True)
     for stage in STAGES:
         spans = [span for span in ran.timeline.spans if span.stage == stage]
         assert sorted(head for span in spans for head in span.heads) == list(range(HEADS))
@@ -30,16 +30,17 @@ def test_every_stage_of_every_head_is_recorded(mode):
 
 
 def test_bytes_count_every_operand():
-    spans = Pipeline("off").run(chunk := make_chunk(Oracle()), keep_lists=True).timeline.spans
+    spans = Pipeline("off").run(stages := make_stages(Oracle()), keep_lists=True).timeline.spans
     estimate, select, attend = spans[:3]
-    listed = int(chunk.rule.lists(chunk.retention, chunk.positions).starts[ROWS])
+    chunk = stages.chunk
+    listed = int(stages.rule.lists(chunk.retention, chunk.positions).starts[ROWS])
     assert estimate.bytes == 4 * (ROWS * DIM + KEYS * DIM + ROWS * KEYS)
     assert select.bytes == 4 * (ROWS * KEYS + listed)
     assert attend.bytes == 4 * (2 * ROWS * DIM + listed + 2 * listed * DIM)
 
 
 def test_an_estimator_that_selects_has_two_stages():
-    spans = Pipeline("overlap").run(make_chunk(Int8Fused), keep_lists=True).timeline.spans
+    spans = Pipeline("overlap").run(make_stages(Int8Fused), keep_lists=True).timeline.spans
     assert {span.stage for span in spans} == {"estimate", "attend"}
 
 
@@ -51,7 +52,7 @@ def test_busy_time_and_makespan():
 
 
 def test_a_chrome_trace_is_json_with_the_fields_that_viewers_read():
-    timelines = {mode: Pipeline(mode).run(make_chunk(Oracle()), keep_lists=False).timeline for mode in ("off", "overlap")}
+    timelines = {mode: Pipeline(mode).run(make_stages(Oracle()), keep_lists=False).timeline for mode in ("off", "overlap")}
     trace = json.loads(json.dumps(chrome_trace(timelines), allow_nan=False))
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(events) == sum(len(timeline.spans) for timeline in timelines.values())

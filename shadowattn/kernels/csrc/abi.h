@@ -57,16 +57,6 @@ typedef struct {
   int64_t packed_head_stride, first_key;
 } SaPack;
 
-// One number for the bits of the rows of each head, additive over pieces: Σ over rows of (weighted sum of the row's words) · (2 · position + 1),
-// where words are as wide as elements. Depends on neither the order of summation nor strides.
-typedef struct {
-  int64_t threads, bfloat16;
-  int64_t heads, rows, dim;
-  SaTensor k;
-  int64_t first_key;
-  int64_t* sums;  // [G]
-} SaFingerprint;
-
 enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2, SA_PROBABILITY = 3 };
 
 // INT8 products of quantised Q with packed K, and what is chosen by them. `pooling` SA_ROWS: list b ranks by row b's
@@ -93,7 +83,6 @@ typedef struct {
   int (*select)(const SaSelect*);
   int (*pack)(const SaPack*);
   int (*estimate)(const SaEstimate*);
-  int (*fingerprint)(const SaFingerprint*);
 } SaKernels;
 
 // Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2.
@@ -102,7 +91,6 @@ SA_API int shadowattn_attend(int level, const SaAttend*);
 SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);
 SA_API int shadowattn_estimate(int level, const SaEstimate*);
-SA_API int shadowattn_fingerprint(int level, const SaFingerprint*);
 
 #ifdef __cplusplus
 }

@@ -31,7 +31,6 @@ extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[
 extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[level]->select(x); }
 extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level]->pack(x); }
 extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level]->estimate(x); }
-extern "C" int shadowattn_fingerprint(int level, const SaFingerprint* x) { return kLevels[level]->fingerprint(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.

@@ -1,8 +1,7 @@
 // The kernels of one instruction-set level: CMakeLists.txt compiles this file once a level, with that level's flags.
 #include "attend.h"
 #include "estimate.h"
-#include "fingerprint.h"
 #include "select.h"
 
 extern const SaKernels SA_TABLE;
-const SaKernels SA_TABLE = {attend, select, pack, estimate, fingerprint};
+const SaKernels SA_TABLE = {attend, select, pack, estimate};

@@ -5,22 +5,25 @@ its budget says, which leaves exactly the keys that the host would have selected
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.bank import GraphBank
+from shadowattn.kernels import Kernels
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.int8 import Buckets, launch
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, Lists, Selection
+from shadowattn.types import Lists, Selection
 
 _NOWHERE = torch.iinfo(torch.int32).max
 
 
 @dataclass
-class Int8Device:
+class Int8Device(Estimator):
     """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
 
     With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`). Where rows share a
@@ -28,51 +31,42 @@ class Int8Device:
     """
 
     bank: GraphBank
+    needs: ClassVar[frozenset[str]] = frozenset({"bank"})
+    selects: ClassVar[bool] = True
     clipped: int = field(default=0, init=False)  # as for `Int8`
     launched: int = field(default=0, init=False)
 
     @property
-    def device(self) -> str:
-        """Where the graphs run, as OpenVINO names it."""
-        return self.bank.device
+    def graphs(self) -> GraphBank:
+        return self.bank
 
-    @property
-    def exclusive(self) -> Exclusive:
-        """The bank's: estimators of one bank share its memory."""
-        return self.bank.exclusive
-
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+    def scores(self, chunk: Chunk) -> Tensor:
         """Never: its graphs return indices."""
         raise InputError("selection=device: the graphs return indices, not scores; use decode=dense, or selection=per_row")
 
-    def prepare(self, k: Tensor, *, layer: int) -> Tensor:
-        return k
-
-    def choose(
-        self, q: Tensor, prepared: Tensor, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads, scale: float
-    ) -> Selection:
-        """Arguments as in `Chooser.choose`; raises `InputError` for rules that the graphs do not know."""
+    def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
+        """What the graphs return, as lists. Raises `InputError` for rules that they do not know."""
         self._check(rule)
-        with self.exclusive.use():
-            return self._choose(q, prepared, rule, lists, positions, heads)
+        with self.use():
+            return self._select(chunk, rule, lists)
 
-    def _choose(self, q: Tensor, prepared: Tensor, rule: Rule, lists: Lists, positions: Tensor, heads: Heads) -> Selection:
-        budgets = lists.starts.diff().view(len(heads), -1) - lists.appended
+    def _select(self, chunk: Chunk, rule: Rule, lists: Lists) -> Selection:
+        budgets = lists.starts.diff().view(len(chunk.heads), -1) - lists.appended
         wanted = -(-budgets // self.bank.form.pool[1])  # keys, or blocks of keys
-        buckets = Buckets.of(self.bank, q, prepared, heads.kv)
-        self.clipped += buckets.clipped
-        sizes = {"rows": q.shape[1], "keys": prepared.shape[1], "head_dim": q.shape[2], "heads": self.bank.launch_heads[0]}
+        buckets = Buckets.of(self.bank, chunk)
+        self.clipped += sum(buckets.clipped)
+        _, rows, dim = chunk.q.shape
+        sizes = {"rows": rows, "keys": chunk.keys, "head_dim": dim, "heads": self.bank.launch_heads[0]}
         top_k = [self.bank.shape_for(**sizes, top_k=most).top_k for most in wanted.amax(1).clamp(min=1).tolist()]
-        plan = buckets.launches(self.bank, heads.kv, kind=top_k)
+        plan = buckets.launches(self.bank, chunk.heads.kv, kind=top_k)
         self.launched += len(plan)
-        chosen: list[Tensor] = [torch.empty(0)] * len(heads)
+        chosen: list[Tensor] = [torch.empty(0)] * len(chunk.heads)
         for members, size in plan:
-            how = {"first_row": int(positions[0]), "top_k": top_k[members[0]]}
-            order = launch(self.bank, members, size, q, prepared, heads.kv, buckets, **how)
+            order = launch(self.bank, members, size, chunk, buckets, top_k=top_k[members[0]])
             first = order.masked_fill(torch.arange(order.shape[2]) >= wanted[members][:, :, None], _NOWHERE).sort(2).values
             for head, table in zip(members, first, strict=True):
                 chosen[head] = table
-        return self._keys(chosen, lists, positions, rule.query_block)
+        return self._keys(chosen, lists, chunk.positions, rule.query_block)
 
     def _keys(self, chosen: list[Tensor], lists: Lists, positions: Tensor, query_block: int) -> Selection:
         """Blocks [B, k] of each head become the keys in them, as far as the list is offered any; the rows' own keys follow."""

@@ -12,73 +12,59 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.quantize import absmax_scales
-from shadowattn.kernels import native, ops
+from shadowattn.kernels import Kernels, ops
+from shadowattn.online.chunk import Chunk, largest_key_scales
+from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, Lists, ScaleGrid, Selection
+from shadowattn.types import Lists, RetentionProfile, ScaleGrid, Selection
 
 _LEAST_KEYS = 256  # capacity that packed keys start with
 
 
-@dataclass
 class PackedKeys:
-    """K of one layer as unsigned bytes in the native layout, growing by appending. One scale a key/value head, fixed."""
+    """K of one layer as unsigned bytes in the native layout, growing with the keys. One scale a key/value head, fixed."""
 
-    scales: Tensor  # float32 [G]
-    packed: Tensor  # uint8 [G, capacity / 16, D / 4, 16, 4]
-    length: int = 0
-    fingerprint: Tensor | None = None  # of the keys that are packed
+    def __init__(self, scales: Tensor, head_dim: int):
+        self.scales = scales  # float32 [G]
+        self.packed = torch.zeros(len(scales), _LEAST_KEYS // 16, head_dim // 4, 16, 4, dtype=torch.uint8)
+        self.length = 0
 
-    @classmethod
-    def empty(cls, scales: Tensor, head_dim: int) -> "PackedKeys":
-        return cls(scales, torch.zeros(len(scales), _LEAST_KEYS // 16, head_dim // 4, 16, 4, dtype=torch.uint8))
-
-    def append(self, k: Tensor) -> None:
-        """Packs the rows of k [G, K, D] that are new, those from `length` on."""
+    def extend(self, k: Tensor) -> None:
+        """Packs the rows of k [G, K, D] from `length` on."""
+        if k.shape[1] == self.length:
+            return
         capacity = self.packed.shape[1] * 16
         if k.shape[1] > capacity:
             capacity = -(-max(k.shape[1], capacity + capacity // 2) // 32) * 32
             grown = self.packed.new_zeros(self.packed.shape[0], capacity // 16, *self.packed.shape[2:])
             grown[:, : self.packed.shape[1]] = self.packed
             self.packed = grown
-        new = k[:, self.length :]
-        ops.pack(new, self.scales, self.packed, self.length)
-        added = native.fingerprint(new, self.length)
-        self.fingerprint = added if self.fingerprint is None else self.fingerprint + added
+        ops.pack(k[:, self.length :], self.scales, self.packed, self.length)
         self.length = k.shape[1]
 
-    def crop(self, k: Tensor) -> None:
-        """Forgets what comes after k [G, K, D], as a cropped cache does."""
-        self.length, self.fingerprint = k.shape[1], native.fingerprint(k, 0)
-
-    def begin(self, k: Tensor, scales: Tensor) -> bool:
-        """Whether k [G, K, D] begins with the keys that are packed: other sequences may have come in between.
-
-        All of their bits are asked. The last row would not do: in the first layer it depends on its token and position alone.
-        """
-        if self.fingerprint is None or self.length > k.shape[1] or not self.scales.equal(scales):
-            return False
-        return native.fingerprint(k[:, : self.length], 0).equal(self.fingerprint)
+    def crop(self, length: int) -> None:
+        self.length = length
 
 
 @dataclass
-class Int8Fused:
-    """`grid`: scales are the nearest of each head's measured ones, as with a bank; else `q_scales` [H] and `k_scales` [G]."""
+class Int8Fused(Estimator):
+    """Scales of each head: those of `q_scales` [H] and `k_scales` [G]; of `grid`, the nearest to the measured ones, as with a
+    bank; with neither the measured ones themselves, of Q over the chunk's rows, of K over all keys so far."""
 
     grid: ScaleGrid | None = None
     q_scales: Tensor | None = None
     k_scales: Tensor | None = None
+    needs: ClassVar[frozenset[str]] = frozenset({"grid"})
+    selects: ClassVar[bool] = True
     scores_are_finite: ClassVar[bool] = True  # products of integers
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
-    exclusive: Exclusive = field(default_factory=Exclusive, init=False, repr=False, compare=False)
-    _packed: dict[int, PackedKeys] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
-        if self.grid is None and (self.q_scales is None or self.k_scales is None):
+        if (self.q_scales is None) != (self.k_scales is None) or (self.grid is not None and self.q_scales is not None):
             raise InputError(
-                "estimator=int8_fused: expected a grid, or scales of Q and of K, got neither; use Int8Fused.of(q, k) or "
-                "Int8Fused(grid=profile.scales)"
+                "estimator=int8_fused: expected scales of Q and of K, a grid, or none of them; use Int8Fused.of(q, k), "
+                "Int8Fused(grid=profile.scales) or Int8Fused()"
             )
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
@@ -91,51 +77,69 @@ class Int8Fused:
         """Absmax scales of q [H, Q, D] and k [G, K, D]."""
         return cls(q_scales=absmax_scales(q), k_scales=absmax_scales(k))
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+    def check_profile(self, profile: RetentionProfile) -> None:
+        if self.grid is not None and self.grid != profile.scales:
+            raise InputError("estimator: its grid is not that of the profile's scales; make it with Int8Fused(profile.scales)")
+
+    def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
-        heads = heads or Heads.all(q.shape[0], k.shape[0])
-        with self.exclusive.use():
-            keys = self.prepare(k, layer=layer)
-            return ops.estimate(q, self._q_scales(q, heads), keys.packed, keys.length, heads.kv, positions + 1, "rows", 1)
+        keys = self._keys(chunk)
+        q_scales = self._q_scales(chunk)
+        return ops.estimate(
+            chunk.q, q_scales, keys.packed, keys.length, chunk.heads.kv, chunk.positions + 1, "rows", 1
+        )  # fmt: skip
 
-    def prepare(self, k: Tensor, *, layer: int) -> PackedKeys:
-        """k [G, K, D] packed: what is new of it where the layer's packed keys are its beginning, else all of it."""
-        scales = self.k_scales if self.grid is None else _nearest(self.grid.k_scales, absmax_scales(k))
-        with self.exclusive.use():
-            keys = self._packed.get(layer)
-            if keys is None or not keys.begin(k, scales):
-                keys = self._packed[layer] = PackedKeys.empty(scales, k.shape[2])
-                self.repacked += 1
-            if keys.length < k.shape[1]:
-                keys.append(k)
-            return keys
+    def units(self, chunk: Chunk) -> Tensor:
+        """A step of the integer product."""
+        return self._q_scales(chunk) * self._keys(chunk).scales[chunk.heads.kv]
 
-    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
-        """As `Scaled.units`: a step of the integer product."""
-        return self._q_scales(q, heads) * self.prepare(k, layer=layer).scales[heads.kv]
+    def prepare(self, chunk: Chunk) -> None:
+        self._keys(chunk)
 
-    def choose(
-        self, q: Tensor, prepared: PackedKeys, rule: Rule, lists: Lists, *, positions: Tensor, heads: Heads, scale: float
-    ) -> Selection:
+    def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """Products, pooling and selection, tile by tile. Raises `InputError` where a sum over a block could exceed int32."""
-        if rule.pooling == "sum" and min(rule.query_block, q.shape[1]) * q.shape[2] * 127**2 >= 2**31:
+        _, rows, dim = chunk.q.shape
+        if rule.pooling == "sum" and min(rule.query_block, rows) * dim * 127**2 >= 2**31:
             raise InputError(
-                f"block_score: sums over {rule.query_block} rows of {q.shape[2]} dimensions do not fit int8_fused's 32 bits; "
+                f"block_score: sums over {rule.query_block} rows of {dim} dimensions do not fit int8_fused's 32 bits; "
                 "use smaller blocks or estimator=int8"
             )
-        scored, at = rule.scored(q, positions)
-        q_scales = self._q_scales(scored, heads)
+        keys, asked = self._keys(chunk), rule.scored(chunk)
+        q_scales = self._q_scales(asked)
         exponents = None
         if rule.pooling == "probability":
-            exponents = q_scales * prepared.scales[heads.kv] * (scale * math.log2(math.e))
+            exponents = q_scales * keys.scales[chunk.heads.kv] * (chunk.scale * math.log2(math.e))
         indices = ops.estimate_select(
-            scored, q_scales, prepared.packed, prepared.length, heads.kv, at + 1, rule.pooling, rule.query_block,
+            asked.q, q_scales, keys.packed, keys.length, chunk.heads.kv, asked.positions + 1, rule.pooling, rule.query_block,
             lists.offered, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
         )  # fmt: skip
-        return Selection(indices, lists.starts, positions, rule.query_block)
+        return Selection(indices, lists.starts, chunk.positions, rule.query_block)
 
-    def _q_scales(self, q: Tensor, heads: Heads) -> Tensor:
-        return _nearest(self.grid.q_scales, absmax_scales(q)) if self.q_scales is None else self.q_scales[heads.ids]
+    def _keys(self, chunk: Chunk) -> PackedKeys:
+        """The chunk's keys packed: what is new of them, or all where their scales have changed."""
+        name = f"keys packed for {self.grid}" if self.k_scales is None else f"keys packed by {self.k_scales.tolist()}"
+        keys = chunk.cache.held(name)
+        if keys is not None and keys.length == chunk.keys:
+            return keys
+        scales = self.k_scales
+        if scales is None:
+            scales = largest_key_scales(chunk)
+            scales = scales if self.grid is None else _nearest(self.grid.k_scales, scales)
+        if keys is not None and not keys.scales.equal(scales):
+            chunk.cache.forget(name)
+            keys = None
+        self.repacked += keys is None
+        return chunk.cache.derived(name, lambda: PackedKeys(scales, chunk.k.shape[2]), chunk.k)
+
+    def packed(self, chunk: Chunk) -> PackedKeys:
+        """The chunk's keys in the native layout, for measuring."""
+        return self._keys(chunk)
+
+    def _q_scales(self, chunk: Chunk) -> Tensor:
+        if self.q_scales is not None:
+            return self.q_scales[chunk.heads.ids]
+        measured = absmax_scales(chunk.q)
+        return measured if self.grid is None else _nearest(self.grid.q_scales, measured)
 
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:

@@ -13,16 +13,20 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.quantize import absmax_scales, quantize
+from shadowattn.online.chunk import Chunk, largest_key_scales
+from shadowattn.online.estimators.base import Estimator
 from shadowattn.threads import compile_hints, current_budget, thread_budget
-from shadowattn.types import Heads
 
 
 @dataclass(frozen=True)
-class Int8Tensor:
-    """One scale for each query head and one for each key head, fixed for all rows; they leave the order of a row alone."""
+class Int8Tensor(Estimator):
+    """One scale for each query head and one for each key head; they leave the order of a row alone.
 
-    q_scales: Tensor  # float32 [H]
-    k_scales: Tensor  # float32 [G]
+    Fixed for all rows, `of` the tensors; or, with none given, measured: of Q over the chunk's rows, of K over all keys so far.
+    """
+
+    q_scales: Tensor | None = None  # float32 [H]
+    k_scales: Tensor | None = None  # float32 [G]
     scores_are_finite: ClassVar[bool] = True  # products of integers
 
     @classmethod
@@ -30,25 +34,33 @@ class Int8Tensor:
         """Absmax scales of q [H, Q, D] and k [G, K, D]."""
         return cls(absmax_scales(q), absmax_scales(k))
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
+    def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
-        heads = heads or Heads.all(q.shape[0], k.shape[0])
+        q, k, heads = chunk.q, chunk.k, chunk.heads
         scores = np.empty((*q.shape[:2], k.shape[1]), np.float32)
-        q8 = quantize(q, self.q_scales[heads.ids])
+        q_scales, k_scales = self._scales(chunk)
+        q8 = quantize(q, q_scales)
         groups = [(slice(group, group + 1), part) for group, part in heads.grouped()]
         span = slice(groups[0][0].start, groups[-1][0].stop)
         if len({part.stop - part.start for _, part in groups}) == 1 and span.stop - span.start == len(groups):
             groups = [(span, slice(0, len(heads)))]  # neighbouring groups of one size share a launch
         for group, part in groups:
             # A group's query heads fold into rows: they share their keys, so K is not repeated.
-            k8 = quantize(k[group], self.k_scales[group])[None]
+            k8 = quantize(k[group], k_scales[group])[None]
             rows = q8[part].reshape(1, k8.shape[1], -1, q8.shape[2])
             _multiply(rows, k8, scores[part].reshape(1, k8.shape[1], -1, k.shape[1]))
         return torch.from_numpy(scores)
 
-    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
-        """As `Scaled.units`: a step of the integer product."""
-        return self.q_scales[heads.ids] * self.k_scales[heads.kv]
+    def units(self, chunk: Chunk) -> Tensor:
+        """A step of the integer product."""
+        q_scales, k_scales = self._scales(chunk)
+        return q_scales * k_scales[chunk.heads.kv]
+
+    def _scales(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Of the chunk's query heads, and of all key heads."""
+        if self.q_scales is None or self.k_scales is None:
+            return absmax_scales(chunk.q), largest_key_scales(chunk)
+        return self.q_scales[chunk.heads.ids], self.k_scales
 
 
 def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:

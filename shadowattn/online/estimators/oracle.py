@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shadowattn.types import Heads
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
 
 
 @dataclass(frozen=True)
-class Oracle:
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        heads = heads or Heads.all(q.shape[0], k.shape[0])
-        scores = torch.empty(*q.shape[:2], k.shape[1])
-        for group, part in heads.grouped():
-            torch.matmul(q[part].float(), k[group].float().T, out=scores[part])
+class Oracle(Estimator):
+    def scores(self, chunk: Chunk) -> Tensor:
+        scores = torch.empty(*chunk.q.shape[:2], chunk.keys)
+        for group, part in chunk.heads.grouped():
+            torch.matmul(chunk.q[part].float(), chunk.k[group].float().T, out=scores[part])
         return scores
 
-    def units(self, q: Tensor, k: Tensor, *, layer: int, heads: Heads) -> Tensor:
-        """As `Scaled.units`."""
-        return torch.ones(len(heads))
+    def units(self, chunk: Chunk) -> Tensor:
+        """Scores are q·k itself."""
+        return torch.ones(len(chunk.heads))

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from shadowattn import checks
-from shadowattn.types import Heads
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Estimator):
     """A hash of (seed, layer, head, row, key): the same choice whatever the chunk length or the order of heads."""
 
     seed: int = 0
@@ -20,11 +21,11 @@ class Random:
     def __post_init__(self):
         object.__setattr__(self, "seed", checks.integer("seed", self.seed))
 
-    def estimate(self, q: Tensor, k: Tensor, *, layer: int, positions: Tensor, heads: Heads | None = None) -> Tensor:
-        head = (heads or Heads.all(q.shape[0], k.shape[0])).ids[:, None, None]
-        key = torch.arange(k.shape[1])[None, None, :]
-        state = _mix(_mix(torch.tensor(self.seed) * 1_000_003 + layer) + head)
-        state = _mix(_mix(state + positions[None, :, None]) + key)
+    def scores(self, chunk: Chunk) -> Tensor:
+        head = chunk.heads.ids[:, None, None]
+        key = torch.arange(chunk.keys)[None, None, :]
+        state = _mix(_mix(torch.tensor(self.seed) * 1_000_003 + chunk.layer) + head)
+        state = _mix(_mix(state + chunk.positions[None, :, None]) + key)
         return (state & 0xFFFFFF).to(torch.float32)  # 24 bits: exact in float32
 
 

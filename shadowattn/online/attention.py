@@ -1,7 +1,7 @@
-"""shadowAttn inside a model: sparse in prefill, dense for heads that keep (nearly) every key, and one or the other in decode."""
+"""shadowAttn for all layers of a model: sparse for a prompt, dense for heads that keep (nearly) every key, either in decode."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,37 +11,42 @@ from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.kernels import KERNELS, Kernels, break_even, choose
+from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator, check_estimator_type
-from shadowattn.online.path import attend_chunk
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 from shadowattn.online.timeline import Timeline
-from shadowattn.types import Heads, Selection, retention_table
+from shadowattn.types import Selection, retention_table
 
 DECODES = ("dense", "shared")
 
 
 @dataclass(frozen=True)
 class Attended:
-    """Heads of one layer that took the same path on the same rows, for observers.
+    """What some heads of one layer computed on the same rows, for observers.
 
-    q and out [H, Q, D] of the heads `heads`; k and v [G, K, D] of the whole layer, up to the last row's own key; retention
-    [H]. `selection` is None for heads that kept every key, `timeline` where no pipeline ran.
+    `selection` and `timeline` are None for heads that went dense.
     """
 
-    layer: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    retention: Tensor
-    heads: Heads
-    selection: Selection | None
+    chunk: Chunk
     rule: Rule
-    out: Tensor
-    timeline: Timeline | None = None
+    out: Tensor  # [H, Q, D]
+    selection: Selection | None
+    timeline: Timeline | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a layer's call belongs to: a prompt's rows, or the one row of a decoding step.
+
+    `caches`: what was derived from this layer's keys in earlier calls, one for each sequence of the batch; empty: nothing.
+    """
+
+    decode: bool = False
+    caches: tuple[LayerCache, ...] = field(default=(), repr=False)
 
 
 @dataclass
@@ -81,14 +86,14 @@ def check_dense_above(value: float | str) -> None:
         raise InputError(f"dense_above: expected auto or a retention in (0, 1], 1 for never, got {value!r}")
 
 
-class SparsePrefill:
+class SparseAttention:
     """Attention for all layers of a model, as `models.replace_attention` calls it.
 
     `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs; lists are
     made as `query_block`, `block_score`, `sinks` and `recent` say (`selection.Rule`). Heads of retention `dense_above` or
     more go dense (`auto`: the measured break-even of the kernels in use, above which an estimate and a list cost more than
-    they save). `pipeline` says how the stages of different heads overlap, if at all. A call with one row on several
-    keys is taken for decode: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
+    they save). `pipeline` says how the stages of different heads overlap, if at all. `decode` says what decoding steps do:
+    `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
     """
 
     def __init__(
@@ -131,7 +136,7 @@ class SparsePrefill:
         self.observers, self.counters = tuple(observers), Counters()
         self._exclusive = Exclusive()  # counters and observers belong to one layer's call at a time
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request = Request()) -> Tensor:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]. Inference only."""
         checks.integer("layer", layer, most=len(self.retention) - 1)
         checks.tensors(q=q, k=k, v=v)
@@ -144,8 +149,18 @@ class SparsePrefill:
                 f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
             )
         scale = checks.softmax_scale(scale, q.shape[3])
+        checks.instance("request", request, Request, "make one with shadowattn.online.attention.Request(decode, caches)")
+        if request.decode and q.shape[2] != 1:
+            raise InputError(f"layer {layer}: expected one row for a decoding step, got {q.shape[2]}; leave out decode=True")
+        caches = request.caches or [LayerCache() for _ in q]
+        kernels = choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype)
+        attend = self._decode if request.decode else self._prefill
         with torch.no_grad(), self._exclusive.use():
-            return torch.stack([self._sequence(layer, *item, scale) for item in zip(q, k, v, strict=True)])
+            outs = []
+            for *tensors, cache in zip(q, k, v, caches, strict=True):
+                how = {"retention": self.retention[layer], "layer": layer, "scale": scale, "cache": cache}
+                outs.append(attend(Chunk.of(*tensors, **how), kernels))
+            return torch.stack(outs)
 
     @torch.no_grad()
     def windowed(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
@@ -171,63 +186,43 @@ class SparsePrefill:
             )
         return out
 
-    def _sequence(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        count, rows, dim = q.shape
-        kernels = choose(self.kernel, head_dim=dim, dtype=q.dtype)
-        heads, retention = Heads.all(count, k.shape[0]), self.retention[layer]
-        if rows == 1 and k.shape[1] > 1:
-            self.counters.decode_rows += count
-            if self.decode == "dense":
-                return kernels.dense(q, k, v, heads, causal_offset=k.shape[1] - 1, scale=scale)
-            how = {"estimator": self.estimator, "rule": self.rule, "kernels": kernels, "scale": scale}
-            return shared_decode(q, k, v, retention, layer=layer, **how)
-        limit = break_even(kernels, q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
-        sparse = retention < limit
-        if sparse.all():
-            return self._sparse_heads(layer, q, k, v, heads, retention, kernels, scale)
-        if not sparse.any():
-            return self._dense_heads(layer, q, k, v, heads, kernels, scale)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        some, rest = sparse.nonzero()[:, 0], (~sparse).nonzero()[:, 0]
-        out[some] = self._sparse_heads(layer, q[some], k, v, heads[some], retention[some], kernels, scale)
-        out[rest] = self._dense_heads(layer, q[rest], k, v, heads[rest], kernels, scale)
+    def _decode(self, chunk: Chunk, kernels: Kernels) -> Tensor:
+        self.counters.decode_rows += len(chunk.heads)
+        if self.decode == "shared":
+            return shared_decode(chunk, Parts(self.estimator, self.rule, kernels))
+        return kernels.dense(chunk.q, chunk.k, chunk.v, chunk.heads, causal_offset=chunk.first_position, scale=chunk.scale)
+
+    def _prefill(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+        limit = break_even(kernels, prompt.q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
+        sparse = prompt.retention < limit
+        out = torch.empty(prompt.q.shape, dtype=prompt.q.dtype)
+        for heads, attend in ((sparse, self._sparse_heads), (~sparse, self._dense_heads)):
+            if heads.all():
+                return attend(prompt, kernels)
+            if heads.any():
+                places = heads.nonzero()[:, 0]
+                out[places] = attend(prompt[places], kernels)
         return out
 
-    def _dense_heads(self, layer: int, q: Tensor, k: Tensor, v: Tensor, heads: Heads, kernels: Kernels, scale: float) -> Tensor:
-        count, rows, _ = q.shape
-        offset = k.shape[1] - rows
-        out = kernels.dense(q, k, v, heads, causal_offset=offset, scale=scale)
+    def _dense_heads(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+        count, rows, _ = prompt.q.shape
+        how = {"causal_offset": prompt.first_position, "scale": prompt.scale}
+        out = kernels.dense(prompt.q, prompt.k, prompt.v, prompt.heads, **how)
         self.counters.dense_rows += count * rows
-        self.counters.dense_visible += count * sum(range(offset + 1, offset + rows + 1))
+        self.counters.dense_visible += count * int((prompt.positions + 1).sum())
         for observe in self.observers:
-            everything = torch.ones(count, dtype=torch.float64)
-            observe(Attended(layer, q, k, v, scale, everything, heads, None, self.rule, out))
+            observe(Attended(prompt, self.rule, out, None, None))
         return out
 
-    def _sparse_heads(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, heads: Heads, retention: Tensor, kernels: Kernels, scale: float
-    ) -> Tensor:
-        count, rows, _ = q.shape
-        positions = k.shape[1] - rows + torch.arange(rows)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        for start in range(0, rows, self.chunk_tokens):
-            at = slice(start, min(start + self.chunk_tokens, rows))
-            end = int(positions[at][-1]) + 1
-            parts = heads, self.estimator, self.rule, kernels, scale
-            chunk = Chunk(q[:, at], k[:, :end], v[:, :end], retention, layer, positions[at], *parts)
-            done, selected, timeline = self._attend(chunk)
-            out[:, at] = done
-            self.counters.sparse_rows += count * done.shape[1]
-            self.counters.sparse_kept += selected if isinstance(selected, int) else selected.kept()
-            self.counters.sparse_visible += count * int((positions[at] + 1).sum())
+    def _sparse_heads(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+        parts, out = Parts(self.estimator, self.rule, kernels), torch.empty(prompt.q.shape, dtype=prompt.q.dtype)
+        for rows, chunk in prompt.split(self.chunk_tokens):
+            ran = self.pipeline.run(Stages(chunk, parts), keep_lists=bool(self.observers))
+            out[:, rows] = ran.out
+            count, visible = len(chunk.heads), int((chunk.positions + 1).sum())
+            self.counters.sparse_rows += count * ran.out.shape[1]
+            self.counters.sparse_kept += ran.selected if isinstance(ran.selected, int) else ran.selected.kept()
+            self.counters.sparse_visible += count * visible
             for observe in self.observers:
-                tensors = chunk.q, chunk.k, chunk.v
-                observe(Attended(layer, *tensors, scale, retention, heads, selected, self.rule, done, timeline))
+                observe(Attended(chunk, self.rule, ran.out, ran.selected, ran.timeline))
         return out
-
-    def _attend(self, chunk: Chunk) -> tuple[Tensor, Selection | int, Timeline | None]:
-        keep_lists = bool(self.observers)
-        if self.pipeline.mode == "batched":
-            return *attend_chunk(**chunk.arguments(), keep_lists=keep_lists), None
-        ran = self.pipeline.run(chunk, keep_lists=keep_lists)
-        return ran.out, ran.selected, ran.timeline

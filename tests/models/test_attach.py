@@ -18,6 +18,7 @@ from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models import attended_layers, bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import ScaleGrid
 from tests.models.families import build
@@ -123,7 +124,7 @@ def test_heads_of_one_layer_may_mix_dense_and_sparse():
         logits(model, ids)
     assert sparse.counters.sparse_rows == 200
     assert sparse.counters.dense_rows == 600
-    assert {(s.layer, len(s.q), s.selection is None) for s in seen} == {(0, 2, True), (0, 2, False), (1, 4, True)}
+    assert {(s.chunk.layer, len(s.chunk.heads), s.selection is None) for s in seen} == {(0, 2, True), (0, 2, False), (1, 4, True)}
     assert 0.2 < sparse.counters.sparse_density < 0.22
     assert 0.79 < sparse.counters.density < 0.82
 
@@ -180,9 +181,21 @@ def test_refuses_to_nest():
         pass
 
 
-def test_refuses_neither_bank_nor_estimator():
-    model = tiny_model()
-    with pytest.raises(InputError, match="got neither"), shadowattn.attach(model, profile_for(model, 0.2), None):
+@torch.no_grad()
+def test_a_number_is_every_heads_retention_with_scales_of_the_tensors():
+    model, ids = tiny_model(), tokens()
+    with shadowattn.attach(model, 0.2, chunk_tokens=32) as sparse:
+        found = logits(model, ids)
+    assert 0.2 < sparse.counters.density < 0.22
+    how = {"estimator": Int8Tensor(), "chunk_tokens": 32}
+    with shadowattn.attach(model, profile_for(model, 0.2), **how):
+        torch.testing.assert_close(found, logits(model, ids), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, logits(model, ids), atol=1e-3)
+
+
+@pytest.mark.parametrize("retention", [0.0, 1.5, -0.2, float("nan"), True, "0.2", None, [0.2] * 4, 2])
+def test_refuses_what_is_no_retention(retention):
+    with pytest.raises(InputError, match="retention: expected"), shadowattn.attach(tiny_model(), retention):
         pass
 
 
@@ -228,7 +241,7 @@ def test_replace_attention_with_dense_changes_nothing():
     model, ids = tiny_model(), tokens()
     expected = logits(model, ids)
 
-    def attention(layer, q, k, v, scale):
+    def attention(layer, q, k, v, scale, request):
         return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
 
     with replace_attention(model, attention):
@@ -388,13 +401,13 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 def test_windowed_layers_are_dense_within_their_window(caplog, monkeypatch):
     # Hydra, where an earlier test has used it, disables the loggers that it finds.
-    monkeypatch.setattr(logging.getLogger("shadowattn.models.patch"), "disabled", False)
+    monkeypatch.setattr(logging.getLogger("shadowattn.models.registry"), "disabled", False)
     model, ids = gemma3([SLIDING, FULL, SLIDING]), tokens(100, batch=2)
     expected = logits(model, ids)
     with caplog.at_level(logging.INFO), sparse_attach(model, 1.0) as dense:
         torch.testing.assert_close(logits(model, ids), expected, atol=1e-4, rtol=0)
     assert (dense.counters.windowed_rows, dense.counters.dense_rows) == (2 * 2 * 4 * 100, 2 * 4 * 100)
-    assert [r.getMessage() for r in caplog.records if r.name == "shadowattn.models.patch"] == [
+    assert [r.getMessage() for r in caplog.records if r.name == "shadowattn.models.registry"] == [
         f"layer {layer} has a sliding window of 8 tokens and stays dense within it" for layer in (0, 2)
     ]
     with sparse_attach(model, 0.2) as sparse:
@@ -580,13 +593,13 @@ def test_several_threads_may_run_an_attached_model():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"profile": 0.2}, "profile: expected a RetentionProfile, got"),
+        ({"retention": "0.2"}, "retention: expected a number, got"),
         ({"bank": "bank"}, "bank: expected a GraphBank, got"),
         ({"chunk_token": 32}, "attach: expected options out of .*chunk_tokens.*, got chunk_token"),
     ],
 )
 def test_refuses_arguments_of_another_kind(change, message):
     model = tiny_model()
-    given = {"profile": profile_for(model, 0.2), "bank": None, "estimator": Oracle()} | change
+    given = {"retention": profile_for(model, 0.2), "bank": None, "estimator": Oracle()} | change
     with pytest.raises(InputError, match=message), shadowattn.attach(model, **given):
         pass

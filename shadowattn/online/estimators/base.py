@@ -1,0 +1,178 @@
+"""What an estimator is: how important a key looks to a query row. Only the order of the scores of a row matters."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.errors import InputError
+from shadowattn.graphs.bank import GraphBank
+from shadowattn.kernels import Kernels
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.plan import Group
+from shadowattn.online.selection import Rule
+from shadowattn.types import Lists, RetentionProfile, Selection
+
+GRANULARITIES = ("head", "group", "layer")
+
+
+class Estimator(ABC):
+    """Scores of keys for query rows. `shadowattn.check_estimator` tells whether a new one keeps the contract.
+
+    To add one: a class with `scores` in a file of its own, and a YAML that names it. What else a class may say:
+
+    - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales. They are arguments of
+      those names.
+    - `granularity`: whose ranking the scores are: of each `head`, of a key/value `group`, or of the whole `layer`, whose heads
+      then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
+      may go by keys and positions, not by queries.
+    - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt.
+    - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
+
+    A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
+    `launches`, `launch` and `select`.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    granularity: ClassVar[str] = "head"
+    selects: ClassVar[bool] = False
+    scores_are_finite: ClassVar[bool] = False
+    # What it did so far: launches of graphs, and heads whose measured scale exceeded the static one that served them.
+    launched = 0
+    clipped = 0
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
+            for name in ("selects", "scores_are_finite", "units", "launches", "launch", "select"):
+                if name not in vars(cls):
+                    setattr(cls, name, vars(Estimator)[name])
+        checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
+
+    @abstractmethod
+    def scores(self, chunk: Chunk) -> Tensor:
+        """Scores float32 or int8 [H, Q, K], finite; larger is more important ([G, Q, K] or [1, Q, K] by `granularity`).
+
+        For the rows of `chunk`, all of its heads and all of its keys. Causality is not the estimator's business: selection never
+        offers a key to a row before it. But the score of a key must not depend on keys after the row, or it would leak them
+        (static INT8 scales are the documented exception). Raises `InputError` on NaN or infinity where scales are measured.
+        """
+
+    def units(self, chunk: Chunk) -> Tensor | None:
+        """What a score of 1 is worth in q·k, float32 [H]; None where scores have no unit, so that no softmax can be estimated."""
+        return None
+
+    def prepare(self, chunk: Chunk) -> None:  # noqa: B027 - most have nothing to prepare
+        """Derives what all heads share, so that no head's stage has to, and two stages at once do not both."""
+
+    def launches(self, chunk: Chunk) -> list[Group]:
+        """Every head in exactly one group, by its place in q: those that one launch serves; by default those of one key head."""
+        return [Group(tuple(range(part.start, part.stop))) for _, part in chunk.heads.grouped()]
+
+    def launch(self, chunk: Chunk, group: Group) -> Tensor:
+        """Scores [h, Q, K] of one group of `launches`, or of a part of one. The next launch may overwrite them."""
+        return self.scores(chunk[group.heads])
+
+    def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
+        """The lists that `rule` and `lists` call for: by default scores, pooled and ranked."""
+        asked = rule.scored(chunk)
+        scores = check_scores(self.scores(asked), self, asked)
+        return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, asked)), lists)
+
+    def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
+        """What it has to say of its work on a chunk: shares and counts by name.
+
+        `scores` [H, rows, K] are those of some of the rows, which see `visible` [rows] keys.
+        """
+        return {}
+
+    def check_profile(self, profile: RetentionProfile) -> None:
+        """Raises `InputError` where it quantises by other static scales than the profile's."""
+        if self.graphs is not None:
+            self.graphs.check_profile(profile)
+
+    @property
+    def graphs(self) -> GraphBank | None:
+        """The bank that scores come from; None: no static graphs."""
+        return None
+
+    @property
+    def device(self) -> str:
+        """Where the estimate runs, as OpenVINO names it."""
+        return "CPU" if self.graphs is None else self.graphs.device
+
+    @property
+    def reuses_scores(self) -> bool:
+        """Whether a launch overwrites the scores of the one before."""
+        return self.graphs is not None
+
+    def use(self) -> AbstractContextManager:
+        """The memory that calls share, a bank's, for the calling thread's work alone until left.
+
+        For work that holds it, scores are what a launch left in that memory; else they are copies.
+        """
+        return nullcontext() if self.graphs is None else self.graphs.exclusive.use()
+
+
+def check_estimator_type(estimator: Estimator) -> Estimator:
+    """What it is given. Raises `InputError` where that is a class, a bank, or anything else that is no estimator."""
+    if isinstance(estimator, type):
+        raise InputError(f"estimator: expected an object, got the class {estimator.__name__}; give {estimator.__name__}(…)")
+    if not isinstance(estimator, Estimator):
+        raise InputError(
+            f"estimator: expected a shadowattn.Estimator, got {checks.shown(estimator)}; derive the class from it and define "
+            "`scores`; of a GraphBank make one with shadowattn.online.estimators.int8.Int8(bank)"
+        )
+    return estimator
+
+
+def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
+    """Scores [H, Q, K] of every head of the chunk. Raises `InputError` where they are not what the estimator should give.
+
+    Selection would take NaN for the largest score or for the least, and go on; infinities become NaN where rows are pooled.
+    Looking for them takes a read of all scores, half the time of a copy, which is spared where the class itself says that they
+    are finite.
+    """
+    name = f"scores of {type(estimator).__name__}"
+    checks.tensors((torch.float32, torch.int8), **{name: scores})
+    groups, counts = chunk.heads.kv.unique_consecutive(return_counts=True)
+    rankings = {"head": len(chunk.heads), "group": len(groups), "layer": 1}[estimator.granularity]
+    expected = [rankings, len(chunk.positions), chunk.keys]
+    if list(scores.shape) != expected:
+        letter = {"head": "H", "group": "G", "layer": "1"}[estimator.granularity]
+        raise InputError(f"{name}: expected [{letter}, Q, K] = {expected}, got {list(scores.shape)}; correct the estimator")
+    # NaN and infinities make a sum anything but finite; so may large scores, which the second look tells from them.
+    unsure = scores.dtype != torch.int8 and not estimator.scores_are_finite
+    if unsure and not scores.sum().isfinite() and not scores.isfinite().all():
+        raise InputError(
+            f"{name}: got NaN or infinity; a ranking of keys would mean nothing; correct the estimator, or its inputs"
+        )
+    if estimator.granularity == "head":
+        return scores
+    return scores.repeat_interleave(counts, 0) if estimator.granularity == "group" else scores.expand(len(chunk.heads), -1, -1)
+
+
+def logit_scales(estimator: Estimator, rule: Rule, chunk: Chunk) -> Tensor | None:
+    """What scores are multiplied by to become the softmax's logits, float32 [H]; None where `rule` does not ask.
+
+    Raises `InputError` where the rule needs it and the estimator's scores have no unit.
+    """
+    if rule.pooling != "probability":
+        return None
+    name, units = type(estimator).__name__, estimator.units(chunk)
+    if units is None:
+        raise InputError(
+            "block_score=probability: expected an estimator whose scores are q·k in known units, such as oracle or int8, got "
+            f"{name}; use block_score=max"
+        )
+    checks.vector(f"units of {name}", units, len(chunk.heads), dtype=torch.float32)
+    scales = units * chunk.scale
+    if not bool((scales.isfinite() & (scales > 0)).all()):
+        raise InputError(
+            f"units of {name}: expected positive finite numbers, also times scale={chunk.scale:.3g}, got {units.tolist()}; "
+            "correct the estimator"
+        )
+    return scales

@@ -1,0 +1,131 @@
+"""Integers of any width, with buckets or without, for comparing them: dynamic scales, fewer bits, smoothed keys, INT8 scores.
+
+The integers are computed by float32 products, which are exact here; a test holds them to the graphs'.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn.errors import InputError
+from shadowattn.graphs.buckets import nearest_pair
+from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.quantize import absmax_scales
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.types import Requant, ScaleGrid
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Q and K of a chunk as integers: q8 [H, Q, D], k8 [H, K, D] with each head's own copy of its keys, and their scales [H]."""
+
+    q: Tensor
+    k: Tensor
+    q_scales: Tensor
+    k_scales: Tensor
+    keys: Tensor  # [H, K, D], what became integers
+    mean: Tensor  # [H, 1, D], what was taken off the keys before
+
+
+@dataclass(frozen=True)
+class Quantised(Estimator):
+    """Symmetric integers. `grid` None: every head by its own absmax, of the chunk's rows and of all keys so far (dynamic scales);
+    else by its bucket.
+
+    `bits` 8 or fewer; a grid's scales then hold the same range. `smooth`: the mean key is taken off before quantising, and its
+    product with each row added again, exactly, so that rows stay comparable (a row's own ranking does not need it). The mean is
+    that of all keys so far, later rows' included, so rounding depends on the chunk, as it does with dynamic scales.
+    `requant`: scores rounded to INT8 as the graph would.
+    """
+
+    grid: ScaleGrid | None = None
+    distance: str = "raw"
+    bits: int = 8
+    smooth: bool = False
+    requant: Requant | None = None
+    scores_are_finite: ClassVar[bool] = True  # products of integers
+
+    def __post_init__(self):
+        if not 2 <= self.bits <= 8:
+            raise InputError(f"bits: expected 2 … 8, got {self.bits}")
+        if self.requant is not None and (self.smooth or self.bits < 8 or self.grid is None):
+            raise InputError("requant: expected 8 bits, a grid and no smoothing, whose products it was calibrated on")
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        made = self._integers(chunk)
+        product = made.q @ made.k.mT
+        if self.requant is not None:
+            return torch.round(product * self._multipliers(made)[:, None, None]).clamp(-128, 127)
+        if self.smooth:
+            return product * (made.q_scales * made.k_scales)[:, None, None] + chunk.q.float() @ made.mean.mT
+        return product
+
+    def units(self, chunk: Chunk) -> Tensor:
+        """1 where the mean key is added again, else a step of the product or of an INT8 score."""
+        made = self._integers(chunk)
+        if self.smooth:
+            return torch.ones(len(chunk.heads))
+        steps = made.q_scales * made.k_scales
+        return steps if self.requant is None else steps / self._multipliers(made)
+
+    def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
+        made, most = self._integers(chunk), 2 ** (self.bits - 1) - 1
+        values = {"q": (chunk.q, made.q, made.q_scales), "k": (made.keys, made.k, made.k_scales)}
+        found = value_figures(values, most)
+        if self.requant is None:
+            return found
+        seen = scores[:, torch.arange(scores.shape[2]) < visible[:, None]]  # [H, pairs]
+        levels = [len(head.unique()) for head in seen]
+        return found | {
+            "score_zero": float((seen == 0).double().mean()),
+            "score_saturated": float(((seen == -128) | (seen == 127)).double().mean()),
+            "score_levels": sum(levels) / len(levels) / 256,
+        }
+
+    def _integers(self, chunk: Chunk) -> Integers:
+        return chunk.once(("integers", self), lambda: self._quantise(chunk))
+
+    def _quantise(self, chunk: Chunk) -> Integers:
+        q, k, kv = chunk.q.float(), chunk.k.float(), chunk.heads.kv
+        mean = k.mean(1, keepdim=True)
+        keys = (k - mean if self.smooth else k)[kv]
+        most = 2 ** (self.bits - 1) - 1
+        measured = [absmax_scales(q), absmax_scales(keys)]
+        scales = [x * (INT8_MAX / most) for x in (measured if self.grid is None else self._buckets(*measured))]
+        return Integers(integers(q, scales[0], most), integers(keys, scales[1], most), *scales, keys, mean[kv])
+
+    def _multipliers(self, made: Integers) -> Tensor:
+        pairs = zip(made.q_scales.tolist(), made.k_scales.tolist(), strict=True)
+        return torch.tensor([self.requant.multiplier(*pair) for pair in pairs])
+
+    def _buckets(self, q_scales: Tensor, k_scales: Tensor) -> list[Tensor]:
+        pairs = [
+            self.grid.pairs[nearest_pair(self.grid.pairs, *both, distance=self.distance)]
+            for both in zip(q_scales.tolist(), k_scales.tolist(), strict=True)
+        ]
+        return list(torch.tensor(pairs).unbind(1))
+
+
+def value_figures(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], most: int) -> dict[str, float]:
+    """Of values [H, T, D], their integers and their scales [H], by name.
+
+    Shares of heads that are clipped, of values lost to zero and cut at the end, of the 2 · most + 1 integers that a head uses.
+    """
+    clipped = [x.abs().amax((1, 2)) > scales * most * (1 + 1e-6) for x, _, scales in values.values()]
+    made = {"clipped_heads": float(torch.stack(clipped).any(0).double().mean())}
+    for name, (x, integers, scales) in values.items():
+        levels = [len(head.unique()) for head in integers]
+        made |= {
+            f"{name}_zero": float(((integers == 0) & (x != 0)).double().mean()),
+            f"{name}_saturated": float((x.abs() > (most + 0.5) * scales[:, None, None]).double().mean()),
+            f"{name}_levels": sum(levels) / len(levels) / (2 * most + 1),
+        }
+    return made
+
+
+def integers(x: Tensor, scales: Tensor, most: int, *, least: int | None = None) -> Tensor:
+    return torch.round(x / scales[:, None, None]).clamp(-most if least is None else least, most)

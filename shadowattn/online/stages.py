@@ -1,0 +1,88 @@
+"""Estimate → select → attend for one chunk, the one place where it is written down; executors say for which heads and when.
+
+A head is named by its place in the chunk. Whatever heads a stage is asked for together, each gets what it would get alone.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from shadowattn.kernels import Kernels
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator, check_scores, logit_scales
+from shadowattn.online.plan import Group
+from shadowattn.online.selection import Rule
+from shadowattn.types import Lists, Selection
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the stages are made of."""
+
+    estimator: Estimator
+    rule: Rule
+    kernels: Kernels
+
+
+class Stages:
+    """The three stages of one chunk (section 3.4); two, where the estimator makes lists without scores."""
+
+    def __init__(self, chunk: Chunk, parts: Parts):
+        self.chunk = chunk
+        self.estimator, self.rule, self.kernels = parts.estimator, parts.rule, parts.kernels
+
+    @property
+    def selects_in_estimate(self) -> bool:
+        """Whether scores never exist, so that there are two stages, not three."""
+        return self.estimator.selects
+
+    @property
+    def reuses_scores(self) -> bool:
+        """Whether a launch overwrites the scores of the one before."""
+        return not self.estimator.selects and self.estimator.reuses_scores
+
+    def prepare(self) -> None:
+        """Does what all heads share, so that no head's stage has to: budgets, buckets, packed keys."""
+        _ = self._lists
+        self.estimator.prepare(self._asked)
+        _ = None if self.selects_in_estimate else self._logit_scales
+
+    def launches(self) -> list[Group]:
+        """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
+        return self.estimator.launches(self._asked)
+
+    def launch(self, group: Group) -> Tensor:
+        """Scores [h, rows, K] of a group of `launches`, or of a part of one. The next launch may overwrite them."""
+        return check_scores(self.estimator.launch(self._asked, group), self.estimator, self._asked[group.heads])
+
+    def estimate(self, group: Group) -> Tensor:
+        """Scores [h, rows, K] of any neighbouring heads, in as many launches as that takes."""
+        asked = self._asked[group.heads]
+        return check_scores(self.estimator.scores(asked), self.estimator, asked)
+
+    def select(self, scores: Tensor, heads: slice) -> Selection:
+        """The lists of some heads from their scores [h, rows, K]."""
+        to_logits = None if self._logit_scales is None else self._logit_scales[heads]
+        return self.kernels.select(self.rule.pool(scores, self.chunk.positions, to_logits), self._lists[heads])
+
+    def choose(self, heads: slice) -> Selection:
+        """The lists of some heads where the estimator selects."""
+        return self.estimator.select(self.chunk[heads], self.rule, self._lists[heads], self.kernels)
+
+    def attend(self, selection: Selection, heads: slice) -> Tensor:
+        """Output [h, Q, D] of some heads."""
+        some = self.chunk[heads]
+        return self.kernels.attend(some.q, some.k, some.v, selection, some.heads, scale=some.scale)
+
+    @cached_property
+    def _asked(self) -> Chunk:
+        return self.rule.scored(self.chunk)
+
+    @cached_property
+    def _lists(self) -> Lists:
+        return self.rule.lists(self.chunk.retention, self.chunk.positions)
+
+    @cached_property
+    def _logit_scales(self) -> Tensor | None:
+        return logit_scales(self.estimator, self.rule, self._asked)

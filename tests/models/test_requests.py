@@ -1,0 +1,161 @@
+"""What is derived from keys stays with them: continued, cropped, reordered, batched otherwise, or beside another prompt."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+import shadowattn
+from shadowattn.models import prompt
+from shadowattn.models.requests import Place, is_decoding
+from shadowattn.online.cache import LargestKey, LayerCache
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from tests.profiles import profile_for
+from tests.tensors import qkv
+from tests.tiny import tiny_model
+
+MODEL = tiny_model()
+OPERATIONS = st.one_of(
+    st.tuples(st.just("feed"), st.integers(1, 40)),
+    st.tuples(st.just("crop"), st.integers(1, 30)),
+    st.tuples(st.just("reorder"), st.sampled_from([(0, 1), (1, 0), (0, 0), (1, 1)])),
+    st.tuples(st.just("write"), st.integers(0, 20)),
+    st.tuples(st.just("switch"), st.just(0)),
+)
+
+
+def feed(cache, ids):
+    return MODEL(input_ids=ids, past_key_values=cache, use_cache=True).logits
+
+
+@settings(max_examples=40, deadline=None)
+@given(operations=st.lists(OPERATIONS, min_size=2, max_size=8), inference=st.booleans(), seed=st.integers(0, 99))
+def test_any_history_gives_what_an_attachment_without_one_gives(operations, inference, seed):
+    """Two caches of two sequences each; every forward pass is repeated by an attachment that has seen nothing before."""
+    generator = torch.Generator().manual_seed(seed)
+    caches = [DynamicCache(config=MODEL.config) for _ in range(2)]
+    with torch.inference_mode() if inference else torch.no_grad():
+        with shadowattn.attach(MODEL, 0.2, chunk_tokens=16):
+            histories = []
+            for name, value in [("feed", 33), *operations, ("feed", 20)]:
+                cache = caches[0]
+                length = cache.get_seq_length()
+                if name == "switch":
+                    caches.reverse()
+                elif name == "feed":
+                    ids = torch.randint(0, 60, (2, value), generator=generator)
+                    before = copy.deepcopy(cache)
+                    histories.append((before, ids, feed(cache, ids)))
+                elif name == "crop" and value < length:
+                    cache.crop(-value)
+                elif name == "reorder" and length:
+                    cache.reorder_cache(torch.tensor(value))
+                elif name == "write" and value < length:
+                    cache.layers[0].keys[:, :, value] *= -3
+        for before, ids, seen in histories:
+            with shadowattn.attach(MODEL, 0.2, chunk_tokens=16):
+                torch.testing.assert_close(seen, feed(before, ids), atol=1e-5, rtol=1e-5)
+
+
+class Counted(LargestKey):
+    """Counts the keys that it looks at."""
+
+    looked_at = 0
+
+    def extend(self, k):
+        Counted.looked_at += k.shape[1] - self.length
+        super().extend(k)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    monkeypatch.setattr("shadowattn.online.chunk.LargestKey", Counted)
+    Counted.looked_at = 0
+    return Counted
+
+
+@torch.no_grad()
+def test_keys_are_looked_at_once(counted):
+    cache, ids = DynamicCache(config=MODEL.config), torch.arange(60)[None] % 50
+    with shadowattn.attach(MODEL, profile_for(MODEL, 0.2), estimator=Int8Tensor(), chunk_tokens=16):
+        for part in ids.split(20, 1):
+            feed(cache, part)
+        assert counted.looked_at == 2 * 60  # layers
+        cache.crop(-10)
+        feed(cache, ids[:, :5])
+        assert counted.looked_at <= 2 * (60 + 64 + 5)  # what was derived in one piece with the cropped keys is derived again
+        MODEL(ids)
+        assert counted.looked_at <= 2 * (60 + 64 + 5 + 60)
+
+
+@torch.no_grad()
+def test_what_was_derived_goes_with_the_cache():
+    cache, kept = DynamicCache(config=MODEL.config), []
+    with shadowattn.attach(MODEL, 0.2, chunk_tokens=16) as run:
+        run.observers = (lambda seen: kept.append(seen.chunk.cache),)
+        feed(cache, torch.arange(40)[None])
+        alive = [weakref.ref(one) for one in kept]
+        kept.clear()
+        del cache
+        gc.collect()
+        assert not any(one() for one in alive)
+
+
+def test_memory_is_known_again_only_where_it_is_the_same():
+    keys = torch.randn(2, 1, 10, 8)
+    place = Place.of(keys)
+    assert place.shared_with(keys) == 10
+    assert place.shared_with(keys[:, :, :7]) == 7
+    assert place.shared_with(keys[:, :, 1:]) == 0
+    assert place.shared_with(keys[:1]) == 0
+    assert place.shared_with(keys.clone()) == 0
+    keys[0, 0, 3, 3] = 1.0
+    assert place.shared_with(keys) == 0
+    place = Place.of(keys)
+    shape = keys.shape
+    del keys
+    assert place.shared_with(torch.randn(shape)) == 0  # most likely at the same address
+
+
+def test_a_single_row_behind_a_cache_is_a_decoding_step_unless_it_is_said_to_be_a_prompts():
+    assert is_decoding(1, 40)
+    assert not is_decoding(1, 0)
+    assert not is_decoding(2, 40)
+    with prompt():
+        assert not is_decoding(1, 40)
+    assert is_decoding(1, 40)
+
+
+@torch.no_grad()
+def test_the_end_of_a_prompt_may_be_one_token():
+    ids = torch.arange(41)[None] % 50
+    for context, rows in ((prompt(), (8, 0)), (torch.no_grad(), (0, 8))):
+        cache = DynamicCache(config=MODEL.config)
+        with shadowattn.attach(MODEL, 0.2, chunk_tokens=16) as run:
+            feed(cache, ids[:, :40])
+            before = run.counters.sparse_rows
+            with context:
+                feed(cache, ids[:, 40:])
+        assert (run.counters.sparse_rows - before, run.counters.decode_rows) == rows
+
+
+def test_keys_that_a_cache_has_not_are_no_beginning():
+    cache, (_, k, _) = LayerCache(), qkv(1, 1, 1, 20, 8)
+    cache.derived("largest key", LargestKey, k)
+    with pytest.raises(ValueError, match="largest key: derived of 20 keys, got 10"):
+        cache.derived("largest key", LargestKey, k[:, :10])
+
+
+@pytest.mark.parametrize("length", range(0, 21, 5))
+def test_the_largest_key_is_that_of_the_keys_that_are_left(length):
+    cache, (_, k, _) = LayerCache(), qkv(1, 3, 1, 20, 8)
+    for end in (5, 12, 20):
+        cache.derived("largest key", LargestKey, k[:, :end])
+    cache.crop(length)
+    other = torch.cat([k[:, :length], 5 * k[:, length:].flip(1)], 1)
+    assert cache.derived("largest key", LargestKey, other).scales().equal(other.abs().amax((1, 2)) / 127)
