@@ -22,9 +22,9 @@ from experiments.setup import Setup, needs_bank, on_device, prepare
 from experiments.source import Code
 from experiments.stages import ShardDoneError, build_bank, run_offline
 from shadowattn.artifacts import read_json, sha256, versions, write_json
-from shadowattn.errors import InputError
 from shadowattn.kernels import native
 from shadowattn.reporting.rows import write_rows
+from shadowattn.runs import load_run
 
 
 def run_job(config: DictConfig, study_module: str, command: str) -> None:
@@ -46,7 +46,7 @@ def run_job(config: DictConfig, study_module: str, command: str) -> None:
     title = f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"
     others = _differences(folder, setup.code)
     if (folder / "meta.json").exists() and (not others or config.reuse == "any"):
-        rows = _finished_rows(folder)
+        rows = load_run(folder).rows
         if others:
             remark = f"measured with other code ({', '.join(others)})"
             rows = rows.assign(flag=[f"{flag}; {remark}" if flag else remark for flag in rows.flag])
@@ -125,12 +125,3 @@ def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime, c
     }
     write_json(folder / "meta.json", meta)
     return rows
-
-
-def _finished_rows(folder: Path) -> pd.DataFrame:
-    remedy = f"measure again with: rm -r {folder}, then the same command"
-    meta = read_json(folder / "meta.json", remedy)
-    path = folder / "rows.parquet"
-    if not path.is_file() or sha256(path) != meta.get("rows_sha256"):
-        raise InputError(f"{path}: missing, altered or cut short; {remedy}")
-    return pd.read_parquet(path)

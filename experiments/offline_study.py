@@ -6,17 +6,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from rich.console import Group
 from rich.table import Table
 
 from experiments.progress import bar, say
 from experiments.setup import Setup, needs_importance
-from experiments.stages import Offline, allot, make_profile
+from experiments.stages import Offline, make_profile
 from experiments.study import common_row, retention_rows
 from shadowattn.artifacts import Units
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.offline import Stability, layer_grids, report_scales, save_profile, scale_grid, stability
+from shadowattn.offline.allocators import allot
 from shadowattn.offline.artifact_files import write_importance, write_measurements, write_retention
 from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
@@ -147,7 +149,7 @@ def _concentration_rows(setup: Setup, row: PlacedRow, units: Units) -> Iterator[
 def _stability(setup: Setup, offline: Offline, name: str, retention: float) -> Stability:
     return stability(
         offline.losses,
-        lambda importance: allot(setup, setup.methods[name].allocator, retention, importance),
+        lambda importance: allot(instantiate(setup.methods[name].allocator), setup.shape, retention, importance),
         seed=setup.config.seed,
     )
 

@@ -51,7 +51,7 @@ from shadowattn.offline import (
     scale_grid,
     summarise,
 )
-from shadowattn.offline.allocators import check_importance
+from shadowattn.offline.allocators import allot
 from shadowattn.offline.fake_quant import (
     fake_quantised,
     load_activation_scales,
@@ -105,24 +105,14 @@ def run_offline(setup: Setup) -> Offline:
 def make_profile(setup: Setup, offline: Offline, allocator, retention: float) -> RetentionProfile:
     """The retention of every head by one allocator."""
     built = {"sensitivity": offline.sensitivities[allocator.measure]} if needs_sensitivity(allocator) else {}
+    table = allot(replace(instantiate(allocator), **built), setup.shape, retention, offline.importance)
     return RetentionProfile(
-        retention=tuple(tuple(layer) for layer in allot(setup, allocator, retention, offline.importance, **built)),
+        retention=tuple(map(tuple, table)),
         scales=offline.grid,
         head_dim=setup.shape.head_dim,
         fingerprint=setup.loaded.fingerprint,
         model=setup.loaded.name,
         allocator=part_name(allocator),
-    )
-
-
-def allot(setup: Setup, allocator, retention: float, importance: Importance | None, **built) -> list[list[float]]:
-    """What an allocator makes of an importance; None for one that looks at none."""
-    shape = setup.shape
-    if importance is None:
-        importance = Importance(((1.0,) * shape.heads,) * shape.layers, (1.0,) * shape.layers, 1.0, "none", 0)
-    check_importance(importance.head_ppl, importance.layer_ppl, importance.base_ppl, retention)
-    return replace(instantiate(allocator), **built).allocate(
-        importance.head_ppl, importance.layer_ppl, base_ppl=importance.base_ppl, retention=retention
     )
 
 
@@ -331,7 +321,7 @@ def _measure_importance(setup: Setup, stage: Stage) -> AblationLosses | None:
             return measure_ablations(model, windows, stage.units, method=settings.method, **options)
 
         def retentions(importance: Importance) -> list[list[float]]:
-            return allot(setup, setup.config.allocator, setup.retentions[0], importance)
+            return allot(instantiate(setup.config.allocator), setup.shape, setup.retentions[0], importance)
 
         return race_ablations(model, windows, stage.units, retentions, race=Race(**settings.race), **options)
 

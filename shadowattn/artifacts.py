@@ -11,7 +11,8 @@ import platform
 import re
 import shutil
 from collections.abc import Callable
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,25 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@cache
+def library_code() -> str:
+    """12 hexadecimal digits for every source file of this package: Python, device descriptions, C++."""
+    digest, package = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".yaml")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a number."""
-    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
+    """Versions of Python and of the packages that decide a number; `none` for one that is not installed."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 class Units:

@@ -1,24 +1,25 @@
 """Allocators: from importance to a retention for every head. One file each.
 
-To add one: a frozen dataclass with an `allocate` method in a file of its own name, an entry in `BY_NAME`, a YAML of the same
+To add one: a frozen dataclass derived from `Allocator` in a file of its own name, an entry in `BY_NAME`, a YAML of the same
 name in `conf/allocator/` and its dataclass in `experiments/parts.py`.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from shadowattn import checks
 from shadowattn.errors import InputError
+from shadowattn.models.shape import ModelShape
 from shadowattn.offline.allocators.artifact import Artifact
+from shadowattn.offline.allocators.base import Allocator, Retention
 from shadowattn.offline.allocators.error_greedy import ErrorGreedy
 from shadowattn.offline.allocators.file import File
 from shadowattn.offline.allocators.first_layers_dense import FirstLayersDense
 from shadowattn.offline.allocators.paper import Paper
 from shadowattn.offline.allocators.uniform import Uniform
 from shadowattn.offline.allocators.waterfill import Waterfill
+from shadowattn.types import Importance
 
-Retention = list[list[float]]
-"""[L][H], every value in (0, 1]."""
+__all__ = ["BY_NAME", "Allocator", "Retention", "allocate", "allot", "check_importance"]
 
 BY_NAME = {
     "uniform": Uniform,
@@ -29,17 +30,6 @@ BY_NAME = {
     "error_greedy": ErrorGreedy,
     "file": File,
 }
-
-
-class Allocator(Protocol):
-    """`uses_importance` False on the class says that perplexities are not looked at, and need not be measured; a field
-    `sensitivity` asks for a measured `Sensitivity` (of its `measure`)."""
-
-    def allocate(
-        self, head_ppl: Sequence[Sequence[float]], layer_ppl: Sequence[float], *, base_ppl: float, retention: float
-    ) -> Retention:
-        """Retentions [L][H] for perplexities with each head ablated [L][H] and each layer bypassed [L]."""
-        ...
 
 
 def allocate(
@@ -62,6 +52,14 @@ def allocate(
     layers, base_ppl = _perplexities("layer_ppl", layer_ppl), checks.positive("base_ppl", base_ppl)
     check_importance(heads, layers, base_ppl, checks.number("retention", retention))
     return BY_NAME[method](**parameters).allocate(heads, layers, base_ppl=base_ppl, retention=float(retention))
+
+
+def allot(allocator: Allocator, shape: ModelShape, retention: float, importance: Importance | None = None) -> Retention:
+    """Retentions [L][H] by an allocator; `importance` None for one that does not need it."""
+    if importance is None:
+        importance = Importance(((1.0,) * shape.heads,) * shape.layers, (1.0,) * shape.layers, 1.0, "none", 0)
+    check_importance(importance.head_ppl, importance.layer_ppl, importance.base_ppl, retention)
+    return allocator.allocate(importance.head_ppl, importance.layer_ppl, base_ppl=importance.base_ppl, retention=retention)
 
 
 def _perplexities(name: str, values: Sequence[float]) -> list[float]:

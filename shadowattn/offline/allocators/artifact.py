@@ -8,9 +8,11 @@ above the target. And there is no floor.
 
 from dataclasses import dataclass
 
+from shadowattn.offline.allocators.base import Allocator
+
 
 @dataclass(frozen=True)
-class Artifact:
+class Artifact(Allocator):
     clamp: float = 102400.0
 
     def allocate(self, head_ppl, layer_ppl, *, base_ppl, retention):

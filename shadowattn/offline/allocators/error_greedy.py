@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shadowattn.errors import InputError
+from shadowattn.offline.allocators.base import Allocator
 from shadowattn.types import Sensitivity
 
 
 @dataclass(frozen=True)
-class ErrorGreedy:
+class ErrorGreedy(Allocator):
     """`measure` names what `sensitivity` has to be of: `error` of the attention output, or `loss`.
 
     Each head's cost is taken for its lower convex hull over retention, so that taking the steepest step first is the
@@ -21,7 +22,7 @@ class ErrorGreedy:
 
     measure: str = "error"
     sensitivity: Sensitivity | None = None
-    uses_importance: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"sensitivity"})
 
     def __post_init__(self):
         if self.measure not in ("error", "loss"):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shadowattn.errors import InputError
+from shadowattn.offline.allocators.base import Allocator
 from shadowattn.offline.artifact_files import check_shape, read_retention
 
 # Published files are rounded, and the artifact's own allocator may miss its target.
@@ -11,11 +12,11 @@ _MEAN_TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)
-class File:
+class File(Allocator):
     """`path` names a head-retention.txt for this model's layers and heads, whose mean is the retention asked for."""
 
     path: str | None = None
-    uses_importance: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def allocate(self, head_ppl, layer_ppl, *, base_ppl, retention):
         if not self.path:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shadowattn.errors import InputError
+from shadowattn.offline.allocators.base import Allocator
 
 
 @dataclass(frozen=True)
-class FirstLayersDense:
+class FirstLayersDense(Allocator):
     """`layers` of them, as far as the budget goes: the other layers keep at least `floor` times the mean retention, and what that
     leaves too little of is shared by the first layers."""
 
     layers: int = 2
     floor: float = 0.25
-    uses_importance: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self):
         if self.layers < 0 or not 0 < self.floor <= 1:

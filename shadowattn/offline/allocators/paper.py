@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
+from shadowattn.offline.allocators.base import Allocator
 
 # Smallest share of the clamp that a head's importance is taken for: ablating a head may lower the loss, and a
 # retention must be positive. The paper does not say what it does then.
@@ -15,7 +16,7 @@ _FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class Paper:
+class Paper(Allocator):
     """`clamp` is printed as 1e-3, next to losses of 60 to 100, and cannot be meant so: nearly every head then gets the same.
 
     The "losses" that the paper plots, 60 to over 100, can only be perplexities: `metric: perplexity` takes differences of those.

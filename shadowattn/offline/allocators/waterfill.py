@@ -7,9 +7,11 @@ same factor, as water finds its level.
 import math
 from dataclasses import dataclass
 
+from shadowattn.offline.allocators.base import Allocator
+
 
 @dataclass(frozen=True)
-class Waterfill:
+class Waterfill(Allocator):
     """`floor` is the least that a head keeps, as a share of the mean retention: ablation on a little text ranks the
     unimportant heads by noise, and starving one of them to nothing rests on that noise."""
 

@@ -1,0 +1,242 @@
+"""`calibrate`: the offline stage for one model, without any configuration: from text to retentions, scales and graphs."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from shadowattn import checks
+from shadowattn.artifacts import Stage, library_code
+from shadowattn.data.text import token_windows
+from shadowattn.errors import InputError
+from shadowattn.graphs.bank import GraphBank
+from shadowattn.graphs.estimation import FLOAT, GraphForm
+from shadowattn.graphs.planner import chunk_lengths, launch_sizes, plan_capacities, plan_shapes
+from shadowattn.models.shape import ModelShape, fingerprint, model_shape
+from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
+from shadowattn.offline.allocators import BY_NAME, Allocator, allot
+from shadowattn.offline.importance import measure_ablations, summarise
+from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
+from shadowattn.offline.sensitivity import measure_sensitivity
+from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
+
+RETENTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """So many windows of so many tokens of the calibration text, spread evenly over it; as many as there are for 0."""
+
+    tokens: int
+    count: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "tokens", checks.integer("tokens", self.tokens, least=2))
+        object.__setattr__(self, "count", checks.integer("count", self.count))
+
+
+Progress = Callable[[Iterable], Iterable]
+
+
+def calibrate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Path,
+    *,
+    retention: float = 0.2,
+    allocator: str | Allocator = "error_greedy",
+    importance: str = "zero",
+    folder: str | Path | None = None,
+    importance_windows: Windows = Windows(128, 32),
+    windows: Windows | None = None,
+    chunk_tokens: int = 128,
+    progress: Progress = iter,
+) -> "Calibration":
+    """What a model's calibration text says of it. Nothing is measured yet: each part is when it is first asked for.
+
+    `text`: the text itself, or a file of it. `retention` is the mean to spread, `allocator` what spreads it (a name of
+    `offline.allocators.BY_NAME`), `importance` the ablation that it may rest on (`zero` or `uniform`), on `importance_windows`.
+    Scales and sensitivities are measured on `windows` (None: 4 of 1024 tokens, or of the model's context where that is shorter),
+    in chunks of `chunk_tokens`. With a `folder` everything is kept there: what was measured by the same code on the same model
+    and text is not measured again, and an interrupted measurement goes on. `progress` may wrap what takes long in a bar.
+
+    Raises `InputError` on anything that does not fit, before any work.
+    """
+    shape = model_shape(model)
+    retention = checks.number("retention", retention)
+    if not 0 < retention <= 1:
+        raise InputError(f"retention: expected a value in (0, 1], got {retention:g}; 1 keeps every key")
+    if isinstance(allocator, str):
+        allocator = BY_NAME[checks.one_of("allocator", allocator, tuple(BY_NAME))]()
+    checks.instance("allocator", allocator, Allocator, f"give a name: {', '.join(BY_NAME)}")
+    checks.one_of("importance", importance, tuple(BY_NAME_ABLATION))
+    windows = Windows(min(1024, shape.context_tokens), 4) if windows is None else windows
+    for name, given in (("importance_windows", importance_windows), ("windows", windows)):
+        checks.instance(name, given, Windows, "make it with shadowattn.calibration.Windows(tokens, count)")
+        if given.tokens > shape.context_tokens:
+            raise InputError(f"{name}: the model's context is {shape.context_tokens} tokens, got {given.tokens}")
+    if isinstance(text, Path):
+        text = _read(text)
+    checks.instance("text", text, str, "give the text itself, or a Path to it")
+    if len(text) < 4096 and "\n" not in text and Path(text).is_file():
+        raise InputError(f"text: expected the text itself, got the name of a file; give Path({text!r})")
+    for name, given in (("tokenizer", tokenizer), ("progress", progress)):
+        if not callable(given):
+            raise InputError(f"{name}: expected one that can be called, got {checks.shown(given)}")
+    if folder is not None and not isinstance(folder, str | Path):
+        raise InputError(f"folder: expected a path, got {checks.shown(folder)}")
+    made = Calibration(
+        model=model,
+        shape=shape,
+        retention=retention,
+        allocator=allocator,
+        ablation=importance,
+        folder=None if folder is None else Path(folder).expanduser(),
+        importance_tokens=_cut(text, tokenizer, importance_windows, "importance_windows"),
+        tokens=_cut(text, tokenizer, windows, "windows"),
+        chunk_tokens=checks.integer("chunk_tokens", chunk_tokens, least=1),
+        progress=progress,
+    )
+    entries = model.get_input_embeddings().num_embeddings
+    largest = int(max(made.tokens.max(), made.importance_tokens.max()))
+    if largest >= entries:
+        raise InputError(f"tokenizer: it gives tokens up to {largest}, the model knows {entries}; give the model's own tokenizer")
+    _ = made._root  # a folder that cannot be written to is refused now
+    if not allocator.needs:
+        allot(allocator, shape, retention)  # and so is one whose file is missing
+    return made
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The offline stage of one model. Made by `calibrate`, which says what its settings are."""
+
+    model: PreTrainedModel = field(repr=False)
+    shape: ModelShape
+    retention: float
+    allocator: Allocator
+    ablation: str
+    folder: Path | None
+    importance_tokens: Tensor = field(repr=False)  # int64 [W, T]
+    tokens: Tensor = field(repr=False)
+    chunk_tokens: int
+    progress: Progress = field(repr=False)
+
+    @cached_property
+    def importance(self) -> Importance:
+        """How much worse the model gets without each head, and without each layer (section 3.2)."""
+        stage = self._stage("importance", self.importance_tokens, ablation=self.ablation)
+        if not stage.done:
+            how = {"ablation": self.ablation, "progress": self.progress}
+            stage.finish(asdict(measure_ablations(self.model, self.importance_tokens, stage.units, **how)))
+        return summarise(AblationLosses(**_tuples(stage.read())))
+
+    @cached_property
+    def sensitivity(self) -> Sensitivity:
+        """What it costs that one head alone keeps less, by what the allocator asks for."""
+        measure = self.allocator.measure
+        stage = self._stage("sensitivity", self.tokens, measure=measure, retentions=RETENTIONS)
+        if not stage.done:
+            how = {"measure": measure, "retentions": RETENTIONS, "progress": self.progress}
+            stage.finish(asdict(measure_sensitivity(self.model, self.tokens, stage.units, **how)))
+        return Sensitivity(**_tuples(stage.read()))
+
+    @cached_property
+    def observations(self) -> ScaleObservations:
+        """The INT8 scales of Q and K, of every head and chunk."""
+        stage = self._stage("scales", self.tokens, chunk_tokens=self.chunk_tokens)
+        if not stage.done:
+            how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
+            stage.finish(asdict(observe_scales(self.model, self.tokens, **how)))
+        return ScaleObservations(**_tuples(stage.read()))
+
+    @cached_property
+    def scales(self) -> ScaleGrid:
+        """The static scales that graphs are built for: 3 × 3 buckets around the mean (section 3.3)."""
+        return scale_grid(self.observations)
+
+    @cached_property
+    def profile(self) -> RetentionProfile:
+        """Every head's retention, with the scales. Measures what the allocator needs, and no more."""
+        allocator, needs = self.allocator, self.allocator.needs
+        if "sensitivity" in needs:
+            allocator = replace(allocator, sensitivity=self.sensitivity)
+        table = allot(allocator, self.shape, self.retention, self.importance if "importance" in needs else None)
+        return RetentionProfile(
+            retention=tuple(map(tuple, table)),
+            scales=self.scales,
+            head_dim=self.shape.head_dim,
+            fingerprint=self._fingerprint,
+            model=self.model.config.name_or_path or type(self.model).__name__,
+            allocator=type(allocator).__name__,
+        )
+
+    def bank(self, max_tokens: int, *, device: str = "CPU", form: GraphForm = FLOAT, graphs: int = 108) -> GraphBank:
+        """Compiled graphs for prompts of up to `max_tokens` tokens, at most so many of them.
+
+        With a folder they are kept there too. Raises `InputError` beyond the model's context, and where not even one shape fits
+        into the number of graphs.
+        """
+        max_tokens = checks.integer("max_tokens", max_tokens, least=1, most=self.shape.context_tokens)
+        checks.integer("graphs", graphs, least=1)
+        heads = {"heads": self.shape.heads, "kv_heads": self.shape.kv_heads, "launch_heads": (1, 2, 4)}
+        each = len(launch_sizes(**heads)) * (len(self.scales.pairs) if form.bakes_scales else 1)
+        if graphs < each:
+            raise InputError(f"graphs: a single shape takes {each}, launch sizes × buckets, got {graphs}; allow more")
+        lengths = chunk_lengths([max_tokens], self.chunk_tokens)
+        plan = plan_capacities(lengths, context_tokens=max_tokens, limit=graphs // each)
+        shapes = plan_shapes(plan, head_dim=self.shape.head_dim, **heads)
+        bank = GraphBank.build(replace(self.profile), shapes, device=device, form=form)
+        blobs = None if self.folder is None else self.folder / "compiled"
+        bank.compile(blobs=blobs, progress=self.progress)
+        return bank
+
+    def _stage(self, name: str, tokens: Tensor, **settings: Any) -> Stage:
+        inputs = {"model": self._fingerprint, "dtype": str(self.model.dtype), "tokens": tokens.tolist()} | settings
+        return Stage(self._root, name, inputs, code=library_code())
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.model)
+
+    @cached_property
+    def _root(self) -> Path:
+        if self.folder is None:  # units of work need files, and nothing is kept
+            folder = tempfile.mkdtemp(prefix="shadowattn-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            return Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"folder: expected one to write to, got {str(self.folder)!r} ({error.strerror})") from error
+        if not os.access(self.folder, os.W_OK):
+            raise InputError(f"folder: expected one to write to, got {str(self.folder)!r}, which is read-only")
+        return self.folder
+
+
+def _cut(text: str, tokenizer: PreTrainedTokenizerBase, windows: Windows, key: str) -> Tensor:
+    return token_windows(text, tokenizer, tokens=windows.tokens, windows=windows.count, source="text", key=key)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"text: expected a file of UTF-8 text, got {str(path)!r} ({error})") from error
+
+
+def _tuples(content: dict) -> dict:
+    """What JSON made lists of."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return {name: tuples(value) for name, value in content.items()}
