@@ -15,8 +15,9 @@ KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/*)
 quickstart: setup
 	$(RUN) -m experiments.run +exp=quickstart
 
+# A process for each core, a file at a time: half of the time goes into starting Python and importing torch.
 test: setup
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 lint: setup
 	$(RUN) -m ruff check .
@@ -38,7 +39,7 @@ setup: $(MARKER)
 $(MARKER): pyproject.toml constraints.txt $(KERNELS)
 	@test -n "$(PYTHON)" || { echo "error: expected Python 3.11 to 3.13 on the PATH, found none; name one with: make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[experiments,test]'
 	@touch $@
 
 clean:
