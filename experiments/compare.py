@@ -1,0 +1,108 @@
+"""Several runs side by side: `python -m experiments.compare RUN RUN … [--metric loss_increase] [--csv FILE]`.
+
+A RUN is a folder `results/runs/EXPERIMENT/HASH`, or EXPERIMENT/HASH. The table has a line for each method and retention, and a
+column for each run, called by the settings in which they differ. Where runs differ in model, text or context, it says so above.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from shadowattn.errors import InputError
+from shadowattn.runs import Run, load_run
+
+# What must be the same for numbers to be about the same thing.
+_SUBJECT = ("model", "corpus_sha256", "context_tokens", "n")
+_KEYS = ["method", "retention"]
+
+
+def join(runs: Sequence[Run], metric: str) -> pd.DataFrame:
+    """One metric of all runs: a row for each method and retention in order of appearance, a column for each run.
+
+    Raises `InputError` where no run has the metric.
+    """
+    columns = []
+    for name, run in zip(names(runs), runs, strict=True):
+        rows = run.rows[run.rows.metric == metric]
+        if rows.duplicated(_KEYS).any():
+            raise InputError(f"--metric: {run.folder} has several values of {metric} for a method and retention; choose another")
+        columns.append(rows.set_index(_KEYS).value.rename(name))
+    if not any(len(column) for column in columns):
+        known = sorted({str(one) for run in runs for one in run.rows.metric.unique()})
+        raise InputError(f"--metric: expected one of {', '.join(known)}, got {metric!r}")
+    return pd.concat(columns, axis=1, sort=False)
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """What tells the runs apart: the settings in which they differ, as KEY=VALUE; else their folders."""
+    flat = [_flat(run.config) for run in runs]
+    keys = sorted({key for settings in flat for key in settings})
+    differing = [key for key in keys if len({repr(settings.get(key)) for settings in flat}) > 1]
+    made = [" ".join(f"{key}={settings[key]}" for key in differing if key in settings) for settings in flat]
+    if len(set(made)) < len(runs) or max(map(len, made)) > 60:
+        return [f"{run.folder.parent.name}/{run.folder.name}" for run in runs]
+    return made
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """In which subjects the runs differ, so that their numbers are not about the same thing."""
+    found = []
+    for column in _SUBJECT:
+        values = [sorted({str(value) for value in run.rows[column].unique()}) for run in runs if column in run.rows]
+        if any(value != values[0] for value in values):
+            found.append(column)
+    return found
+
+
+def table(joined: pd.DataFrame, title: str) -> Table:
+    """For a terminal. What a run has not is a dash."""
+    made = Table(*_KEYS, *joined.columns, title=title, title_justify="left")
+    for (method, retention), values in joined.iterrows():
+        cells = ["–" if pd.isna(value) else f"{value:.4g}" for value in values]
+        made.add_row(str(method), f"{retention:g}", *cells)
+    return made
+
+
+def _flat(settings: Any, key: str = "") -> dict[str, Any]:
+    if not isinstance(settings, dict):
+        return {key: settings}
+    return {
+        name: value for part, inner in settings.items() for name, value in _flat(inner, f"{key}.{part}" if key else part).items()
+    }
+
+
+def _folder(given: str, results: Path) -> Path:
+    return Path(given) if Path(given).is_dir() else results / "runs" / given
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="+", help="folders of finished runs, or EXPERIMENT/HASH")
+    parser.add_argument("--metric", default="loss_increase", help="which metric to compare (default: loss_increase)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where results are (default: results)")
+    parser.add_argument("--csv", type=Path, help="write the table here too")
+    options = parser.parse_args()
+    try:
+        loaded = [load_run(_folder(given, options.results)) for given in options.run]
+        joined = join(loaded, options.metric)
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if found := differences(loaded):
+        console.print(f"these runs differ in {', '.join(found)}: their numbers are not about the same thing")
+    console.print(table(joined, options.metric))
+    if options.csv:
+        options.csv.parent.mkdir(parents=True, exist_ok=True)
+        joined.to_csv(options.csv)
+        print(options.csv)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What was run: `python -m experiments.list`, each run with what it was asked for, its state and its age.
+
+A run is `done`, `unfinished` (the same command goes on), or done by `other code` (the same command measures again).
+"""
+
+import argparse
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.source import source_hash
+from shadowattn.artifacts import read_json
+from shadowattn.errors import InputError
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run's folder. `settings`: what its command changed; empty where it is not finished."""
+
+    folder: Path
+    state: str
+    model: str
+    settings: str
+    finished: datetime | None
+
+    @property
+    def experiment(self) -> str:
+        return self.folder.parent.name
+
+
+def runs(results: Path, experiment: str | None = None) -> list[Listed]:
+    """All runs below a results folder, the latest first, unfinished ones at the end."""
+    folders = [path for path in results.glob(f"runs/{experiment or '*'}/*") if path.is_dir()]
+    listed = [_listed(folder) for folder in sorted(folders)]
+    never = datetime.min.replace(tzinfo=UTC)
+    return sorted(listed, key=lambda run: run.finished or never, reverse=True)
+
+
+def table(listed: list[Listed], now: datetime) -> Table:
+    """For a terminal."""
+    made = Table("run", "model", "settings", "state", "age")
+    for run in listed:
+        name = f"{run.experiment}/{run.folder.name}"
+        made.add_row(name, run.model, run.settings, run.state, "" if run.finished is None else _age(now - run.finished))
+    return made
+
+
+def _listed(folder: Path) -> Listed:
+    if not (folder / "meta.json").is_file():
+        return Listed(folder, "unfinished", "", "", None)
+    try:
+        meta = read_json(folder / "meta.json", f"measure again with: rm -r {folder}, then the same command")
+        code = "done" if meta["code"]["source"] == source_hash() else "other code"
+        return Listed(folder, code, meta["model"]["name"], _settings(meta), datetime.fromisoformat(meta["finished"]))
+    except (InputError, KeyError, TypeError, ValueError):
+        return Listed(folder, "damaged", "", "", None)
+
+
+def _settings(meta: dict[str, Any]) -> str:
+    """What the command names but the experiment, which is its folder's name."""
+    words = shlex.split(meta["command"])[3:]
+    return " ".join(word for word in words if not word.startswith(("+exp=", "paths.", "threads=")))
+
+
+def _age(age: timedelta) -> str:
+    minutes = int(age.total_seconds() // 60)
+    for unit, size in (("d", 24 * 60), ("h", 60)):
+        if minutes >= size:
+            return f"{minutes // size} {unit}"
+    return f"{minutes} min"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", nargs="?", help="only runs of this experiment")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where results are (default: results)")
+    options = parser.parse_args()
+    found = runs(options.results, options.experiment)
+    if not found:
+        of = f" of {options.experiment}" if options.experiment else ""
+        parser.exit(2, f"error: {options.results}: found no runs{of}; begin with: python -m experiments.run +exp=quickstart\n")
+    Console(width=None if sys.stdout.isatty() else 160).print(table(found, datetime.now(UTC)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

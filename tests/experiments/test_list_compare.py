@@ -1,0 +1,107 @@
+"""What was run, and several runs side by side."""
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pandas as pd
+import pytest
+
+from experiments import compare
+from experiments import list as listing
+from experiments.source import source_hash
+from shadowattn.artifacts import sha256
+from shadowattn.errors import InputError
+from shadowattn.runs import load_run
+
+NOW = datetime.now(UTC)
+
+
+def finished(results, name, *, retention=0.2, model="bundled", code=None, age=timedelta(hours=3), value=1.0):
+    folder = results / "runs" / name
+    folder.mkdir(parents=True)
+    rows = [
+        ("dense", 1.0, "loss_increase", 0.0),
+        ("ours", retention, "loss_increase", value),
+        ("ours", retention, "density", 0.2),
+    ]
+    frame = pd.DataFrame(rows, columns=["method", "retention", "metric", "value"])
+    frame.assign(model=model, corpus_sha256="c", context_tokens=64, n=3).to_parquet(folder / "rows.parquet")
+    meta = {
+        "command": f"python -m experiments.run +exp=quickstart retention={retention} paths.results=x",
+        "config": {"retention": retention, "selection": {"sinks": 0}},
+        "code": {"source": code or source_hash()},
+        "model": {"name": model},
+        "finished": (NOW - age).isoformat(),
+        "rows_sha256": sha256(folder / "rows.parquet"),
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def test_runs_are_listed_with_settings_state_and_age(tmp_path):
+    finished(tmp_path, "quickstart/0001")
+    finished(tmp_path, "quickstart/0002", retention=0.4, code="older", age=timedelta(days=2))
+    finished(tmp_path, "sweep/0003", age=timedelta(minutes=5))
+    (tmp_path / "runs" / "sweep" / "0004").mkdir()
+    (tmp_path / "runs" / "sweep" / "0005").mkdir()
+    (tmp_path / "runs" / "sweep" / "0005" / "meta.json").write_text("{")
+    found = listing.runs(tmp_path)
+    assert [run.folder.name for run in found[:3]] == ["0003", "0001", "0002"]
+    states = {run.folder.name: run.state for run in found}
+    assert states == {"0001": "done", "0002": "other code", "0003": "done", "0004": "unfinished", "0005": "damaged"}
+    assert found[1].settings == "retention=0.2"
+    shown = listing.table(found, NOW)
+    assert list(shown.columns[4].cells)[:3] == ["5 min", "3 h", "2 d"]
+    assert [run.folder.name for run in listing.runs(tmp_path, "quickstart")] == ["0001", "0002"]
+
+
+def test_runs_are_joined_by_method_and_retention(tmp_path):
+    folders = [finished(tmp_path, f"quickstart/000{i}", retention=r, value=v) for i, r, v in ((1, 0.2, 1.5), (2, 0.4, 0.5))]
+    runs = [load_run(folder) for folder in folders]
+    joined = compare.join(runs, "loss_increase")
+    assert list(joined.columns) == ["retention=0.2", "retention=0.4"]
+    assert joined.loc[("ours", 0.2)].tolist()[0] == 1.5
+    assert joined.loc[("ours", 0.4)].tolist()[1] == 0.5
+    assert joined.loc[("dense", 1.0)].tolist() == [0.0, 0.0]
+    assert compare.differences(runs) == []
+    cells = list(compare.table(joined, "loss").columns[2].cells)
+    assert cells == ["0", "1.5", "–"]
+    with pytest.raises(InputError, match=r"--metric: expected one of density, loss_increase, got 'taste'"):
+        compare.join(runs, "taste")
+
+
+def test_runs_of_other_subjects_are_named(tmp_path):
+    folders = [finished(tmp_path, "quickstart/0001"), finished(tmp_path, "quickstart/0002", model="another")]
+    runs = [load_run(folder) for folder in folders]
+    assert compare.differences(runs) == ["model"]
+    assert compare.names(runs) == ["quickstart/0001", "quickstart/0002"]  # no setting tells them apart
+
+
+@pytest.mark.parametrize(("module", "arguments"), [(listing, []), (compare, ["quickstart/0001", "quickstart/0002"])])
+def test_the_command_line(module, arguments, tmp_path, monkeypatch, capsys):
+    finished(tmp_path, "quickstart/0001")
+    finished(tmp_path, "quickstart/0002", retention=0.4)
+    monkeypatch.setattr(sys, "argv", ["x", *arguments, "--results", str(tmp_path)])
+    assert module.main() == 0
+    assert "retention=0.4" in capsys.readouterr().out
+    if module is compare:
+        monkeypatch.setattr(sys, "argv", ["x", *arguments, "--results", str(tmp_path), "--csv", str(tmp_path / "new" / "a.csv")])
+        assert module.main() == 0
+        assert pd.read_csv(tmp_path / "new" / "a.csv").method.tolist() == ["dense", "ours", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (listing, ["--results", "nowhere"], "error: nowhere: found no runs; begin with"),
+        (listing, ["unheard_of", "--results", "nowhere"], "found no runs of unheard_of"),
+        (compare, ["nowhere/0001"], "no meta.json in it"),
+    ],
+)
+def test_what_is_not_there_is_one_line(module, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x", *arguments])
+    with pytest.raises(SystemExit) as left:
+        module.main()
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
