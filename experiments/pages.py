@@ -372,7 +372,8 @@ def importance_speed() -> str:
         "largest difference of a loss",
         "peak memory",
     ]
-    return _table(header, lines, "benchmark_offline_bundled", "and `benchmark_offline_qwen2_0_5b.csv`, of which one round")
+    second = _source("benchmark_offline_qwen2_0_5b", "the second line, one round")
+    return f"{_table(header, lines, 'benchmark_offline_bundled', 'the first line')}\n\n{second}"
 
 
 _RACES = {

@@ -15,9 +15,7 @@ SIMULATED = {"fig10", "fig15", "table8", "study_scale", "study_parameters"}
 
 # Rows from before anything was recorded beside them; their JSON and every table drawn from them say so. Measure them again.
 UNRECORDED = {
-    "benchmark_offline_bundled",
     "benchmark_offline_qwen2_0_5b",
-    "model_gates",
 }
 
 
