@@ -30,8 +30,8 @@ class Method:
 
     `retention`: a number, which every head keeps of the keys that a row sees, or a `RetentionProfile`, each head its own. The
     estimate comes from `bank`, from `estimator` (an `Estimator`, or the name of one of ours), or of neither: INT8 with scales
-    measured on each chunk, of Q over its rows and of K over all keys so far. Rounding then depends on the chunk as a whole, on its
-    length and on later tokens in it; with a bank only the choice of a bucket does.
+    measured on each chunk, of Q over its rows and of K over all keys so far. Rounding then depends on the chunk as a whole, its
+    length and later tokens in it; with a bank only the choice of a bucket does.
 
     `chunk_tokens` rows go through at a time: as high as the bank's graphs, or 128. `query_block`, `block_score`, `sinks` and
     `recent` say how lists are made (`selection.Rule`), `dense_above`, `decode`, `pipeline` and `observers` are those of
