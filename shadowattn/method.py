@@ -84,14 +84,14 @@ class Method:
         shape = model_shape(model)
         check_device(model, ("cpu",))
         table = self._table(model, shape)
-        if self.bank is not None and self.bank.built_for.fingerprint not in ("", fingerprint(model)):
+        estimator = self._estimator(model, shape)
+        if isinstance(self.retention, RetentionProfile):
+            estimator.check_profile(self.retention)
+        elif self.bank is not None and self.bank.built_for.fingerprint not in ("", fingerprint(model)):
             raise InputError(
                 f"bank: it was built for {self.bank.built_for.model or 'another model'}, whose scales are not this model's; "
                 "build one for this model: shadowattn.calibrate(model, tokenizer, text).bank(max_tokens)"
             )
-        estimator = self._estimator(model, shape)
-        if isinstance(self.retention, RetentionProfile):
-            estimator.check_profile(self.retention)
         sparse = self._attention(table, estimator)
         with replace_attention(model, sparse, sparse.windowed):
             yield sparse
