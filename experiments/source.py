@@ -1,6 +1,5 @@
 """Which code a result was made by: results of other code are named as such, and are not taken for today's."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -8,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.targets import PACKAGES, named_targets, source_files
+from shadowattn import artifacts
 from shadowattn.artifacts import content_hash, sha256, versions
 
 # Of a checkout, or where a wheel puts all packages.
 _ROOT = Path(__file__).parents[1]
-_SUFFIXES = (".py", ".h", ".cpp", ".yaml")
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,9 @@ class Code:
 @cache
 def source_hash() -> str:
     """12 hexadecimal digits for every source file of this project: Python, device descriptions, and C++ where it is here."""
-    digest, files = hashlib.sha256(), []
-    for package in PACKAGES:
-        files += sorted(path for path in (_ROOT / package).rglob("*") if path.suffix in _SUFFIXES)
+    files = [path for package in PACKAGES for path in artifacts.source_files(_ROOT / package)]
     recipe = _ROOT / "CMakeLists.txt"
-    for path in [*files, *([recipe] if recipe.is_file() else [])]:
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(_ROOT).as_posix()}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:12]
+    return artifacts.files_hash([*files, *([recipe] if recipe.is_file() else [])], _ROOT)
 
 
 def part_hashes(settings: Any) -> dict[str, str]:

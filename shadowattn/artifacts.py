@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,10 +55,22 @@ def sha256(path: Path) -> str:
 
 @cache
 def library_code() -> str:
-    """12 hexadecimal digits for every source file of this package: Python, device descriptions, C++."""
-    digest, package = hashlib.sha256(), Path(__file__).parent
-    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".yaml")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    """12 hexadecimal digits for every source file of this package."""
+    package = Path(__file__).parent
+    return files_hash(source_files(package), package)
+
+
+def source_files(folder: Path) -> list[Path]:
+    """What of a folder is executed, or decides a number: Python, device descriptions, C++; in order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".yaml"))
+
+
+def files_hash(files: Sequence[Path], root: Path) -> str:
+    """12 hexadecimal digits for files' contents and where they are below `root`."""
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
 
 
