@@ -1,15 +1,13 @@
-"""The schema of every configuration: names and types, so that a misspelt key or a wrong type is an error.
+"""The schema of the configuration that studies share: names and types, so that a misspelt key or a wrong type is an error.
 
-Values live in `conf/`; a YAML of a group names its schema first in its defaults.
+Values live in `conf/`. What a part or a study takes is told by its class alone (`part_settings`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
-
-from experiments import parts
 
 
 @dataclass
@@ -89,14 +87,6 @@ class PipelineConfig:
 
 
 @dataclass
-class LatencyConfig:
-    """What `+exp=latency_profile` measures: up to the run's longest prompt, at these retentions, so often."""
-
-    retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
-    repeats: int = 25
-
-
-@dataclass
 class MethodConfig:
     """What makes up a method. The groups of the same names fill it in."""
 
@@ -138,58 +128,6 @@ class EvaluationConfig:
 
 
 @dataclass
-class SchedulingConfig:
-    """What the study of schedulers draws: `works` of each kind, the optimum searched for `limit_s` seconds each."""
-
-    works: int = 12
-    limit_s: float = 5.0
-
-
-@dataclass
-class SimulationConfig:
-    """`figure` fig10, fig15, table8, scale or parameters; `device` a shipped description or a .yaml file of your own."""
-
-    figure: str = "fig10"
-    device: str = "snapdragon_8_gen_3"
-    chunk_tokens: int = 128
-
-
-@dataclass
-class EstimateConfig:
-    """One way to estimate.
-
-    `dynamic`: scales of the tensors themselves, else a grid of mean × σ^±steps, see `types.ScaleGrid`. `output` float,
-    target_requant or fixed_output. `nncf`: the graph that NNCF makes, whatever else is set. `quality`: measure the loss of the
-    whole model with it, too.
-    """
-
-    dynamic: bool = False
-    sigma: float = 0.5
-    steps: int = 1
-    pattern: str = "product"
-    lookup: str = "raw"
-    bits: int = 8
-    smooth: bool = False
-    output: str = "float"
-    nncf: bool = False
-    quality: bool = False
-
-
-@dataclass
-class RecallConfig:
-    """What the study of recall compares, and at which retentions.
-
-    The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
-    them; null: the first.
-    """
-
-    quality_windows: int = 16
-    reference: str | None = None
-    retentions: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.8])
-    estimates: dict[str, EstimateConfig] = field(default_factory=dict)
-
-
-@dataclass
 class Paths:
     """Where things go on this machine; never part of a config hash."""
 
@@ -198,10 +136,10 @@ class Paths:
 
 @dataclass
 class Config:
+    """A study takes its own settings from `study`, and of the rest what it names in its `needs`."""
+
     experiment: str = "default"
-    # quality: methods against retention; gates: the reference model's bars; offline: that stage alone; allocators; query_block;
-    # latency_profile, fig9, schedulers, simulation: the pipeline; graphs, recall, selfcheck: the estimate
-    study: str = "quality"
+    study: Any = MISSING
     seed: int = 0
     retention: float = 0.2
     retentions: list[float] = field(default_factory=list)  # several in one run; empty: `retention` alone
@@ -219,70 +157,24 @@ class Config:
     task: Any = MISSING
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    recall: RecallConfig = field(default_factory=RecallConfig)
-    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    simulation: SimulationConfig = field(default_factory=SimulationConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch
     dense_above: Any = 1.0  # heads that keep this share or more go dense; 1: those that keep all; auto: the break-even
     decode: str = "dense"  # dense, shared
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     scheduler: Any = MISSING  # who plans where pipeline=planned
-    latency: LatencyConfig = field(default_factory=LatencyConfig)
     threads: int | None = None
     shard: ShardConfig = field(default_factory=ShardConfig)
     reuse: str = "same"  # results made before: same, those of the code that is here; any, of whatever code, and say so
     paths: Paths = field(default_factory=Paths)
 
 
-# The schemas of the parts of each group, by name.
-PARTS = {
-    "model": {
-        "bundled": parts.Bundled,
-        "local": parts.Local,
-        "smollm2": parts.SmolLM2,
-        "hub": parts.Hub,
-        "random": parts.RandomModel,
-    },
-    "data": {"stdlib": parts.StdlibData, "text": parts.TextData, "hub": parts.HubData},
-    "importance": {"base": ImportanceConfig},
-    "allocator": {
-        "uniform": parts.UniformAllocator,
-        "paper": parts.PaperAllocator,
-        "artifact": parts.ArtifactAllocator,
-        "waterfill": parts.WaterfillAllocator,
-        "first_layers_dense": parts.FirstLayersDenseAllocator,
-        "error_greedy": parts.ErrorGreedyAllocator,
-        "file": parts.FileAllocator,
-    },
-    "calibration": {"absmax": parts.AbsmaxCalibration, "percentile": parts.PercentileCalibration, "mse": parts.MseCalibration},
-    "grid": {"mean": parts.MeanGrid, "quantile": parts.QuantileGrid},
-    "estimator": {
-        "int8": parts.Int8Estimator,
-        "int8_fused": parts.Int8FusedEstimator,
-        "oracle": parts.OracleEstimator,
-        "streaming": parts.StreamingEstimator,
-        "random": parts.RandomEstimator,
-    },
-    "selection": {"base": SelectionConfig},
-    "pipeline": {"base": PipelineConfig},
-    "scheduler": {
-        "sequential": parts.SequentialScheduler,
-        "fifo": parts.FifoScheduler,
-        "greedy": parts.GreedyScheduler,
-        "greedy_guarded": parts.GreedyGuardedScheduler,
-        "johnson": parts.JohnsonScheduler,
-        "local_search": parts.LocalSearchScheduler,
-        "optimal": parts.OptimalScheduler,
-    },
-    "task": {"text": parts.TextTask, "retrieval_kv": parts.RetrievalKVTask, "needle": parts.NeedleTask},
-}
+# What every run has; a study need not name it, and no hash holds it.
+ALWAYS = ("experiment", "study", "threads", "shard", "reuse", "paths")
+# Settings that are a part, named by `_target_`, with settings of its own.
+PARTS = tuple(one.name for one in fields(Config) if one.type is Any and one.name != "dense_above")
 
 
 def register() -> None:
-    """Puts every schema where the YAML files look for it: `schema` for the whole, `schema/GROUP/NAME` for the parts."""
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    for group, schemas in PARTS.items():
-        for name, node in schemas.items():
-            store.store(group=f"schema/{group}", name=name, node=node)
+    """Puts the schema where `conf/config.yaml` looks for it."""
+    ConfigStore.instance().store(name="schema", node=Config)

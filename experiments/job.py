@@ -1,4 +1,4 @@
-"""One job of the command line: compose → offline → graphs → evaluate → rows, table, plots.
+"""One run: a study measured into a folder of its own, or found there.
 
 A run's folder holds results of one code (`code.json`). A finished run of other code moves aside until today's is done.
 """
@@ -7,65 +7,77 @@ import shutil
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 import transformers
-from omegaconf import DictConfig, OmegaConf
+from hydra.utils import get_object
+from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.checks import check
+from experiments.errors import ShardDoneError
+from experiments.lab import Lab
 from experiments.machine import machine
+from experiments.parts import build
 from experiments.progress import say
-from experiments.setup import Setup, needs_bank, on_device, prepare
 from experiments.source import Code
-from experiments.stages import ShardDoneError, build_bank, run_offline
+from experiments.studies.base import Study
+from experiments.targets import check_targets
 from shadowattn.artifacts import read_json, sha256, versions, write_json
-from shadowattn.kernels import native
+from shadowattn.errors import InputError
+from shadowattn.reporting.figures import save
 from shadowattn.reporting.rows import write_rows
 from shadowattn.runs import load_run
 
 
-def run_job(config: DictConfig, study_module: str, command: str) -> None:
-    """Measures what a configuration asks for, or shows what was measured before, and prints its table.
+def run_job(config: DictConfig, command: str) -> Path:
+    """Measures what a complete configuration asks for, or finds it measured, prints its table, and returns the run's folder.
 
-    `study_module` has `measure`, `draw` and `table`; `command` repeats the job. Raises `InputError`.
+    `command` repeats the run. Raises `InputError` on what cannot be measured as asked, before anything is written, and
+    `ShardDoneError` where other shards' work is missing.
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     started = datetime.now(UTC)
-    study = import_module(study_module)
-    setup = prepare(config)
-    results = Path(config.paths.results)
-    folder = results / "runs" / config.experiment / setup.config_hash
-    say(
-        f"{config.experiment} {setup.config_hash}: {setup.loaded.name} on {setup.corpus.name}, estimate on "
-        f"{setup.device.label}, kernel {setup.kernel}{_kernel_level(setup.kernel)}"
-    )
-    title = f"{config.experiment} · {setup.loaded.name} on {setup.corpus.name}"
-    others = _differences(folder, setup.code)
-    if (folder / "meta.json").exists() and (not others or config.reuse == "any"):
-        rows = load_run(folder).rows
+    check_targets({"study": config.study})
+    kind = get_object(config.study._target_)
+    if not (isinstance(kind, type) and issubclass(kind, Study)):
+        raise InputError(f"study._target_: expected a class derived from Study, got {config.study._target_}")
+    study = build(config.study)
+    check_targets({key: config[key] for key in study.needs})
+    lab = Lab(config, study.needs)
+    study.check(lab)
+    check(lab)
+    name = lab.config_hash(study.inputs())
+    lab.folder = lab.root / "runs" / config.experiment / name
+    say(f"{config.experiment} {name}{_how(lab)}")
+    title = " · ".join(filter(None, (config.experiment, lab.subject)))
+    others = _differences(lab.folder, lab.code)
+    if (lab.folder / "meta.json").exists() and (not others or config.reuse == "any"):
+        rows = load_run(lab.folder).rows
         if others:
             remark = f"measured with other code ({', '.join(others)})"
             rows = rows.assign(flag=[f"{flag}; {remark}" if flag else remark for flag in rows.flag])
             title = f"{title} · {remark}"
-        say(f"done before{', ' + remark if others else ''}; to measure again: rm -r {folder}")
+        say(f"done before{', ' + remark if others else ''}; to measure again: rm -r {lab.folder}")
     else:
-        replaced = results / "replaced" / config.experiment / setup.config_hash
+        replaced = lab.root / "replaced" / config.experiment / name
         if others:
-            _set_aside(folder, replaced, others)
-        try:
-            rows = _measure(setup, study, folder, started, command)
-        except ShardDoneError as done:
-            say(str(done))
-            return
+            _set_aside(lab.folder, replaced, others)
+        rows = _measure(study, lab, started, command)
         shutil.rmtree(replaced, ignore_errors=True)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(study.table(rows, title))
-    for path in sorted(folder.glob("*.png")):
+    for path in sorted(lab.folder.glob("*.png")):
         print(path)
+    return lab.folder
+
+
+def _how(lab: Lab) -> str:
+    subject = f": {lab.subject}" if lab.subject else ""
+    device = f", estimate on {lab.device.label}" if "device" in lab.needs else ""
+    return subject + device + (f", kernel {lab.kernel_level}" if "kernel" in lab.needs else "")
 
 
 def _differences(folder: Path, code: Code) -> list[str]:
@@ -91,32 +103,26 @@ def _set_aside(folder: Path, replaced: Path, others: list[str]) -> None:
     say(f"{folder.name}: measured with other code ({', '.join(others)}), measuring again{kept if finished else ''}")
 
 
-def _kernel_level(kernel: str) -> str:
-    return f" ({native.LEVELS[native.level()]})" if kernel == "native" else ""
-
-
-def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime, command: str) -> pd.DataFrame:
-    """All stages; `meta.json` comes last and makes the run count."""
-    on = machine()  # before anything is measured, with the commit that was checked out then
-    offline = run_offline(setup)
-    write_json(folder / "code.json", asdict(setup.code))  # before the first part of a result, and after a shard has left
-    bank, bank_name = None, None
-    if any(needs_bank(method.estimator) and not on_device(method) for method in setup.methods.values()):
-        bank, bank_name = build_bank(setup, offline)
-    rows = write_rows(study.measure(setup, offline, bank, folder), folder / "rows.parquet")
-    study.draw(setup, offline, rows, folder)
+def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.DataFrame:
+    """Rows and figures; `meta.json` comes last and makes the run count."""
+    folder, on = lab.folder, machine()  # before anything is measured, with the commit that was checked out then
+    write_json(folder / "code.json", asdict(lab.code))
+    try:
+        measured = study.measure(lab)
+    except (InputError, ShardDoneError):  # nothing half-written is left of what came to nothing
+        if [path.name for path in folder.iterdir()] == ["code.json"]:
+            shutil.rmtree(folder)
+            _remove_empty(folder.parent, lab.root.parent)
+        raise
+    rows = write_rows(measured, folder / "rows.parquet")
+    for name, figure in study.figures(rows).items():
+        save(figure, folder / f"{name}.png")
     meta = {
-        "experiment": setup.config.experiment,
+        "experiment": folder.parent.name,
         "command": command,
-        "config_hash": setup.config_hash,
-        "config": OmegaConf.to_container(setup.config, resolve=True),
-        "code": asdict(setup.code),
-        "model": {"name": setup.loaded.name, "fingerprint": setup.loaded.fingerprint} | asdict(setup.shape),
-        "data": {"name": setup.corpus.name, "sha256": setup.corpus.sha256},
-        "stages": [*offline.stages, bank_name],
-        "estimate_device": asdict(setup.device),
-        "scale_fit": offline.observations.fit(offline.grid),
-        "kernel": setup.kernel + _kernel_level(setup.kernel),
+        "config_hash": folder.name,
+        **lab.meta(),
+        "code": asdict(lab.code),
         "machine": on,
         "versions": versions(),
         "started": started.isoformat(timespec="seconds"),
@@ -125,3 +131,10 @@ def _measure(setup: Setup, study: ModuleType, folder: Path, started: datetime, c
     }
     write_json(folder / "meta.json", meta)
     return rows
+
+
+def _remove_empty(folder: Path, stop: Path) -> None:
+    """Removes folders that this run made and that hold nothing."""
+    while folder != stop and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent

@@ -1,25 +1,30 @@
-"""Settings that do not exist: they are refused, and answered with the known one that is spelt most like them."""
+"""Settings that do not exist or have no effect: they are refused, with the known one that is spelt most like them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import get_type_hints
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config import PARTS, Config
+from experiments.config import ALWAYS, PARTS, Config
+from experiments.part_settings import settings_of
 from shadowattn.errors import InputError
 
-# Whatever a user calls methods and estimates.
-_FREE = ("compare", "recall.estimates")
+_CONF = Path(__file__).parents[1] / "conf"
+# Whatever a user calls methods.
+_FREE = ("compare",)
 _UNKNOWN = re.compile(r"Could not (?:override|append to config)\D*?'(?P<key>[\w.]+)'|Key '(?P<leaf>\w+)' (?:is )?not in")
 
 
-def known_keys() -> list[str]:
-    """Every setting there is, with those of all parts that a group can be."""
-    groups = {f"{group}.{key}" for group, parts in PARTS.items() for part in parts.values() for key in _keys(part)}
-    return sorted({*_keys(Config), *groups})
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every setting there is, with those of all parts that a group can be, and of all studies."""
+    return tuple(sorted({*_keys(Config), *_keys_of_parts()}))
 
 
 def nearest(key: str) -> str | None:
@@ -42,11 +47,21 @@ def answer(message: str) -> str | None:
 
 
 def check_known(config: DictConfig) -> None:
-    """Raises `InputError` on a setting that was added with `+` and that nothing reads. Parts may have settings of their own."""
-    known = set(known_keys())
+    """Raises `InputError` on a setting that was added with `+` and that nothing reads; those of parts are the parts' business."""
+    known = set(_keys(Config))
     for key in _settings(config):
         if key not in known:
             raise InputError(_unknown(key))
+
+
+def check_used(config: DictConfig, overrides: Sequence[str], needs: Sequence[str]) -> None:
+    """Raises `InputError` on an override that this study does not use: it would change nothing."""
+    settings = {one.name for one in fields(Config)}
+    for override in overrides:
+        name, package = re.match(r"[+~]*([\w/]+)(?:@([\w:]+))?", override).groups()
+        key = package or name
+        if key in settings and key not in (*needs, *ALWAYS):
+            raise InputError(f"{key}: {config.experiment} does not use it; it uses {', '.join(needs) or 'no part of the rest'}")
 
 
 def _unknown(key: str) -> str:
@@ -59,10 +74,9 @@ def _settings(config: DictConfig, prefix: str = "") -> Iterator[str]:
     for name in config:
         key = f"{prefix}{name}"
         yield key
-        if key in _FREE or OmegaConf.is_missing(config, name) or not OmegaConf.is_dict(config[name]):
+        if key in (*_FREE, *PARTS) or OmegaConf.is_missing(config, name) or not OmegaConf.is_dict(config[name]):
             continue
-        if "_target_" not in config[name]:
-            yield from _settings(config[name], f"{key}.")
+        yield from _settings(config[name], f"{key}.")
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[str]:
@@ -73,3 +87,11 @@ def _keys(schema: type, prefix: str = "") -> Iterator[str]:
         yield prefix + field.name
         if is_dataclass(hints[field.name]):
             yield from _keys(hints[field.name], f"{prefix}{field.name}.")
+
+
+def _keys_of_parts() -> Iterator[str]:
+    for path in sorted(_CONF.glob("*/*.yaml")):
+        content = yaml.safe_load(path.read_text()) or {}
+        group, part = ("study", content.get("study") or {}) if path.parent.name == "exp" else (path.parent.name, content)
+        schema = settings_of(part["_target_"]) if "_target_" in part else None
+        yield from (f"{group}.{name}" for name in getattr(schema, "__dataclass_fields__", {}) if not name.startswith("_"))

@@ -48,6 +48,7 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
         "dirty": on.pop("git_dirty"),
         "machine": on,
         **{name: meta[name] for name in ("versions", "started", "finished")},
+        **({"study": meta["config"]["study"]} if "study" in meta.get("config", {}) else {}),
     }
 
 

@@ -1,52 +1,32 @@
 """Puts a finished run where the repository keeps it: `python -m experiments.publish results/runs/EXPERIMENT/HASH`.
 
-Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in `EXPERIMENT.json` beside it; the figure drawn from
-that file, of a sweep and of the experiments that have one of their own, becomes `docs/EXPERIMENT.png`.
+Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in `EXPERIMENT.json` beside it; the first figure that
+its study draws of that file becomes `docs/EXPERIMENT.png`.
 
     python -m experiments.publish --check          what is published, how old it is, and whether today's code made it
 """
 
 import argparse
+import shlex
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from experiments.compose import composed
+from experiments.part_settings import complete
+from experiments.parts import build
 from experiments.provenance import objections, origin_of_run, sidecar, state, write_csv
+from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256
 from shadowattn.errors import InputError
-from shadowattn.reporting import (
-    graph_figures,
-    offline_figures,
-    pipeline_figures,
-    recall_figures,
-    scheduler_figures,
-    simulation_figures,
-)
-from shadowattn.reporting.figures import quality_against_query_block, quality_against_retention
+from shadowattn.reporting.figures import save
 
-FIGURES = {
-    "study_allocators": offline_figures.allocators,
-    "offline": offline_figures.need,
-    "study_query_block": quality_against_query_block,
-    "latency_profile": pipeline_figures.latency,
-    "fig9": pipeline_figures.gantt,
-    "graphs": graph_figures.bank,
-    "table4": recall_figures.recall,
-    "table4_wikitext": recall_figures.recall,
-    "table4_wikitext_stories": recall_figures.recall,
-    "fig14": recall_figures.buckets,
-    "study_schedulers": scheduler_figures.gaps,
-    "validate_simulator": simulation_figures.validation,
-    "fig10": simulation_figures.fig10,
-    "fig15": simulation_figures.fig15,
-    "table8": simulation_figures.table8,
-    "study_scale": simulation_figures.scale,
-    "study_parameters": simulation_figures.parameters,
-}
 # Columns in which nothing means not a number.
 _NUMBERS = ("value", "sigma", "published")
 ROOT = Path(__file__).parents[1]
@@ -72,10 +52,23 @@ def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]
     written = [root / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
     write_csv(rows, written[0], source)
     written.append(sidecar(written[0]))
-    draw = FIGURES.get(written[0].stem, quality_against_retention if rows.retention.nunique() > 3 else None)
-    if draw is not None and run.suffix != ".csv":  # those benchmarks draw their own
-        written.append(draw(read_reference(written[0]), root / "docs" / f"{written[0].stem}.png"))
+    study = study_of(source)
+    if study is not None:  # benchmarks draw their own
+        drawn = study.figures(read_reference(written[0]))
+        written += [save(figure, root / "docs" / f"{written[0].stem}.png") for figure in list(drawn.values())[:1]]
     return written
+
+
+def study_of(source: Mapping[str, Any]) -> Study | None:
+    """The study that made rows, by what they come from: as it was recorded, or as its command has it; None for a benchmark."""
+    if "study" in source:
+        return build(source["study"])
+    words = shlex.split(source["command"])
+    if words[:3] != ["python", "-m", "experiments.run"]:
+        return None
+    config = composed(words[3:])
+    complete(config)
+    return build(config.study)
 
 
 def check(root: Path = ROOT) -> Table:

@@ -1,14 +1,16 @@
-"""The only entry point for experiments: reads the command line, and hands every job of it to `experiments.job`.
+"""The only entry point for experiments: reads the command line, and runs every job of it.
 
 python -m experiments.run --help
 
 Nothing here imports torch: a misspelt name is answered at once.
 """
 
+import copy
 import os
 import shlex
 import sys
 import tempfile
+import textwrap
 import traceback
 
 # libgomp's spinning threads would fight OpenVINO's for the cores; read once, when torch is imported.
@@ -21,59 +23,74 @@ from string import Template
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import config as schema
-from experiments.overrides import answer, check_known
+from experiments import sweeps
+from experiments.compose import CONF, choices, composed, settable, typed
+from experiments.config import ALWAYS
+from experiments.errors import ShardDoneError
+from experiments.overrides import answer, check_known, check_used
+from experiments.part_settings import complete, declared
 from experiments.targets import check_modules
 from shadowattn.errors import InputError
 
-schema.register()
-
-# What a run measures; each module has `measure`, `draw` and `table`.
-STUDIES = {
-    "quality": "experiments.study",
-    "gates": "experiments.gates",
-    "offline": "experiments.offline_study",
-    "allocators": "experiments.allocator_study",
-    "query_block": "experiments.query_block",
-    "latency_profile": "experiments.latency_profile",
-    "fig9": "experiments.fig9",
-    "selfcheck": "experiments.selfcheck",
-    "graphs": "experiments.graphs_study",
-    "recall": "experiments.recall_study",
-    "schedulers": "experiments.scheduler_study",
-    "simulation": "experiments.simulation_study",
-    "validate_simulator": "experiments.validate_simulator",
-}
 REUSE = ("same", "any")
-_CONF = str(Path(__file__).parents[1] / "conf")
+
+
+def run(config: DictConfig, *, command: str = "") -> Path:
+    """Measures what a composed configuration asks for, unless that is done, and returns the run's folder.
+
+    `command` is what `meta.json` says repeats it. Raises `InputError` on what is misspelt or cannot be measured as asked, before
+    anything is written.
+    """
+    config = _complete(config)
+    from experiments.job import run_job  # imports torch
+
+    return run_job(config, command)
 
 
 def main() -> None:
     """Runs every job, and turns what a user can cause into one line a job and exit status 2."""
+    arguments = [settable(one) for one in sys.argv[1:]]
     failed: list[str] = []
+    sweep: list[Path] = []
 
-    @hydra.main(version_base="1.3", config_path=_CONF, config_name="config")
-    def run(config: DictConfig) -> None:
-        # Here and not around `run`: Hydra would print a line of its own, and a sweep would end with its first failure.
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def job(config: DictConfig) -> None:
+        given, swept = HydraConfig.get(), HydraConfig.get().mode == RunMode.MULTIRUN
+        overrides = [typed(one) for one in given.overrides.task]
+        outcome = {"overrides": overrides, "folder": "", "error": "stopped"}
+        if swept:
+            sweeps.record(Path(given.sweep.dir), given.job.num, outcome)
         try:
-            _run(config)
-        except InputError as error:
-            failed.append(_report(error))
-        except InstantiationException as error:  # what Hydra makes of an error in a part that it builds
-            if not isinstance(error.__cause__, InputError):
-                raise
-            failed.append(_report(error.__cause__))
+            outcome["folder"], outcome["error"] = str(_job(config)), ""
+        except InputError as error:  # here and not around `job`: the other jobs of a sweep go on
+            outcome["error"] = _one_line(error)
+            name = f"job {given.job.num} ({' '.join(overrides)}): " if swept else ""
+            _print_error(f"{name}{outcome['error']}")
+            failed.append(outcome["error"])
+        except Exception as error:
+            outcome["error"] = f"{type(error).__name__}: {_one_line(error)}"
+            raise
+        finally:
+            if swept:
+                sweeps.record(Path(given.sweep.dir), given.job.num, outcome)
+                sweep[:] = [Path(given.sweep.dir)]
 
+    sys.argv = [sys.argv[0], *arguments]
     try:
-        if _asks_for_help(sys.argv[1:]):
-            _print_help([argument for argument in sys.argv[1:] if not argument.startswith("-")])
+        if _asks(arguments, {"--help", "-h"}):
+            _print_help([one for one in arguments if not one.startswith("-")])
+        elif arguments[-2:] == ["--cfg", "job"] or arguments[:2] == ["--cfg", "job"]:
+            _print_config([one for one in arguments if one not in ("--cfg", "job")])
         else:
-            run()
+            job()
+    except InputError as error:
+        _print_error(_one_line(error))
+        sys.exit(2)
     except (HydraException, OmegaConfBaseException) as error:
         message = _one_line(error)
         _print_error(answer(message) or message)
@@ -83,50 +100,55 @@ def main() -> None:
         if "sweep" not in passed or "run_job" in passed:
             raise
         # Hydra makes a folder of its own among the results before the first job.
-        _print_error(_unwritable(str(error.filename).removesuffix("/.multirun"), error))
+        _print_error(_unwritable(str(error.filename).split("/sweeps")[0], error))
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    if failed:
-        if any(failed):
+    if swept := sweep or _sweep_folder():
+        failed = sweeps.finish(swept[0])
+        if failed:
             _print_error(f"{len(failed)} jobs of the sweep failed, the others are done: {'; '.join(failed)}")
+    if failed:
         sys.exit(2)
 
 
-def _asks_for_help(arguments: list[str]) -> bool:
-    options = {argument for argument in arguments if argument.startswith("-")}
-    return bool(options) and options <= {"--help", "-h"}
+def _job(config: DictConfig) -> Path | str:
+    """One job of the command line."""
+    overrides = list(HydraConfig.get().overrides.task)
+    _check_settings(config)
+    needs = declared(config.study.get("_target_", ""), "needs") if OmegaConf.is_dict(config.study) else None
+    if needs is not None:
+        check_used(config, overrides, needs)
+    try:
+        return run(config, command=_command(overrides))
+    except ShardDoneError as done:
+        print(done, file=sys.stderr)
+        return ""
 
 
-def _print_help(overrides: list[str]) -> None:
-    """Hydra's page, in a second instead of four: Hydra also lists all groups, which the template does not ask for."""
-    with hydra.initialize_config_dir(_CONF, version_base="1.3"):
-        template = hydra.compose("config", overrides, return_hydra_config=True).hydra.help.template
-        print(Template(template).substitute(CONFIG=OmegaConf.to_yaml(hydra.compose("config", overrides))))
-
-
-def _run(config: DictConfig) -> None:
-    """What needs no import is checked first, then everything that a composed configuration asks for."""
-    if config.study not in STUDIES:
-        raise InputError(f"study: expected one of {', '.join(STUDIES)}, got {config.study!r}")
-    if config.reuse not in REUSE:
-        raise InputError(f"reuse: expected one of {', '.join(REUSE)}, got {config.reuse!r}")
-    _check_retentions(config)
-    _check_results(config.paths.results)
+def _complete(config: DictConfig) -> DictConfig:
+    """What needs no import is checked; every part gets all of its settings."""
+    _check_settings(config)
     check_known(config)
     check_modules(config)
-    from experiments.job import run_job  # imports torch
+    config = copy.deepcopy(config)
+    complete(config)
+    return config
 
-    run_job(config, STUDIES[config.study], _command())
 
-
-def _check_retentions(config: DictConfig) -> None:
-    for key in ("retention", "retentions", "latency.retentions"):
-        given = OmegaConf.select(config, key)
-        for value in [given] if key == "retention" else given:
+def _check_settings(config: DictConfig) -> None:
+    if not OmegaConf.is_dict(config.study) or "_target_" not in config.study:
+        raise InputError(
+            f"study: expected a study by its class, got {config.study!r}; choose one with +exp=NAME or study._target_=MODULE.NAME"
+        )
+    if config.reuse not in REUSE:
+        raise InputError(f"reuse: expected one of {', '.join(REUSE)}, got {config.reuse!r}")
+    for key in ("retention", "retentions"):
+        for value in [config[key]] if key == "retention" else config[key]:
             if not 0 < value <= 1:
                 raise InputError(f"{key}: expected a share of the visible keys, in (0, 1], got {value:g}")
+    _check_results(config.paths.results)
 
 
 def _check_results(results: str) -> None:
@@ -147,20 +169,48 @@ def _unwritable(results: str, error: OSError) -> str:
     )
 
 
-def _command() -> str:
-    """What repeats this job."""
-    runtime = HydraConfig.get()
-    folders = [source.path for source in runtime.runtime.config_sources if source.provider == "command-line"]
+def _asks(arguments: list[str], options: set[str]) -> bool:
+    given = {argument for argument in arguments if argument.startswith("-")}
+    return bool(given) and given <= options
+
+
+def _print_help(overrides: list[str]) -> None:
+    """Hydra's page, in a second instead of four: Hydra also lists all groups, which the template does not ask for."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        template = hydra.compose("config", overrides, return_hydra_config=True).hydra.help.template
+    lines = [
+        line
+        for group, names in choices().items()
+        for line in textwrap.wrap(", ".join(names), 112, initial_indent=f"{group:12}", subsequent_indent=" " * 12)
+    ]
+    page = {"CHOICES": "\n".join(lines), "CONFIG": OmegaConf.to_yaml(_needed(composed(overrides)))}
+    print(Template(template).substitute(page))
+
+
+def _print_config(overrides: list[str]) -> None:
+    """What a job would be asked: the study's own settings and what it needs, with every default."""
+    print(OmegaConf.to_yaml(_needed(composed(overrides))), end="")
+
+
+def _needed(config: DictConfig) -> DictConfig:
+    config = _complete(config)
+    needs = declared(config.study._target_, "needs")
+    return config if needs is None else OmegaConf.masked_copy(config, [key for key in config if key in (*needs, *ALWAYS)])
+
+
+def _command(overrides: list[str]) -> str:
+    """What repeats this job, as it was typed."""
+    sources = HydraConfig.get().runtime.config_sources
+    folders = [source.path for source in sources if source.provider == "command-line"]
     options = [part for folder in folders for part in ("--config-dir", folder)]
-    return shlex.join(["python", "-m", "experiments.run", *options, *runtime.overrides.task])
+    return shlex.join(["python", "-m", "experiments.run", *options, *map(typed, overrides)])
 
 
-def _report(error: Exception) -> str:
-    """Prints an error; of a sweep with its job, which is returned, else nothing."""
-    runtime = HydraConfig.get()
-    job = f"job {runtime.job.num} ({' '.join(runtime.overrides.task)})" if runtime.mode == RunMode.MULTIRUN else ""
-    _print_error(f"{job}: {_one_line(error)}" if job else _one_line(error))
-    return job
+def _sweep_folder() -> list[Path]:
+    """Where the jobs of a sweep that ran in other processes left their outcomes."""
+    given = HydraConfig.instance().cfg
+    swept = given is not None and given.hydra.mode == RunMode.MULTIRUN
+    return [Path(given.hydra.sweep.dir)] if swept else []
 
 
 def _print_error(message: str) -> None:

@@ -4,7 +4,9 @@ import ast
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -48,6 +50,60 @@ def check_modules(settings: Any) -> None:
             near = get_close_matches(rest[0], defined, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise _unknown(key, target, f"{_shown_path(source)} defines no {rest[0]}{meant}")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class or function as its source defines it; `name` is its whole dotted name."""
+
+    path: Path
+    name: str
+    node: ast.ClassDef | ast.FunctionDef
+
+    def resolve(self, name: str) -> "Definition | None":
+        """What a name stands for in the same module: defined there, or imported."""
+        return definition(f"{self._module}.{name}")
+
+    def constant(self, name: str) -> Any:
+        """The literal value of a name of the same module; `MISSING` where there is none."""
+        for statement in _tree(self.path).body:
+            if isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in statement.targets):
+                try:
+                    return ast.literal_eval(statement.value)
+                except ValueError:
+                    break
+        return MISSING
+
+    @property
+    def _module(self) -> str:
+        return self.name.rsplit(".", 1)[0]
+
+
+@cache
+def definition(target: str) -> Definition | None:
+    """Where a target is defined, found without importing it; None where its source does not tell."""
+    source, rest = _source(target.split("."))
+    if source is None or source.suffix != ".py" or len(rest) != 1:
+        return None
+    module, (name,) = target.rsplit(".", 1)[0], rest
+    for statement in _tree(source).body:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef) and statement.name == name:
+            return Definition(source, target, statement)
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name:
+                    package = module if source.name == "__init__.py" else module.rpartition(".")[0]
+                    base = resolve_name("." * statement.level + (statement.module or ""), package) if statement.level else None
+                    return definition(f"{base or statement.module}.{alias.name}")
+    return None
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except SyntaxError:  # importing it says where
+        return ast.Module([], [])
 
 
 def check_targets(settings: Any) -> None:

@@ -31,6 +31,14 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Text:
+    """Plain held-out text: perplexity and fidelity are measured in any case, and there are no questions."""
+
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+        return []
+
+
+@dataclass(frozen=True)
 class RetrievalKV:
     """`pairs` key–value records in random order, then one key again; the answer is its value.
 

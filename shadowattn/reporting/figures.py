@@ -1,21 +1,16 @@
-"""Figures, each a pure function of rows or of a stage's result; all return the file they wrote."""
+"""Figures, each a pure function of rows: fresh ones, or those that were committed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import matplotlib
+import matplotlib.axis
 import matplotlib.colors
 import matplotlib.ticker
-
-matplotlib.use("Agg")  # no screen needed
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-
-from shadowattn.types import Importance, ScaleGrid
+from matplotlib.figure import Figure
 
 _QUALITY = {
     "perplexity": "perplexity on held-out text",
@@ -28,32 +23,32 @@ _MARKERS = "osDv^<>P*X"
 EQUAL_DENSITY = 0.01
 
 
-def quality_against_retention(rows: pd.DataFrame, path: Path) -> Path:
+def quality_against_retention(rows: pd.DataFrame) -> Figure:
     """Perplexity and the three fidelity figures against retention, a line a method; dense as a grey line."""
-    with figure(path, columns=2, rows=2) as axes:
-        for axis, (metric, label) in zip(axes.flat, _QUALITY.items(), strict=True):
-            lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
-            dense = rows[(rows.metric == metric) & (rows.method == "dense")]
-            if len(dense):
-                axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
-            axis.set(xlabel="retention (kept fraction of visible keys)", ylabel=label, xscale="log")
-            if metric == "perplexity":
-                axis.set_yscale("log")
-            axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-            axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-            axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
-        axes[0, 0].legend(fontsize=8)
-        first = rows.iloc[0]
-        devices = ", ".join(sorted(set(rows.estimate_device) - {"none"})) or "no device"
-        axes[0, 0].figure.suptitle(
-            f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}, "
-            f"INT8 estimate on {devices}, kernel {first.kernel}",
-            fontsize=9,
-        )
-    return path
+    drawn, axes = new_figure(columns=2, rows=2)
+    for axis, (metric, label) in zip(axes.flat, _QUALITY.items(), strict=True):
+        lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
+        dense = rows[(rows.metric == metric) & (rows.method == "dense")]
+        if len(dense):
+            axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+        axis.set(xlabel="retention (kept fraction of visible keys)", ylabel=label, xscale="log")
+        if metric == "perplexity":
+            axis.set_yscale("log")
+        axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
+    axes[0, 0].legend(fontsize=8)
+    first = rows.iloc[0]
+    devices = ", ".join(sorted(set(rows.estimate_device) - {"none"})) or "no device"
+    axes[0, 0].figure.suptitle(
+        f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}, "
+        f"INT8 estimate on {devices}, kernel {first.kernel}",
+        fontsize=9,
+    )
+    return drawn
 
 
-def quality_against_query_block(rows: pd.DataFrame, path: Path) -> Path:
+def quality_against_query_block(rows: pd.DataFrame) -> Figure:
     """What lists shared by more rows cost and save, a line for each way to score a block; per-row lists begin every line.
 
     Beside it the measured density: methods compare where it is equal, the grey band.
@@ -68,85 +63,133 @@ def quality_against_query_block(rows: pd.DataFrame, path: Path) -> Path:
     sparse = rows[rows.method != "dense"]
     per_row = sparse[sparse.query_block == 1]
     errors = sparse[sparse.metric == "loss_increase_error"].set_index("method")
-    with figure(path, columns=3, rows=2) as axes:
-        for axis, (metric, label) in zip(axes.flat, panels.items(), strict=False):
-            start = per_row[per_row.metric == metric]
-            for marker, (score, group) in zip(_MARKERS, sparse[sparse.query_block > 1].groupby("block_score"), strict=False):
-                line = pd.concat([start, group[group.metric == metric]]).sort_values("query_block")
-                error = errors.value.reindex(line.method).to_numpy() if metric == "loss_increase" else None
-                axis.errorbar(line.query_block, line.value, yerr=error, marker=marker, markersize=4, label=score, capsize=2)
-            dense = rows[(rows.method == "dense") & (rows.metric == metric)]
-            if metric == "accuracy" and len(dense):
-                axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
-            if metric == "density" and len(start):
-                low, high = start.value.iloc[0] * (1 - EQUAL_DENSITY), start.value.iloc[0] * (1 + EQUAL_DENSITY)
-                axis.axhspan(low, high, color="0.85", label=f"per row ± {EQUAL_DENSITY:.0%}")
-                axis.legend(fontsize=7)
-            axis.set(xlabel="query rows that share a list", ylabel=label, xscale="log")
-            if metric == "loss_increase" and (sparse[sparse.metric == metric].value > 0).all():
-                axis.set_yscale("log")
-            axis.set_xticks(sorted(sparse.query_block.unique()), [str(b) for b in sorted(sparse.query_block.unique())])
-            axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        axes[1, 2].legend(*axes[0, 1].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
-        axes[1, 2].axis("off")
-        first, windows = sparse.iloc[0], errors.n.iloc[0]
-        axes[0, 0].figure.suptitle(
-            f"{first.model} on {first.data}, retention {first.retention:g}, n = {windows} windows (loss ± standard error) · "
-            f"measured, kernel {first.kernel}; times on random tensors",
-            fontsize=9,
-        )
-    return path
+    drawn, axes = new_figure(columns=3, rows=2)
+    for axis, (metric, label) in zip(axes.flat, panels.items(), strict=False):
+        start = per_row[per_row.metric == metric]
+        for marker, (score, group) in zip(_MARKERS, sparse[sparse.query_block > 1].groupby("block_score"), strict=False):
+            line = pd.concat([start, group[group.metric == metric]]).sort_values("query_block")
+            error = errors.value.reindex(line.method).to_numpy() if metric == "loss_increase" else None
+            axis.errorbar(line.query_block, line.value, yerr=error, marker=marker, markersize=4, label=score, capsize=2)
+        dense = rows[(rows.method == "dense") & (rows.metric == metric)]
+        if metric == "accuracy" and len(dense):
+            axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+        if metric == "density" and len(start):
+            low, high = start.value.iloc[0] * (1 - EQUAL_DENSITY), start.value.iloc[0] * (1 + EQUAL_DENSITY)
+            axis.axhspan(low, high, color="0.85", label=f"per row ± {EQUAL_DENSITY:.0%}")
+            axis.legend(fontsize=7)
+        axis.set(xlabel="query rows that share a list", ylabel=label, xscale="log")
+        if metric == "loss_increase" and (sparse[sparse.metric == metric].value > 0).all():
+            axis.set_yscale("log")
+        axis.set_xticks(sorted(sparse.query_block.unique()), [str(b) for b in sorted(sparse.query_block.unique())])
+        axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axes[1, 2].legend(*axes[0, 1].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+    axes[1, 2].axis("off")
+    first, windows = sparse.iloc[0], errors.n.iloc[0]
+    axes[0, 0].figure.suptitle(
+        f"{first.model} on {first.data}, retention {first.retention:g}, n = {windows} windows (loss ± standard error) · "
+        f"measured, kernel {first.kernel}; times on random tensors",
+        fontsize=9,
+    )
+    return drawn
 
 
-def head_importance(importance: Importance, path: Path) -> Path:
+def sweep(rows: pd.DataFrame, metric: str) -> Figure:
+    """One metric of every job of a sweep, a line for each method; by what the jobs differ in, or by retention where that is it."""
+    of = rows[rows.metric == metric]
+    by_retention = of[of.method != "dense"].retention.nunique() > 1
+    jobs = list(dict.fromkeys(rows.job))
+    drawn, axes = new_figure(columns=2 if len(jobs) > 4 else 1)
+    axis = np.atleast_1d(axes)[0]
+    if len(jobs) > 4:  # room for the legend, and for long names
+        np.atleast_1d(axes)[1].axis("off")
+    sparse, dense = of[of.method != "dense"], of[of.method == "dense"]
+    lines_of = sparse if len(sparse) else of
+    names = ["method"] if not by_retention else ["method", *(["job"] if _more_than_retention(lines_of) else [])]
+    for marker, (name, line) in zip(_MARKERS * 9, lines_of.groupby(names, sort=False), strict=False):
+        x = line.retention if by_retention else [jobs.index(job) for job in line.job]
+        order = np.argsort(np.asarray(x), kind="stable")
+        label = " ".join(map(str, name))
+        axis.plot(np.asarray(x)[order], line.value.to_numpy()[order], marker=marker, markersize=4, label=label)
+    if len(dense) and dense.value.nunique() == 1 and len(sparse):
+        axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+    if by_retention:
+        axis.set(xlabel="retention (kept fraction of visible keys)")
+    else:
+        axis.set_xticks(range(len(jobs)), jobs, rotation=20, ha="right", fontsize=7)
+    axis.set(ylabel=f"{metric.replace('_', ' ')} ({of.unit.iloc[0]})" if of.unit.iloc[0] != "1" else metric.replace("_", " "))
+    drawn.legend(*axis.get_legend_handles_labels(), fontsize=7, loc="outside right upper")
+    ns = sorted(of.n.unique())
+    axis.set_title(f"{', '.join(sorted(set(of.model)))}, n = {' to '.join(map(str, dict.fromkeys([ns[0], ns[-1]])))}", fontsize=8)
+    return drawn
+
+
+def _more_than_retention(rows: pd.DataFrame) -> bool:
+    """Whether jobs differ in something besides the retention: a method then has several values at one."""
+    return rows.duplicated(["method", "retention"]).any()
+
+
+def head_importance(rows: pd.DataFrame) -> Figure:
     """Loss increase for each head (left) and each layer (right) ablated; Fig. 6 of the paper for a whole model."""
-    base = np.log(importance.base_ppl)
-    heads = np.log(np.array(importance.head_ppl)) - base
-    layers = np.log(np.array(importance.layer_ppl)) - base
-    with figure(path, columns=2) as axes:
-        # A few heads outweigh all others by orders of magnitude. Increases below 1e-4 nat, and decreases, are shown as that.
-        norm = matplotlib.colors.LogNorm(1e-4, max(1e-3, heads.max()))
-        heat_map(axes[0], heads.clip(min=1e-4), f"loss increase without the head (nat, {importance.ablation})", norm)
-        axes[1].barh(np.arange(len(layers)), layers, color="tab:blue")
-        axes[1].set_xscale("symlog", linthresh=0.01)
-        axes[1].set(xlabel="loss increase without the layer (nat)", ylabel="layer")
-        axes[1].invert_yaxis()
-    return path
+    ablated = rows[(rows.metric == "loss_increase") & (rows.layer >= 0)]
+    heads = ablated[ablated["head"] >= 0]
+    layers = ablated[ablated["head"] < 0].sort_values("layer")
+    drawn, axes = new_figure(columns=2)
+    # A few heads outweigh all others by orders of magnitude. Increases below 1e-4 nat, and decreases, are shown as that.
+    norm = matplotlib.colors.LogNorm(1e-4, max(1e-3, heads.value.max()))
+    ablation = heads.method.iloc[0].removeprefix("ablate_")
+    title = f"loss increase without the head (nat, {ablation})"
+    heat_map(axes[0], _by_head(heads).clip(min=1e-4), title, norm)
+    axes[1].barh(layers.layer, layers.value, color="tab:blue")
+    axes[1].set_xscale("symlog", linthresh=0.01)
+    axes[1].set(xlabel="loss increase without the layer (nat)", ylabel="layer")
+    axes[1].invert_yaxis()
+    drawn.suptitle(f"{subject(rows)}, n = {heads.n.iloc[0]} tokens", fontsize=9)
+    return drawn
 
 
-def loss_by_position(losses: list[float], path: Path) -> Path:
+def loss_by_position(rows: pd.DataFrame) -> Figure:
     """Loss of held-out text at every position of a window, averaged over runs of positions that grow with the position."""
-    with figure(path, columns=1) as axes:
-        edges = np.unique(np.geomspace(1, len(losses), 24).astype(int))
-        means = [np.mean(losses[low:high]) for low, high in pairwise(edges)]
-        axes.plot(np.sqrt(edges[:-1] * edges[1:]), means, marker="o", markersize=3)
-        axes.set(xscale="log", xlabel="position in the window (tokens)", ylabel="loss on held-out text (nat)")
-    return path
+    at = rows[rows.metric.str.startswith("loss_at_")]
+    losses = at.value.to_numpy()
+    drawn, axes = new_figure(columns=1)
+    edges = np.unique(np.geomspace(1, len(losses), 24).astype(int))
+    means = [np.mean(losses[low:high]) for low, high in pairwise(edges)]
+    axes.plot(np.sqrt(edges[:-1] * edges[1:]), means, marker="o", markersize=3)
+    axes.set(xscale="log", xlabel="position in the window (tokens)", ylabel="loss on held-out text (nat)")
+    axes.set_title(f"{subject(rows)}, n = {at.n.iloc[0]} windows", fontsize=8)
+    return drawn
 
 
-def retention_map(retention: list[list[float]], path: Path, title: str) -> Path:
-    """The retention of every head."""
-    with figure(path, columns=1) as axes:
-        heat_map(axes, np.array(retention), title)
-    return path
+def retention_maps(rows: pd.DataFrame) -> Figure:
+    """The retention of every head, a panel for each method and mean retention, all on one scale."""
+    placed = rows[(rows.metric == "retention") & (rows["head"] >= 0)]
+    maps = {key: _by_head(of) for key, of in placed.groupby(["method", "retention"], sort=False)}
+    columns = min(3, len(maps))
+    drawn, axes = new_figure(columns=columns, rows=-(-len(maps) // columns))
+    flat = np.atleast_1d(axes).ravel()
+    for axis, ((method, retention), values) in zip(flat, maps.items(), strict=False):
+        heat_map(axis, values, f"{method}, mean {retention:g}", matplotlib.colors.Normalize(0, 1))
+    for axis in flat[len(maps) :]:
+        axis.axis("off")
+    drawn.suptitle(f"retention of every head: {subject(rows)}", fontsize=9)
+    return drawn
 
 
-def scale_distribution(pairs: list[tuple[int, int, float, float]], grid: ScaleGrid, path: Path) -> Path:
-    """Cumulative distribution of the observed Q and K scales, a line a layer, with the grid's scales; Fig. 7 of the paper."""
-    observed = np.array(pairs)
-    with figure(path, columns=2) as axes:
-        for axis, column, name, scales in zip(axes, (2, 3), "QK", (grid.q_scales, grid.k_scales), strict=True):
-            layers = np.unique(observed[:, 0])
-            for layer in layers:
-                values = np.sort(observed[observed[:, 0] == layer, column])
-                color = plt.cm.viridis(layer / max(layers.max(), 1))
-                axis.step(values, np.arange(1, len(values) + 1) / len(values), color=color, label=f"layer {int(layer)}")
-            for scale in scales:
-                axis.axvline(scale, color="0.5", linestyle=":")
-            axis.set(xscale="log", xlabel=f"INT8 scale of {name} (dotted: buckets)", ylabel="share of heads and chunks")
-        if len(layers) <= 12:
-            axes[0].legend(fontsize=6)
-    return path
+def plain_ticks(axis: matplotlib.axis.Axis) -> None:
+    """Numbers of a logarithmic axis as they are written: 0.2, not 2 × 10⁻¹."""
+    axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+
+
+def subject(rows: pd.DataFrame) -> str:
+    """What rows are about, for a title."""
+    first = rows.iloc[0]
+    return f"{first.model} on {first.data}"
+
+
+def _by_head(rows: pd.DataFrame) -> np.ndarray:
+    """Values of rows that are placed, [L, H]."""
+    return rows.pivot_table(index="layer", columns="head", values="value").to_numpy()
 
 
 def lines(axis: Axes, rows: pd.DataFrame) -> None:
@@ -164,13 +207,14 @@ def heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors
     axis.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
 
 
-@contextmanager
-def figure(path: Path, *, columns: int, rows: int = 1) -> Iterator:
-    """Axes of a new figure; saved on leaving without a date, so that the same rows give the same file."""
-    figure, axes = plt.subplots(rows, columns, figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
-    try:
-        yield axes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata={"Software": None})
-    finally:
-        plt.close(figure)
+def new_figure(*, columns: int, rows: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes: one, or an array of `rows` × `columns`, flat where there is one row or one column."""
+    figure = Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG, without a date, so that the same rows give the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    return path

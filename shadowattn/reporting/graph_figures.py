@@ -1,25 +1,24 @@
 """The bank in pictures: what it costs, what padding it saves, and how fast each form of graph is."""
 
-from pathlib import Path
-
 import pandas as pd
+from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import figure
+from shadowattn.reporting.figures import new_figure
 
 _STEPS = {"build_s": "build", "save_s": "save", "compile_s": "compile, all cores", "load_s": "load from blobs"}
 _BARS = {"build_and_compile_s": 3.0, "load_s": 0.5, "resident_bytes": 300e6}
 
 
-def bank(rows: pd.DataFrame, path: Path) -> Path:
+def bank(rows: pd.DataFrame) -> Figure:
     """Four panels: seconds, memory, padding against the number of shapes, and time of a launch by form."""
-    with figure(path, columns=2, rows=2) as axes:
-        _seconds(axes[0, 0], rows)
-        _memory(axes[0, 1], rows)
-        _padding(axes[1, 0], rows)
-        _forms(axes[1, 1], rows)
-        first = rows.iloc[0]
-        axes[0, 0].figure.suptitle(f"bank of static INT8 Q·K graphs · {first.measured} on OpenVINO's CPU device", fontsize=9)
-    return path
+    drawn, axes = new_figure(columns=2, rows=2)
+    _seconds(axes[0, 0], rows)
+    _memory(axes[0, 1], rows)
+    _padding(axes[1, 0], rows)
+    _forms(axes[1, 1], rows)
+    first = rows.iloc[0]
+    axes[0, 0].figure.suptitle(f"bank of static INT8 Q·K graphs · {first.measured} on OpenVINO's CPU device", fontsize=9)
+    return drawn
 
 
 def _seconds(axis, rows: pd.DataFrame) -> None:

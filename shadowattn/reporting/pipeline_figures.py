@@ -1,40 +1,39 @@
 """Figures of the pipeline: what ran when, and what each stage takes. Pure functions of rows."""
 
-from pathlib import Path
-
 import matplotlib.patches
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from shadowattn.online.timeline import STAGES
-from shadowattn.reporting.figures import figure
+from shadowattn.reporting.figures import new_figure
 
 
-def gantt(rows: pd.DataFrame, path: Path) -> Path:
+def gantt(rows: pd.DataFrame) -> Figure:
     """A panel for every method: one line a stage, one bar a launch or head, coloured by head; Fig. 9 of the paper."""
     spans = rows[rows.metric == "span"]
     methods = list(spans.method.unique())
     total = rows[rows.metric == "makespan"].set_index("method").value
     everyone = sorted({head for heads in spans.heads for head in _heads(heads)})
     colors = {head: plt.cm.viridis(i / max(len(everyone) - 1, 1)) for i, head in enumerate(everyone)}
-    with figure(path, columns=2, rows=(len(methods) + 1) // 2) as axes:
-        last = (spans.start + spans.value).max()
-        for axis, method in zip(axes.flat, methods, strict=False):
-            _panel(axis, spans[spans.method == method], colors)
-            axis.set(xlim=(0, last * 1.02), xlabel="ms from the start of the call", title=f"{method}: {total[method]:.2f} ms")
-            axis.title.set_fontsize(9)
-        for axis in axes.flat[len(methods) :]:
-            axis.axis("off")
-        handles = [matplotlib.patches.Patch(color=color, label=f"head {head}") for head, color in colors.items()]
-        axes.flat[0].figure.legend(handles=handles, loc="outside lower center", ncol=min(8, len(handles)), fontsize=7)
-        first = spans.iloc[0]
-        axes.flat[0].figure.suptitle(
-            f"{first.model}, layer {first.layer}, {first.context_tokens} keys, mean retention {first.retention:.3g} · "
-            f"{first.measured}, INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
-            fontsize=9,
-        )
-    return path
+    drawn, axes = new_figure(columns=2, rows=(len(methods) + 1) // 2)
+    last = (spans.start + spans.value).max()
+    for axis, method in zip(axes.flat, methods, strict=False):
+        _panel(axis, spans[spans.method == method], colors)
+        axis.set(xlim=(0, last * 1.02), xlabel="ms from the start of the call", title=f"{method}: {total[method]:.2f} ms")
+        axis.title.set_fontsize(9)
+    for axis in axes.flat[len(methods) :]:
+        axis.axis("off")
+    handles = [matplotlib.patches.Patch(color=color, label=f"head {head}") for head, color in colors.items()]
+    axes.flat[0].figure.legend(handles=handles, loc="outside lower center", ncol=min(8, len(handles)), fontsize=7)
+    first = spans.iloc[0]
+    axes.flat[0].figure.suptitle(
+        f"{first.model}, layer {first.layer}, {first.context_tokens} keys, mean retention {first.retention:.3g} · "
+        f"{first.measured}, INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
+        fontsize=9,
+    )
+    return drawn
 
 
 def _panel(axis: Axes, spans: pd.DataFrame, colors: dict) -> None:
@@ -52,25 +51,25 @@ def _heads(text: str) -> list[int]:
     return [int(head) for head in str(text).split()]
 
 
-def latency(rows: pd.DataFrame, path: Path) -> Path:
+def latency(rows: pd.DataFrame) -> Figure:
     """Median latency of every stage against keys, p95 dotted: launches by their heads, the others by retention."""
     points = rows[rows.metric.isin(["median", "p95"])]
-    with figure(path, columns=3) as axes:
-        for axis, stage in zip(axes, STAGES, strict=True):
-            by = "launch_heads" if stage == "estimate" else "retention"
-            for color, (name, group) in enumerate(points[points.stage == stage].groupby(by)):
-                # Buckets of one shape are the same work on a CPU: their median, and the highest p95.
-                median = group[group.metric == "median"].groupby("context_tokens").value.median()
-                p95 = group[group.metric == "p95"].groupby("context_tokens").value.max()
-                label = f"{name} head{'s' * (name > 1)} a launch" if stage == "estimate" else f"retention {name:g}"
-                axis.plot(median.index, median / 1e3, marker="o", markersize=3, color=f"C{color}", label=label)
-                axis.plot(p95.index, p95 / 1e3, linestyle=":", linewidth=1, color=f"C{color}")
-            axis.set(xlabel="keys", ylabel="ms (dotted: p95)", title=stage, ylim=(0, None))
-            axis.legend(fontsize=7)
-        first = points.iloc[0]
-        axes[0].figure.suptitle(
-            f"{first.model}: a launch, and one head's selection and attention, alone · {first.measured}, "
-            f"INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
-            fontsize=9,
-        )
-    return path
+    drawn, axes = new_figure(columns=3)
+    for axis, stage in zip(axes, STAGES, strict=True):
+        by = "launch_heads" if stage == "estimate" else "retention"
+        for color, (name, group) in enumerate(points[points.stage == stage].groupby(by)):
+            # Buckets of one shape are the same work on a CPU: their median, and the highest p95.
+            median = group[group.metric == "median"].groupby("context_tokens").value.median()
+            p95 = group[group.metric == "p95"].groupby("context_tokens").value.max()
+            label = f"{name} head{'s' * (name > 1)} a launch" if stage == "estimate" else f"retention {name:g}"
+            axis.plot(median.index, median / 1e3, marker="o", markersize=3, color=f"C{color}", label=label)
+            axis.plot(p95.index, p95 / 1e3, linestyle=":", linewidth=1, color=f"C{color}")
+        axis.set(xlabel="keys", ylabel="ms (dotted: p95)", title=stage, ylim=(0, None))
+        axis.legend(fontsize=7)
+    first = points.iloc[0]
+    axes[0].figure.suptitle(
+        f"{first.model}: a launch, and one head's selection and attention, alone · {first.measured}, "
+        f"INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
+        fontsize=9,
+    )
+    return drawn

@@ -1,11 +1,10 @@
 """Recall of the exact top-k in pictures: against retention, by head, by number of buckets and by their step σ."""
 
-from pathlib import Path
-
 import matplotlib.ticker
 import pandas as pd
+from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import figure
+from shadowattn.reporting.figures import new_figure
 from shadowattn.reporting.verdicts import gains
 
 # Table 4 of the paper: recall in percent, INT8 per tensor, 128 WikiText-2 samples, mean over all heads.
@@ -19,27 +18,27 @@ TABLE_4 = {
 _MARKERS = "osDv^<>P*X"
 
 
-def recall(rows: pd.DataFrame, path: Path) -> Path:
+def recall(rows: pd.DataFrame) -> Figure:
     """Keys missed against retention, per row and pooled, the paper's values in grey; every head of the first estimate."""
-    with figure(path, columns=2, rows=2) as axes:
-        axes = axes.flat
-        for axis, granularity in zip(axes, ("row", "pooled"), strict=False):
-            of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
-            for index, (name, line) in enumerate(of.groupby("method", sort=False)):
-                line = line.sort_values("retention")
-                axis.plot(line.retention, 1 - line.value, marker=_MARKERS[index % len(_MARKERS)], markersize=4, label=name)
-            for index, values in enumerate(TABLE_4.values()):
-                missed, label = [1 - value / 100 for value in values], "_" if index else "paper, four models"
-                axis.plot(TABLE_4_RETENTIONS, missed, color="0.7", linestyle="--", zorder=0, label=label)
-            axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
-            axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
-            axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
-        axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
-        axes[3].axis("off")
-        _heads(axes[2], rows)
-        first = rows.iloc[0]
-        axes[0].figure.suptitle(_title(first), fontsize=9)
-    return path
+    drawn, axes = new_figure(columns=2, rows=2)
+    axes = axes.flat
+    for axis, granularity in zip(axes, ("row", "pooled"), strict=False):
+        of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
+        for index, (name, line) in enumerate(of.groupby("method", sort=False)):
+            line = line.sort_values("retention")
+            axis.plot(line.retention, 1 - line.value, marker=_MARKERS[index % len(_MARKERS)], markersize=4, label=name)
+        for index, values in enumerate(TABLE_4.values()):
+            missed, label = [1 - value / 100 for value in values], "_" if index else "paper, four models"
+            axis.plot(TABLE_4_RETENTIONS, missed, color="0.7", linestyle="--", zorder=0, label=label)
+        axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
+        axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
+        axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
+    axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+    axes[3].axis("off")
+    _heads(axes[2], rows)
+    first = rows.iloc[0]
+    axes[0].figure.suptitle(_title(first), fontsize=9)
+    return drawn
 
 
 def _title(row: pd.Series) -> str:
@@ -60,7 +59,7 @@ def _heads(axis, rows: pd.DataFrame) -> None:
     axis.figure.colorbar(image, ax=axis)
 
 
-def buckets(rows: pd.DataFrame, path: Path) -> Path:
+def buckets(rows: pd.DataFrame) -> Figure:
     """Fig. 14: recall, clipping, zeros and loss against the number of buckets and against σ, by raw and by log lookup.
 
     The loss is that beyond the reference estimate's on the same windows, with 95 % intervals; filled where the difference is
@@ -79,49 +78,49 @@ def buckets(rows: pd.DataFrame, path: Path) -> Path:
         (rows.lookup == "dynamic") & (rows.metric == "recall") & (rows.granularity == "row") & (rows.retention == least)
     ]
     rows = rows[(rows.buckets > 0) & (rows.estimator == "int8")]
-    with figure(path, columns=2, rows=len(panels)) as axes:
-        for line, (metric, label) in enumerate(panels.items()):
-            of = rows[rows.metric == metric]
-            if metric == "loss":
-                estimates = rows[rows.metric == "loss_increase"].set_index("method")[["sigma", "buckets", "lookup"]]
-                of = losses.join(estimates, on="method").assign(value=-losses.gain)
-            if metric == "recall":
-                of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
-            for index, lookup in enumerate(("raw", "log")):
-                mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
-                counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
-                stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
-                for axis, x, points, style in (
-                    (axes[line, 0], "buckets", counted, "none"),
-                    (axes[line, 1], "sigma", stepped, "-"),
-                ):
-                    if metric == "loss":
-                        _differences(axis, x, points, color=f"C{index}", **mark)
-                    else:
-                        axis.plot(points[x], points.value, linestyle=style, **mark)
-                if metric == "recall":
-                    for _, point in counted[counted.buckets == 5].iterrows():
-                        name = point.method.split(",")[0]
-                        axes[line, 0].annotate(name, (5, point.value), fontsize=7, xytext=(6, -3), textcoords="offset points")
-            if metric == "recall" and len(dynamic):
-                for axis in axes[line]:
-                    axis.axhline(1 - dynamic.value.iloc[0], color="0.5", linestyle="--", label="dynamic scales")
-            for axis in axes[line]:
-                axis.set_ylabel(label, fontsize=8)
+    drawn, axes = new_figure(columns=2, rows=len(panels))
+    for line, (metric, label) in enumerate(panels.items()):
+        of = rows[rows.metric == metric]
+        if metric == "loss":
+            estimates = rows[rows.metric == "loss_increase"].set_index("method")[["sigma", "buckets", "lookup"]]
+            of = losses.join(estimates, on="method").assign(value=-losses.gain)
+        if metric == "recall":
+            of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
+        for index, lookup in enumerate(("raw", "log")):
+            mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
+            counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
+            stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
+            for axis, x, points, style in (
+                (axes[line, 0], "buckets", counted, "none"),
+                (axes[line, 1], "sigma", stepped, "-"),
+            ):
                 if metric == "loss":
-                    axis.axhline(0, color="0.5", linewidth=0.8)
+                    _differences(axis, x, points, color=f"C{index}", **mark)
                 else:
-                    axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
-        axes[-1, 0].set_xlabel("buckets, σ = 0.5")
-        axes[-1, 1].set_xlabel("σ, 9 buckets")
-        for axis in axes[:, 1]:
-            axis.set_xscale("log")
-            axis.set_xlim(axes[0, 1].get_xlim())
-        axes[0, 0].legend(fontsize=7)
-        first = rows.iloc[0]
-        loss = f", n = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
-        axes[0, 0].figure.suptitle(_title(first) + loss, fontsize=9)
-    return path
+                    axis.plot(points[x], points.value, linestyle=style, **mark)
+            if metric == "recall":
+                for _, point in counted[counted.buckets == 5].iterrows():
+                    name = point.method.split(",")[0]
+                    axes[line, 0].annotate(name, (5, point.value), fontsize=7, xytext=(6, -3), textcoords="offset points")
+        if metric == "recall" and len(dynamic):
+            for axis in axes[line]:
+                axis.axhline(1 - dynamic.value.iloc[0], color="0.5", linestyle="--", label="dynamic scales")
+        for axis in axes[line]:
+            axis.set_ylabel(label, fontsize=8)
+            if metric == "loss":
+                axis.axhline(0, color="0.5", linewidth=0.8)
+            else:
+                axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
+    axes[-1, 0].set_xlabel("buckets, σ = 0.5")
+    axes[-1, 1].set_xlabel("σ, 9 buckets")
+    for axis in axes[:, 1]:
+        axis.set_xscale("log")
+        axis.set_xlim(axes[0, 1].get_xlim())
+    axes[0, 0].legend(fontsize=7)
+    first = rows.iloc[0]
+    loss = f", n = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
+    axes[0, 0].figure.suptitle(_title(first) + loss, fontsize=9)
+    return drawn
 
 
 def _differences(axis, x: str, points: pd.DataFrame, **mark) -> None:

@@ -1,34 +1,33 @@
 """Schedulers in pictures: how far from the optimum, and how long they think."""
 
-from pathlib import Path
-
 import pandas as pd
+from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import figure
+from shadowattn.reporting.figures import new_figure
 
 _MARKERS = "osDv^<>P*X"
 
 
-def gaps(rows: pd.DataFrame, path: Path) -> Path:
+def gaps(rows: pd.DataFrame) -> Figure:
     """Median gap to the optimum (to its bound where it is not proven) against heads, by costs and machines; and planning time."""
-    with figure(path, columns=2, rows=3) as axes:
-        for line, costs in enumerate(("measured", "random")):
-            for column, machines in enumerate((3, 2)):
-                axis = axes[line, column]
-                of = rows[(rows.metric == "gap_median") & (rows.costs == costs) & (rows.machines == machines)]
-                for index, (name, part) in enumerate(of[of.method != "optimal"].groupby("method", sort=False)):
-                    axis.plot(part.heads, 100 * part.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
-                axis.axhline(2, color="0.6", linestyle="--", linewidth=1)
-                shared = "three processors" if machines == 3 else "selection and attention share one"
-                axis.set_title(f"{costs} costs, {shared}", fontsize=9)
-                axis.set(ylabel="median % over the optimum", ylim=(0, None))
-        for column, costs in enumerate(("measured", "random")):
-            axis = axes[2, column]
-            of = rows[(rows.metric == "planning_time") & (rows.costs == costs) & (rows.machines == 3)]
-            for index, (name, part) in enumerate(of.groupby("method", sort=False)):
-                axis.plot(part.heads, part.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
-            axis.axhline(1000, color="0.6", linestyle="--", linewidth=1)
-            axis.set(yscale="log", xlabel="heads of a layer", ylabel=f"µs to plan, {costs} costs")
-        axes[0, 0].legend(fontsize=7)
-        axes[0, 0].figure.suptitle("lengths of orders simulated, planning time measured; dashed: the bars", fontsize=9)
-    return path
+    drawn, axes = new_figure(columns=2, rows=3)
+    for line, costs in enumerate(("measured", "random")):
+        for column, machines in enumerate((3, 2)):
+            axis = axes[line, column]
+            of = rows[(rows.metric == "gap_median") & (rows.costs == costs) & (rows.machines == machines)]
+            for index, (name, part) in enumerate(of[of.method != "optimal"].groupby("method", sort=False)):
+                axis.plot(part.heads, 100 * part.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
+            axis.axhline(2, color="0.6", linestyle="--", linewidth=1)
+            shared = "three processors" if machines == 3 else "selection and attention share one"
+            axis.set_title(f"{costs} costs, {shared}", fontsize=9)
+            axis.set(ylabel="median % over the optimum", ylim=(0, None))
+    for column, costs in enumerate(("measured", "random")):
+        axis = axes[2, column]
+        of = rows[(rows.metric == "planning_time") & (rows.costs == costs) & (rows.machines == 3)]
+        for index, (name, part) in enumerate(of.groupby("method", sort=False)):
+            axis.plot(part.heads, part.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
+        axis.axhline(1000, color="0.6", linestyle="--", linewidth=1)
+        axis.set(yscale="log", xlabel="heads of a layer", ylabel=f"µs to plan, {costs} costs")
+    axes[0, 0].legend(fontsize=7)
+    axes[0, 0].figure.suptitle("lengths of orders simulated, planning time measured; dashed: the bars", fontsize=9)
+    return drawn

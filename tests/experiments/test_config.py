@@ -1,30 +1,31 @@
 """Every YAML composes, and every part it names can be built."""
 
+from dataclasses import fields
 from functools import cache
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from hydra.utils import get_class, get_method, instantiate
+from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import config as schema
-from experiments.overrides import check_known
+from experiments.compose import CONF, composed
+from experiments.config import Config
+from experiments.overrides import check_known, check_used
+from experiments.part_settings import complete, declared, settings_of
+from experiments.parts import build
+from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.offline.allocators import Allocator
 from shadowattn.online.estimators import Estimator
 
-CONF = Path(__file__).parents[2] / "conf"
 PARTS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "exp"]
 EXPERIMENTS = [path.stem for path in sorted((CONF / "exp").glob("*.yaml"))]
 
 
-@pytest.fixture(autouse=True)
-def hydra():
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+def compose(overrides: list[str]) -> DictConfig:
+    config = composed(overrides)
+    complete(config)
+    return config
 
 
 def test_there_is_something_to_test():
@@ -34,7 +35,7 @@ def test_there_is_something_to_test():
 
 @pytest.mark.parametrize(("group", "name"), PARTS)
 def test_every_part_composes_and_its_target_exists(group, name):
-    part = compose("config", [f"{group}={name}"])[group]
+    part = compose([f"{group}={name}"])[group]
     if "_target_" in part:
         target = part._target_
         assert callable(get_class(target) if target.rsplit(".", 1)[-1][0].isupper() else get_method(target))
@@ -44,49 +45,119 @@ def test_every_part_composes_and_its_target_exists(group, name):
     ("group", "name"), [part for part in PARTS if part[0] in ("allocator", "estimator") and part[1] != "int8"]
 )
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
-    built = instantiate(compose("config", [f"{group}={name}"])[group])
+    built = build(compose([f"{group}={name}"])[group])
     assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes_and_opens_with_its_command(name):
-    config = compose("config", [f"+exp={name}"])
+    config = compose([f"+exp={name}"])
     assert config.experiment == name
     check_known(config)
     OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    study = build(config.study)
+    assert isinstance(study, Study)
+    assert set(study.needs) <= {one.name for one in fields(Config)}
+    assert declared(config.study._target_, "needs") == study.needs  # what is known of it before it is imported
     text = (CONF / "exp" / f"{name}.yaml").read_text()
     assert f"# python -m experiments.run +exp={name}" in text.splitlines()[1]
 
 
 @cache
 def _preset(name: str) -> DictConfig:
-    return compose("config", [f"importance={name}"]).importance
+    return compose([f"importance={name}"]).importance
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_preset_chosen_by_name_beats_the_experiments(name):
     """An experiment names presets; values of its own would outlive the choice of another."""
     for preset in ("artifact", "racing"):
-        chosen = compose("config", [f"+exp={name}", f"importance={preset}"]).importance
+        chosen = compose([f"+exp={name}", f"importance={preset}"]).importance
         assert chosen == _preset(preset)
     own = OmegaConf.load(CONF / "exp" / f"{name}.yaml")
     assert not {path.parent.name for path in CONF.glob("*/*.yaml")} & set(own)
 
 
 def test_settings_that_nothing_reads_are_refused_and_those_of_a_users_part_are_not():
-    check_known(compose("config", ["estimator._target_=mine.Mine", "+estimator.alpha=0.5"]))
+    check_known(compose(["estimator._target_=mine.Mine", "+estimator.alpha=0.5"]))
     with pytest.raises(InputError, match="windws: there is no such setting; did you mean"):
-        check_known(compose("config", ["+evaluation.windws=3"]))
+        check_known(compose(["+evaluation.windws=3"]))
+
+
+@pytest.mark.parametrize("override", ["sedd=1", "seed=abc", "selection.query_block=many", "model=unheard_of"])
+def test_misspelt_keys_and_wrong_types_are_refused(override):
+    with pytest.raises(HydraException):
+        compose([override])
 
 
 @pytest.mark.parametrize(
-    "override", ["sedd=1", "seed=abc", "estimator.sinkz=3", "selection.query_block=many", "model=unheard_of"]
+    ("overrides", "message"),
+    [
+        (["estimator=streaming", "estimator.sinkz=3"], "estimator.sinkz: there is no such setting; did you mean estimator.sinks"),
+        (["estimator.sinks=3"], "estimator.sinks: there is no such setting; Int8 takes none"),
+        (["estimator=streaming", "estimator.sinks=many"], "estimator.sinks: Value 'many' of type 'str' could not be converted"),
+        (["estimator=int8_fused", "estimator.grid=1"], "estimator.grid: there is no such setting"),  # built by a run
+        (["+exp=table4", "study.retention=[0.2]"], "study.retention: there is no such setting; did you mean study.retentions?"),
+        (["+exp=fig10", "study.chunk_tokens=few"], "study.chunk_tokens: Value 'few' of type 'str' could not be converted"),
+    ],
 )
-def test_misspelt_keys_and_wrong_types_are_refused(override):
-    with pytest.raises(HydraException):
-        compose("config", [override])
+def test_a_part_takes_what_its_class_takes(overrides, message):
+    with pytest.raises(InputError) as refused:
+        compose(overrides)
+    assert message in str(refused.value)
+
+
+def test_a_part_has_all_settings_of_its_class_with_their_defaults():
+    config = compose(["estimator=streaming", "task=needle", "grid=quantile", "allocator=error_greedy", "model=hub"])
+    assert config.estimator.sinks == 4
+    assert config.task == {"_target_": config.task._target_, "documents": 20, "tokens": 1024, "depths": [0, 0.25, 0.5, 0.75, 1],
+                           "seed": 0}  # fmt: skip
+    assert config.grid.quantiles == [0.25, 0.75, 1.0]
+    assert set(config.allocator) == {"_target_", "measure"}
+    assert config.model.id is None
+    samples = compose(["+exp=model_gates", "study.samples.text_rows=3"]).study.samples
+    assert (samples.text_rows, samples.needle_documents) == (3, 300)
+    estimates = compose(["+exp=table4"]).study.estimates
+    assert estimates["4 bits, dynamic"].bits == 4
+    assert not estimates["4 bits, dynamic"].quality
+
+
+def test_settings_are_those_of_the_source(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "theirs.py").write_text(
+        "from dataclasses import dataclass, field\nfrom typing import ClassVar\n\nimport never\nLEAST = 3\n\n"
+        "@dataclass\nclass Base:\n    first: int = LEAST\n    second: 'str' = ''\n    needs: ClassVar[tuple] = ('model',)\n\n"
+        "@dataclass\nclass Part(Base):\n    third: list[float] = field(default_factory=lambda: [0.5])\n"
+        "    made: never.Thing | None = None\n    inner: int = field(default=0, init=False)\n\n"
+        "class Plain:\n    def __init__(self, a: int, b: float | None, *, c: bool = True): ...\n\n"
+        "def open_ended(a: int = 1, **options): ...\n"
+    )
+    names = [one.name for one in fields(settings_of("theirs.Part"))]
+    assert names == ["_target_", "first", "third"]
+    assert OmegaConf.structured(settings_of("theirs.Part")).first == 3
+    assert declared("theirs.Part", "needs") == ("model",)
+    plain = OmegaConf.structured(settings_of("theirs.Plain"))
+    assert OmegaConf.is_missing(plain, "a")
+    assert (plain.b, plain.c) == (None, True)
+    assert settings_of("theirs.open_ended") is None
+    assert settings_of("theirs.Nothing") is None
+
+
+@pytest.mark.parametrize("override", ["model=smollm2", "evaluation.windows=3", "+estimator@compare.x.estimator=oracle"])
+def test_an_override_without_effect_is_refused(override):
+    config = compose(["+exp=fig10"])
+    with pytest.raises(InputError, match=r"fig10 does not use it; it uses retention$"):
+        check_used(config, ["+exp=fig10", override], declared(config.study._target_, "needs"))
+    check_used(config, ["retention=0.1", "study.device=mine.yaml", "threads=1"], ("retention",))
 
 
 def test_compared_methods_select_as_the_main_one_does():
-    config = compose("config", ["+exp=quickstart", "selection=block32"])
+    config = compose(["+exp=quickstart", "selection=block32"])
     assert config.compare.oracle.selection.query_block == 32
+
+
+@pytest.mark.parametrize(("group", "name"), PARTS)
+def test_a_part_is_one_short_file(group, name):
+    """Three lines besides comments; groups without a class hold values only."""
+    lines = [line for line in (CONF / group / f"{name}.yaml").read_text().splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 3 or not lines[0].startswith("_target_") or name in ("random_layer", "retrieval_kv_lengths")

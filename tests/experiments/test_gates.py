@@ -5,14 +5,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.gates import TARGETS, measured_intervals, table
 from experiments.publish import ROOT
 from experiments.reference_model.gates import Gates, Samples, context_losses, heldout_windows, token_losses
+from experiments.studies.reference_model import TARGETS, ReferenceModel, measured_intervals
 from shadowattn.data.text import stdlib_corpus
 from shadowattn.errors import InputError
 from shadowattn.evaluation.intervals import Interval
 from shadowattn.models import LoadedModel, load_bundled
-from shadowattn.reporting.figures import loss_by_position
+from shadowattn.reporting.figures import loss_by_position, save
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_the_table_says_what_is_met_missed_and_not_shown():
     intervals = {name: Interval(1e9, 1e9, 1e9, 4) for name in TARGETS} | {"context_gain": Interval(0.22, 0.02, 0.42, 48)}
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(table(_rows(intervals), "gates"))
+        console.print(ReferenceModel().table(_rows(intervals), "gates"))
     printed = capture.get()
     assert printed.count(" met ") == 5
     assert printed.count("missed") == 1  # a loss increase has to be small
@@ -93,5 +93,4 @@ def test_the_committed_rows_say_which_targets_are_met(tmp_path):
         name: "" if verdict == "met" else f"target {verdict}" for name, verdict in verdicts.items()
     }
     assert measured["needle_accuracy"].n >= 100
-    losses = rows[rows.metric.str.startswith("loss_at_")].value.tolist()
-    assert loss_by_position(losses, tmp_path / "loss.png").stat().st_size > 5_000
+    assert save(loss_by_position(rows), tmp_path / "loss.png").stat().st_size > 5_000

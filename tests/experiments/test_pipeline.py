@@ -1,6 +1,7 @@
 """From the measurement of a latency profile to a planned run that uses it, on a tiny model."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -9,11 +10,22 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import experiments.run
+from experiments.compose import composed
+from experiments.part_settings import declared
 from tests.experiments.test_run import SMALL, tiny_folder
 
 __all__ = ["tiny_folder"]  # the fixture
 
-LITTLE = ["latency.repeats=2", "latency.retentions=[0.1,0.6]", "allocator=uniform"]
+LITTLE = ["study.repeats=2", "study.retentions=[0.1,0.6]"]
+
+
+def used(arguments: list[str]) -> list[str]:
+    """Those of the common arguments that the experiment asks for: it refuses the others."""
+    named = [one for one in arguments if one.startswith(("+exp=", "study._target_="))]
+    config = composed(named)
+    needs = declared(config.study._target_, "needs")
+    common = [*SMALL, "allocator=uniform"]
+    return [one for one in common if re.match(r"\w+", one)[0] in needs]
 
 
 @pytest.fixture
@@ -22,7 +34,8 @@ def run(tiny_folder, tmp_path, monkeypatch):
 
     def command(experiment: str, *arguments: str) -> Path:
         where = ["model=local", f"model.path={tiny_folder}", "data=text", f"data.path={tiny_folder / 'text.txt'}"]
-        monkeypatch.setattr(sys, "argv", ["run", *where, *SMALL, f"paths.results={tmp_path}", *LITTLE, *arguments])
+        where = where if "evaluation.windows=1" in used(list(arguments)) else []
+        monkeypatch.setattr(sys, "argv", ["run", *where, *used(list(arguments)), f"paths.results={tmp_path}", *arguments])
         experiments.run.main()
         GlobalHydra.instance().clear()
         (folder,) = (tmp_path / "runs" / experiment).iterdir()
@@ -32,7 +45,7 @@ def run(tiny_folder, tmp_path, monkeypatch):
 
 
 def test_a_profile_is_measured_and_a_planned_run_uses_it(run, tmp_path):
-    measured = run("latency_profile", "+exp=latency_profile")
+    measured = run("latency_profile", "+exp=latency_profile", *LITTLE)
     rows = pd.read_parquet(measured / "rows.parquet")
     for metric in ("mean", "median", "p95"):
         assert set(rows[rows.metric == metric].stage) == {"prepare", "estimate", "select", "attend", "between"}
@@ -44,7 +57,7 @@ def test_a_profile_is_measured_and_a_planned_run_uses_it(run, tmp_path):
 
 
 def test_fig9_leaves_four_panels_and_a_trace(run):
-    folder = run("fig9", "+exp=fig9")
+    folder = run("fig9", "+exp=fig9", "study.rounds=3", *LITTLE)
     rows = pd.read_parquet(folder / "rows.parquet")
     assert set(rows[rows.metric == "wall_time"].method) == {"batched", "off", "overlap", "fused", "planned"}
     assert set(rows.measured) == {"measured"}

@@ -29,6 +29,7 @@ def finished_run(folder: Path, **changed) -> Path:
     pd.DataFrame({"experiment": ["tiny"] * 2, "value": [0.1, 1 / 3], "retention": [1.0, 1.0]}).to_parquet(folder / "rows.parquet")
     meta = {
         "command": "python -m experiments.run +exp=tiny data=text data.path=/home/me/wiki.txt paths.results=/tmp/x",
+        "config": {"study": {"_target_": "experiments.studies.self_check.SelfCheck"}},
         "config_hash": "abc",
         "code": asdict(current_code({})),
         "machine": machine() | {"git_commit": "c" * 40, "git_dirty": False} | changed,

@@ -57,7 +57,7 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     done, results, _ = finished
     assert done.returncode == 0, done.stderr
     (folder,) = (results / "runs" / "sweep_retention").iterdir()
-    assert {p.name for p in folder.glob("*.png")} == {"importance.png", "quality.png", "retention.png", "scales.png"}
+    assert {p.name for p in folder.glob("*.png")} == {"quality.png", "retention.png"}
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["config_hash"] == folder.name
     assert meta["estimate_device"]["name"] in ("CPU", "NPU")
@@ -141,6 +141,14 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["+retenton=0.1"], "retenton: there is no such setting; did you mean retention?"),
         (["context_tokens=64"], "did you mean evaluation.context_tokens?"),
         (["evaluation.window=2"], "did you mean evaluation.windows?"),
+        (["pairs=3"], "did you mean task.pairs?"),
+        (["+exp=fig10", "model=smollm2"], "model: fig10 does not use it; it uses retention"),
+        (["+exp=study_query_block", "selection.query_block=8"], "set study.query_blocks instead"),
+        (["+exp=table4", "study.reference=nine"], "study.reference: expected one of the estimates"),
+        (
+            ["method=uniform", "+estimator@compare.uniform.estimator=oracle", "+allocator@compare.uniform.allocator=uniform"],
+            "call the method something else",
+        ),
         (["estimater=oracle"], "did you mean estimator?"),
         (["qqqqqqq=2"], "print all settings with"),
         (["estimator._target_=nowhere.Mine"], "estimator._target_: expected MODULE.NAME that can be imported"),
@@ -152,7 +160,8 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["kernel=cuda"], "kernel"),
         (["device=tpu"], "one of auto, npu, gpu, cpu"),
         (["task=retrieval_kv", "task.pairs=99"], "task.pairs: expected 1 to 57"),
-        (["study=none"], "quality, gates"),
+        (["study=none"], "study: expected a study by its class, got 'none'; choose one with +exp=NAME"),
+        (["study._target_=shadowattn.types.Heads"], "expected a class derived from Study, got shadowattn.types.Heads"),
         (["shard.index=2", "shard.count=2"], "shard.index < shard.count"),
         (["importance.method=guess"], "exact, plain, racing"),
         (["importance.lines=all"], "document, artifact"),
@@ -176,17 +185,17 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["pipeline=fused", "estimator=int8_fused"], "no scores to launch for"),
         (["pipeline.queue_heads=0"], "queue_heads: expected an integer of 1"),
         (["pipeline.select_threads=0"], "select_threads: expected an integer of 1"),
-        (["+exp=latency_profile", "latency.repeats=0"], "latency.repeats: expected at least 1, got 0"),
-        (["+exp=latency_profile", "latency.retentions=[0.2,2]"], "(0, 1]"),
-        (["+exp=latency_profile", "latency.retentions=[]"], "latency.retentions: expected at least one value"),
+        (["+exp=latency_profile", "study.repeats=0"], "study.repeats: expected at least 1, got 0"),
+        (["+exp=latency_profile", "study.retentions=[0.2,2]"], "(0, 1]"),
+        (["+exp=latency_profile", "study.retentions=[]"], "study.retentions: expected at least one value"),
         (["+exp=latency_profile", "pipeline=off"], "stages that overlap"),
-        (["+exp=validate_simulator", "pipeline=off"], "validate_simulator measures stages that overlap, got off"),
+        (["+exp=validate_simulator", "pipeline=off"], "ValidateSimulator measures stages that overlap, got off"),
         (["+exp=validate_simulator", "estimator=oracle"], "expected estimator=int8 with selection.place=host"),
         (["+exp=validate_simulator", "selection=device"], "got int8 with selection.place=device"),
-        (["+exp=study_schedulers", "scheduling.works=0"], "scheduling.works: expected at least 1, got 0"),
-        (["+exp=study_schedulers", "scheduling.limit_s=0"], "scheduling.limit_s: expected a time above 0 s, got 0"),
-        (["+exp=fig10", "simulation.chunk_tokens=0"], "simulation.chunk_tokens: expected at least 1, got 0"),
-        (["+exp=fig10", "simulation.device=iphone"], "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
+        (["+exp=study_schedulers", "study.works=0"], "study.works: expected at least 1, got 0"),
+        (["+exp=study_schedulers", "study.limit_s=0"], "study.limit_s: expected a time above 0 s, got 0"),
+        (["+exp=fig10", "study.chunk_tokens=0"], "study.chunk_tokens: expected at least 1, got 0"),
+        (["+exp=fig10", "study.device=iphone"], "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):

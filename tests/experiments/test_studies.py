@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import bank as bank_benchmark
-from experiments import graphs_study, query_block, scheduler_study, validate_simulator
 from experiments.publish import read_reference
-from experiments.validate_simulator import MODES
+from experiments.studies import query_block, validate_simulator
+from experiments.studies.validate_simulator import MODES, ValidateSimulator
 from shadowattn import selfcheck
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
@@ -23,12 +23,15 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device, save_device
 from shadowattn.online.simulation.device import Number
 from shadowattn.types import RetentionProfile, ScaleGrid
-from tests.experiments.test_pipeline import run
+from tests.experiments.test_pipeline import LITTLE, run
 from tests.experiments.test_run import tiny_folder
 from tests.profiles import bank_for
 from tests.tiny import tiny_model
 
 __all__ = ["run", "tiny_folder"]  # fixtures
+
+
+RECALL = "study._target_=experiments.studies.recall.Recall"
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
@@ -51,10 +54,10 @@ def test_recall_of_every_kind_of_estimate(run):
 
 
 def test_buckets_and_their_quality(run):
-    few = "+recall.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
+    few = "study.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
     few += "rough: {dynamic: true, bits: 2, quality: true}}"
-    windows = ["evaluation.windows=2", "recall.quality_windows=3", "recall.reference=nine"]
-    rows = rows_of(run("recall", "study=recall", "experiment=recall", "graphs.chunk_tokens=32", few, *windows))
+    windows = ["evaluation.windows=2", "study.quality_windows=3", "study.reference=nine"]
+    rows = rows_of(run("recall", RECALL, "experiment=recall", "graphs.chunk_tokens=32", few, *windows))
     buckets = rows.set_index("method").buckets.to_dict()
     assert buckets == {"one": 1, "nine": 9, "cross": 5, "rough": 0}
     losses = rows[rows.metric == "loss_increase"].set_index("method")
@@ -70,10 +73,10 @@ def test_buckets_and_their_quality(run):
 
 
 def test_losses_are_compared_with_an_estimate_that_has_one(run, capsys):
-    few = "+recall.estimates={one: {quality: true}, nine: {}}"
+    few = "study.estimates={one: {quality: true}, nine: {}}"
     with pytest.raises(SystemExit):
-        run("recall", "study=recall", "experiment=recall", few, "recall.reference=nine")
-    assert "recall.reference: expected one of the estimates with quality=true (one), got 'nine'" in capsys.readouterr().err
+        run("recall", RECALL, "experiment=recall", few, "study.reference=nine")
+    assert "study.reference: expected one of the estimates with quality=true (one), got 'nine'" in capsys.readouterr().err
 
 
 def compared(name: str, estimator: str, allocator: str) -> list[str]:
@@ -83,7 +86,13 @@ def compared(name: str, estimator: str, allocator: str) -> list[str]:
 
 def test_allocators_are_compared_with_those_that_measure_no_head(run):
     folder = run(
-        *("allocators", "study=allocators", "experiment=allocators", "method=waterfill", "allocator=waterfill"),
+        *(
+            "allocators",
+            "study._target_=experiments.studies.allocators.Allocators",
+            "experiment=allocators",
+            "method=waterfill",
+            "allocator=waterfill",
+        ),
         "retentions=[0.6,1.0]",
         *compared("uniform", "int8", "uniform"),
         *compared("artifact", "int8", "artifact"),
@@ -101,14 +110,9 @@ def test_allocators_are_compared_with_those_that_measure_no_head(run):
 
 
 def test_blocks_are_compared_where_their_densities_are_equal(run, capsys):
-    folder = run(
-        *("blocks", "study=query_block", "experiment=blocks", "method=per_row", "estimator=int8_fused", "retention=0.3"),
-        *compared("first_row_8", "int8_fused", "uniform"),
-        *compared("max_8", "int8_fused", "uniform"),
-        "+compare.first_row_8.selection={query_block: 8, block_score: first_row}",
-        "+compare.max_8.selection={query_block: 8, block_score: max}",
-        "evaluation.windows=2",
-    )
+    few = ["study.query_blocks=[8]", "study.block_scores=[first_row,max]", "study.rounds=2"]
+    how = ["experiment=blocks", "method=per_row", "estimator=int8_fused", "retention=0.3", "evaluation.windows=2"]
+    folder = run("blocks", "study._target_=experiments.studies.query_block.QueryBlock", *how, *few)
     rows = rows_of(folder)
     densities = rows[rows.metric == "sparse_density"].set_index("method").value
     corrected = rows[rows.metric.str.endswith("_p")]
@@ -142,20 +146,20 @@ def test_densities_are_flagged_beyond_one_percent():
 )
 def test_estimates_that_make_no_sense_are_refused(run, capsys, estimate, message):
     with pytest.raises(SystemExit):
-        run("recall", "study=recall", "experiment=recall", f"+recall.estimates={estimate}", "graphs.chunk_tokens=32")
+        run("recall", RECALL, "experiment=recall", f"study.estimates={estimate}", "graphs.chunk_tokens=32")
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("retentions", ["[]", "[0]", "[0.2,1.5]"])
 def test_recall_at_impossible_retentions_is_refused(run, capsys, retentions):
     with pytest.raises(SystemExit):
-        run("recall", "study=recall", "experiment=recall", "+recall.estimates={one: {}}", f"recall.retentions={retentions}")
-    assert "recall.retentions: expected at least one, above 0 and at most 1" in capsys.readouterr().err
+        run("recall", RECALL, "experiment=recall", "study.estimates={one: {}}", f"study.retentions={retentions}")
+    assert "study.retentions: expected at least one, above 0 and at most 1" in capsys.readouterr().err
 
 
 def test_estimates_of_similar_names_are_not_mistaken_for_one_another(run):
-    estimates = "+recall.estimates={two a: {dynamic: true}, two_a: {dynamic: true, bits: 2}}"
-    rows = rows_of(run("recall", "study=recall", "experiment=recall", estimates, "graphs.chunk_tokens=32"))
+    estimates = "study.estimates={two a: {dynamic: true}, two_a: {dynamic: true, bits: 2}}"
+    rows = rows_of(run("recall", RECALL, "experiment=recall", estimates, "graphs.chunk_tokens=32"))
     first, second = rows[rows.metric == "recall"].groupby("method").value.mean()
     assert first > second + 0.05
 
@@ -178,10 +182,9 @@ def test_the_bank_is_measured(run, monkeypatch, tmp_path):
     monkeypatch.setattr(bank_benchmark, "_KEYS", (32, 64, 128))
     monkeypatch.setattr(bank_benchmark, "measure_bank", small)
     monkeypatch.setattr(bank_benchmark, "SHAPES", {"qwen2_0_5b": bank_benchmark.SHAPES["qwen2_0_5b"]})
-    monkeypatch.setattr(graphs_study, "_FORM_SHAPES", ("qwen2_0_5b",))
     monkeypatch.setattr("benchmarks.forms._KEYS", 256)
     monkeypatch.setattr("benchmarks.forms._ROWS", 32)
-    folder = run("graphs", "+exp=graphs")
+    folder = run("graphs", "+exp=graphs", "study.form_shapes=[qwen2_0_5b]")
     rows = rows_of(folder)
     values = rows[rows.method == "qwen2_0_5b"].set_index("metric").value
     assert values["graphs"] == 54
@@ -196,7 +199,7 @@ def test_the_bank_is_measured(run, monkeypatch, tmp_path):
 
 
 def test_a_self_check_without_an_npu_says_so(run, monkeypatch):
-    monkeypatch.setattr("experiments.selfcheck.CASES", {"probe": selfcheck.CASES["probe"]})
+    monkeypatch.setattr("experiments.studies.self_check.CASES", {"probe": selfcheck.CASES["probe"]})
     folder = run("npu_selfcheck", "+exp=npu_selfcheck")
     report = (folder / "report.md").read_text()
     assert "no NPU was checked" in report
@@ -204,9 +207,9 @@ def test_a_self_check_without_an_npu_says_so(run, monkeypatch):
     assert set(rows_of(folder).estimate_device) == {"CPU"}
 
 
-def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
-    monkeypatch.setattr(scheduler_study, "HEADS", (4, 16))
-    folder = run("study_schedulers", "+exp=study_schedulers", "scheduling.works=2", "scheduling.limit_s=0.5")
+def test_schedulers_are_held_to_the_optimum(run):
+    few = ["study.works=2", "study.limit_s=0.5", "study.heads=[4,16]", *LITTLE]
+    folder = run("study_schedulers", "+exp=study_schedulers", *few)
     rows = rows_of(folder)
     gaps = rows[rows.metric == "gap_median"]
     assert (gaps.value >= -1e-9).all()
@@ -216,13 +219,12 @@ def test_schedulers_are_held_to_the_optimum(run, monkeypatch):
 
 
 def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, capsys):
-    for name, few in (("_PASSES", 2), ("_ROUNDS", 2), ("_REPEATS", 1), ("_FIT_CHUNKS", 2), ("_HELD_OUT_CHUNKS", 4)):
-        monkeypatch.setattr(validate_simulator, name, few)
     pipelines, probes = set(), []
-    call, probe = validate_simulator._call, validate_simulator.latency_probe
+    call, probe = validate_simulator._call, validate_simulator.probe
     monkeypatch.setattr(validate_simulator, "_call", lambda p, *of: (pipelines.add((p.mode, p.threads)), call(p, *of)))
-    monkeypatch.setattr(validate_simulator, "latency_probe", lambda *of: probes.append(probe(*of)) or probes[-1])
-    small = ("graphs.chunk_tokens=16", "graphs.limit=27", "latency.retentions=[0.1,0.6]")
+    monkeypatch.setattr(validate_simulator, "probe", lambda *of: probes.append(probe(*of)) or probes[-1])
+    small = ["graphs.chunk_tokens=16", "graphs.limit=27", "study.retentions=[0.1,0.6]", "study.passes=2", "study.rounds=2"]
+    small += ["study.repeats=1", "study.fit_chunks=2", "study.held_out_chunks=4"]
     folder = run("validate_simulator", "+exp=validate_simulator", *small)
     rows = rows_of(folder)
     assert pipelines == {(mode, Threads()) for mode in MODES}
@@ -240,7 +242,7 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
     assert (folder / "validate_simulator.png").is_file()
     fitted = load_device(str(folder / "device.yaml"))
     assert (fitted.cores.kind, fitted.wake_us.kind) == ("fitted", "fitted")
-    here = f"simulation.device={folder / 'device.yaml'}"
+    here = f"study.device={folder / 'device.yaml'}"
     assert here in capsys.readouterr().err
     scale = rows_of(run("study_scale", "+exp=study_scale", here))
     assert set(scale.method) == {"NPU-Full", "ours", "ours, 32-row blocks"}  # nothing is known of dense attention there
@@ -254,7 +256,8 @@ def test_held_out_chunks_are_none_that_the_profile_was_measured_on():
     bank = GraphBank.build(profile, (GraphShape(1, 16, 16, 2048),))
     probe = Probe(4, 2, 16, 16, torch.float32, Int8(bank), Rule(), TorchKernels(), Threads(1, 1, 1))
     lengths = probe.key_lengths(2048)
-    cases = validate_simulator.draw_cases(probe, lengths, [0.1, 0.6], seed=0)
+    study = ValidateSimulator(retentions=[0.1, 0.6])
+    cases = study.draw_cases(probe, lengths, seed=0)
     assert sum(case.held_out for case in cases) == 12
     assert not {case.keys for case in cases} & set(lengths)
     assert len({case.keys for case in cases}) == len(cases) == 18
@@ -262,7 +265,7 @@ def test_held_out_chunks_are_none_that_the_profile_was_measured_on():
     with pytest.raises(
         InputError, match=r"expected 18 lengths that the profile has no point at, got 3; .* larger evaluation.context_tokens"
     ):
-        validate_simulator.draw_cases(probe, [16, 32], [0.1, 0.6], seed=0)
+        study.draw_cases(probe, [16, 32], seed=0)
 
 
 def test_an_interval_is_of_the_mean_over_passes():
@@ -282,7 +285,7 @@ def test_simulated_figures_are_marked_as_such(run, name):
         assert len(known) == (20 if name == "table8" else 3)
 
 
-@pytest.mark.parametrize("other", ["retention=0.1", "simulation.chunk_tokens=64", "simulation.device=intel_core_ultra_7_155h"])
+@pytest.mark.parametrize("other", ["retention=0.1", "study.chunk_tokens=64", "study.device=intel_core_ultra_7_155h"])
 @pytest.mark.parametrize("name", ["fig10", "table8"])
 def test_published_values_stand_beside_what_was_published_only(run, capsys, name, other):
     folder = run(name, f"+exp={name}", other)
@@ -297,7 +300,7 @@ def test_published_values_stand_beside_what_was_published_only(run, capsys, name
 
 def test_an_edited_description_is_simulated_anew(run, tmp_path):
     path = save_device(load_device("snapdragon_8_gen_3"), tmp_path / "mine.yaml")
-    command = ("fig15", "+exp=fig15", f"simulation.device={path}")
+    command = ("fig15", "+exp=fig15", f"study.device={path}")
     before = run(*command)
     moved = before.rename(tmp_path / "before")
     save_device(replace(load_device(str(path)), launch_us=Number(5e4, "assumed", "test")), path)
@@ -310,9 +313,8 @@ def test_an_edited_description_is_simulated_anew(run, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("simulation.figure=fig11", "simulation.figure: expected one of fig10"),
-        ("simulation.device=iphone", "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
-        ("simulation.device=snapdragon_8_gen_2", "knows one kind of core"),
+        ("study.device=iphone", "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
+        ("study.device=snapdragon_8_gen_2", "knows one kind of core"),
     ],
 )
 def test_simulations_that_cannot_be_are_refused(run, capsys, argument, message):

@@ -4,6 +4,7 @@ import pytest
 
 from experiments.publish import ROOT, read_reference
 from shadowattn.reporting import pipeline_figures
+from shadowattn.reporting.figures import save
 
 REFERENCE = ROOT / "results" / "reference"
 
@@ -12,7 +13,7 @@ REFERENCE = ROOT / "results" / "reference"
 def test_figures_are_drawn_from_the_committed_rows_the_same_way_each_time(name, draw, tmp_path):
     rows = read_reference(REFERENCE / f"{name}.csv")
     assert set(rows.measured) == {"measured"}
-    first, second = (draw(rows, tmp_path / f"{i}.png").read_bytes() for i in range(2))
+    first, second = (save(draw(rows), tmp_path / f"{i}.png").read_bytes() for i in range(2))
     assert first == second
     assert (ROOT / "docs" / f"{name}.png").is_file()
 

@@ -9,9 +9,8 @@ from rich.console import Console
 from experiments.publish import read_reference
 from shadowattn.reporting import figures
 from shadowattn.reporting.flags import quality_flag
-from shadowattn.reporting.rows import Row, write_rows
+from shadowattn.reporting.rows import PlacedRow, Row, write_rows
 from shadowattn.reporting.tables import summary, summary_table
-from shadowattn.types import Importance, ScaleGrid
 
 CONTRACT = {
     *("experiment", "config_hash", "metric", "value", "unit", "method", "model", "retention", "n", "seed"),
@@ -101,18 +100,35 @@ def test_both_flags_at_once():
     assert quality_flag(loss=2.8, dense_loss=2.9, floor_loss=3.0).startswith("sparse beats dense; dense near the floor")
 
 
+def placed() -> pd.DataFrame:
+    """Rows about layers and heads."""
+    row = PlacedRow(**vars(rows()[0]) | {"data": "text"})
+    cells = [(layer, head) for layer in range(2) for head in range(3)]
+    made = [
+        replace(row, metric="retention", method="main", retention=0.2, layer=layer, head=head, value=0.1 * (layer + head))
+        for layer, head in cells
+    ]
+    made += [
+        replace(row, metric="loss_increase", method="ablate_zero", layer=layer, head=head, value=0.02 * (layer + head))
+        for layer, head in cells
+    ]
+    made += [replace(row, metric="loss_increase", method="bypass", layer=layer, value=0.5 - layer) for layer in range(2)]
+    made += [replace(row, metric=f"loss_at_{at}", value=5 / (1 + at)) for at in range(64)]
+    return pd.DataFrame([vars(row) for row in made])
+
+
 def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
     frame = pd.DataFrame([vars(row) for row in rows()])
-    importance = Importance(((12.0, 11.0), (13.0, 10.5)), (30.0, 20.0), 10.0, "zero", 100)
-    pairs = [(layer, head, 0.1 * (layer + 1), 0.2 * (head + 1)) for layer in range(2) for head in range(2)]
+    jobs = pd.concat([frame.assign(job=f"seed={seed}", value=frame.value + seed) for seed in range(6)])
     draw = {
-        "quality": lambda path: figures.quality_against_retention(frame, path),
-        "importance": lambda path: figures.head_importance(importance, path),
-        "retention": lambda path: figures.retention_map([[0.2, 1.0], [0.3, 0.1]], path, "title"),
-        "scales": lambda path: figures.scale_distribution(pairs, ScaleGrid((0.1,), (0.2,)), path),
+        "quality": lambda: figures.quality_against_retention(frame),
+        "importance": lambda: figures.head_importance(placed()),
+        "retention": lambda: figures.retention_maps(placed()),
+        "position": lambda: figures.loss_by_position(placed()),
+        "sweep": lambda: figures.sweep(jobs, "perplexity"),
     }
     for name, function in draw.items():
-        first, second = (function(tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
+        first, second = (figures.save(function(), tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
         assert first[:4] == b"\x89PNG"
         assert first == second
 
@@ -122,4 +138,4 @@ def test_quality_is_drawn_from_the_committed_rows(name, tmp_path):
     frame = read_reference(Path(__file__).parents[2] / "results" / "reference" / f"{name}.csv")
     assert set(frame.columns) >= CONTRACT
     assert "dense" in set(frame.method)
-    assert figures.quality_against_retention(frame, tmp_path / "quality.png").stat().st_size > 10_000
+    assert figures.save(figures.quality_against_retention(frame), tmp_path / "quality.png").stat().st_size > 10_000

@@ -1,0 +1,193 @@
+"""What is refused before any work: for each group of the configuration that a study needs, what cannot be computed as asked."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from experiments.banks import OUTPUTS
+from experiments.offline import check_fixed_budget
+from experiments.parts import build, part_name
+from shadowattn.errors import InputError
+from shadowattn.graphs.buckets import DISTANCES
+from shadowattn.graphs.estimation import INPUTS
+from shadowattn.graphs.planner import POLICIES, launch_sizes
+from shadowattn.kernels import native
+from shadowattn.models.linear import LINEARS
+from shadowattn.models.load import DTYPES
+from shadowattn.offline.ablations import BY_NAME as ABLATIONS
+from shadowattn.offline.racing import Race
+from shadowattn.offline.sensitivity import sensitivity_grid
+from shadowattn.offline.work import shard
+from shadowattn.online.attention import DECODES, check_dense_above
+from shadowattn.online.estimators.int8_device import Int8Device
+
+if TYPE_CHECKING:
+    from experiments.lab import Lab, MethodSettings
+
+
+def check(lab: "Lab") -> None:
+    """Raises `InputError` on the first thing that does not fit: first what needs no model, then what does."""
+    for key, check_group in _GROUPS.items():
+        if key in lab.needs:
+            check_group(lab)
+    if "estimator" in lab.needs:
+        for method in lab.methods.values():
+            check_method(lab, method)
+    if "model" in lab.needs:
+        _check_subject(lab)
+
+
+def check_choice(key: str, value: Any, known: tuple) -> None:
+    """Raises `InputError` where a setting is none of those known."""
+    if value not in known:
+        listed = ", ".join(str(one or "null") for one in known)
+        raise InputError(f"{key}: expected one of {listed}, got {value!r}")
+
+
+def check_count(key: str, value: int | None, *, least: int = 1) -> None:
+    """Raises `InputError` where a number is below what makes sense; None stands for a default."""
+    if value is not None and value < least:
+        raise InputError(f"{key}: expected at least {least}, got {value}")
+
+
+def _check_importance(lab: "Lab") -> None:
+    importance = lab.of("importance")
+    choices = {
+        "ablation": tuple(ABLATIONS),
+        "method": ("exact", "plain", "racing"),
+        "lines": ("document", "artifact"),
+        "weighting": ("windows", "batches"),
+        "dtype": (None, *DTYPES),
+        "linear": LINEARS,
+    }
+    for name, known in choices.items():
+        check_choice(f"importance.{name}", importance[name], known)
+    for name, least in (("windows", 0), ("window_tokens", 2), ("batch", 1)):
+        check_count(f"importance.{name}", importance[name], least=least)
+    Race(**importance.race)
+    if importance.method == "racing" and importance.weighting == "batches":
+        raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
+    shard([], lab.of("shard").index, lab.of("shard").count)
+
+
+def _check_sensitivity(lab: "Lab") -> None:
+    sensitivity_grid(lab.of("sensitivity").retentions)
+
+
+def _check_graphs(lab: "Lab") -> None:
+    graphs = lab.of("graphs")
+    choices = {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES}
+    for name, known in choices.items():
+        check_choice(f"graphs.{name}", graphs[name], known)
+    for name in ("chunk_tokens", "calibration_windows", "limit", "top_k_buckets", "compile_threads"):
+        check_count(f"graphs.{name}", graphs[name])
+    launch_sizes(graphs.launch_heads, heads=1, kv_heads=1)
+    if "device" in lab.needs and lab.device.name != "CPU" and graphs.inputs != "static":
+        raise InputError(
+            f"graphs.inputs: {graphs.inputs} gives scores in integer steps, beyond the 16-bit floats that "
+            f"{lab.device.name} computes in; use graphs.inputs=static, or device=cpu"
+        )
+
+
+def _check_evaluation(lab: "Lab") -> None:
+    evaluation = lab.of("evaluation")
+    check_count("evaluation.windows", evaluation.windows)
+    check_count("evaluation.fidelity_windows", evaluation.fidelity_windows, least=0)
+    check_count("evaluation.context_tokens", evaluation.context_tokens, least=2)
+
+
+def _check_decode(lab: "Lab") -> None:
+    check_choice("decode", lab.of("decode"), DECODES)
+    if lab.of("decode") == "shared" and any(method.on_device for method in lab.methods.values()):
+        raise InputError("decode=shared: ranks keys by scores, and graphs that select return none; use decode=dense")
+
+
+def _check_compare(lab: "Lab") -> None:
+    if "dense" in lab.methods:
+        raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
+    if lab.of("method") in lab.of("compare"):
+        raise InputError(f"method: {lab.of('method')!r} is one of those to compare with; call the method something else")
+
+
+_GROUPS: dict[str, Callable[["Lab"], None]] = {
+    "device": lambda lab: lab.device,
+    "importance": _check_importance,
+    "sensitivity": _check_sensitivity,
+    "evaluation": _check_evaluation,
+    "graphs": _check_graphs,
+    "dense_above": lambda lab: check_dense_above(lab.of("dense_above")),
+    "calibration": lambda lab: build(lab.of("calibration")),
+    "grid": lambda lab: build(lab.of("grid")),
+    "pipeline": lambda lab: lab.pipeline,
+    "decode": _check_decode,
+    "compare": _check_compare,
+}
+
+
+def check_method(lab: "Lab", method: "MethodSettings") -> None:
+    """Raises `InputError` where a method's parts do not fit one another, or the graphs."""
+    if method.allocator is not None:
+        build(method.allocator)
+    if "grid" in method.needs:  # the native estimate, whatever the attention kernel
+        native.require()
+    method.rule  # noqa: B018 - refuses what makes no rule
+    _check_place(method)
+    block, chunk_tokens = method.selection.query_block, lab.of("graphs").chunk_tokens
+    if chunk_tokens % block:
+        raise InputError(
+            f"{method.name}: expected graphs.chunk_tokens to be a multiple of query_block={block}, so that no block straddles "
+            f"two chunks, got {chunk_tokens}"
+        )
+    if "pipeline" in lab.needs:
+        _check_pipeline(lab, method)
+
+
+def _check_place(method: "MethodSettings") -> None:
+    name, selection = method.name, method.selection
+    check_choice(f"{name}: selection.place", selection.place, ("host", "device"))
+    if not method.on_device:
+        if selection.key_block != 1:
+            raise InputError(f"{name}: selection.key_block={selection.key_block} needs selection.place=device")
+        return
+    if "bank" not in method.needs:
+        raise InputError(
+            f"{name}: selection.place=device: expected estimator=int8, whose graphs select, got {part_name(method.estimator)}"
+        )
+    Int8Device.check(method.rule)
+    check_count(f"{name}: selection.key_block", selection.key_block)
+
+
+def _check_pipeline(lab: "Lab", method: "MethodSettings") -> None:
+    mode = lab.pipeline.mode
+    if mode in ("fused", "planned") and (method.on_device or method.estimator_class.selects):
+        raise InputError(
+            f"pipeline={mode}: {method.name} selects while it estimates, so that there are no scores to launch for; use "
+            "pipeline=batched, off or overlap"
+        )
+    if mode == "planned":
+        lab.pipeline.profile.check({"estimator": method.estimator_class.__name__})
+
+
+def _check_subject(lab: "Lab") -> None:
+    """Model, text and lengths against each other."""
+    shape, lengths = lab.shape, {}
+    if "evaluation" in lab.needs:
+        lengths["evaluation.context_tokens"] = lab.context_tokens
+    if "importance" in lab.needs:
+        lengths["importance.window_tokens"] = lab.of("importance").window_tokens
+    if "sensitivity" in lab.needs and lab.of("sensitivity").window_tokens:
+        lengths["sensitivity.window_tokens"] = lab.of("sensitivity").window_tokens
+    for key, tokens in lengths.items():
+        if tokens > shape.context_tokens:
+            raise InputError(f"{key}: the model's context is {shape.context_tokens} tokens, got {tokens}; set it to no more")
+    if "allocator" in lab.needs:
+        for method in lab.methods.values():
+            for retention in lab.retentions:
+                check_fixed_budget(method.allocator, retention, shape)
+    if "kernel" in lab.needs:
+        lab.kernel  # noqa: B018 - refuses kernels that do not fit
+    if "data" in lab.needs and lengths:
+        _ = lab.questions
+        if "evaluation" in lab.needs:
+            lab.heldout()
+        key = max(lengths, key=lengths.get)
+        lab.calibration(tokens=lengths[key], windows=1, key=key)

@@ -1,0 +1,40 @@
+"""Configurations from overrides, as the command line makes them, without Hydra's application around."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from experiments import config as schema
+
+CONF = Path(__file__).parents[1] / "conf"
+# A setting of a part, which the part's class may have though no YAML names it.
+_OF_A_PART = re.compile(rf"(?:{'|'.join(schema.PARTS)}|compare\.\w+\.(?:estimator|allocator))\.[\w.]+=")
+
+schema.register()
+
+
+def settable(override: str) -> str:
+    """An override as Hydra takes it: a setting of a part may be new to the configuration, and `complete` knows whether it is one."""
+    return f"++{override}" if _OF_A_PART.match(override) else override
+
+
+def typed(override: str) -> str:
+    """What `settable` was given."""
+    return override[2:] if override.startswith("++") and _OF_A_PART.match(override[2:]) else override
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The configuration of `python -m experiments.run OVERRIDES`, parts as their YAMLs have them."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", [settable(one) for one in overrides])
+
+
+def choices() -> dict[str, list[str]]:
+    """What each group can be, and the experiments, by the names of their files."""
+    made: dict[str, list[str]] = {}
+    for path in sorted(CONF.glob("*/*.yaml")):
+        made.setdefault(path.parent.name, []).append(path.stem)
+    return made

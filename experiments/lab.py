@@ -1,0 +1,312 @@
+"""What a study may ask for: model, text, windows, device, kernels, methods; each computed when it is first asked for.
+
+A study names in `needs` what of the configuration it uses. Nothing else is computed, checked, printed or hashed, and a study that
+asks for more fails.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from experiments.banks import Banks
+from experiments.config import ALWAYS, MethodConfig, SelectionConfig
+from experiments.offline import Offline
+from experiments.parts import build, by_content
+from experiments.progress import say
+from experiments.source import Code, current_code, stage_code
+from shadowattn.artifacts import Stage, Units, content_hash, versions
+from shadowattn.data.text import Corpus, line_windows, token_windows
+from shadowattn.devices import EstimateDevice, find_estimate_device
+from shadowattn.errors import InputError
+from shadowattn.evaluation.tasks import Question
+from shadowattn.kernels import break_even, choose, native
+from shadowattn.models import LoadedModel, ModelShape, model_shape
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.executor import Threads
+from shadowattn.online.latency import LatencyProfile
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.selection import Rule
+from shadowattn.reporting.rows import Row
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+_DEFAULT_CONTEXT = 1024
+# What stands in the hash by its content: the weights, both texts, and what was found for `auto`.
+_BY_CONTENT = ("model", "data")
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """The parts of one method, as the configuration names them."""
+
+    name: str
+    estimator: DictConfig
+    allocator: DictConfig
+    selection: SelectionConfig
+
+    @property
+    def estimator_class(self) -> type[Estimator]:
+        return get_class(self.estimator._target_)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What has to be made for the estimator: a `bank`, a `grid`; as `Estimator.needs`."""
+        return self.estimator_class.needs
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the graphs themselves select."""
+        return self.selection.place == "device"
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(**self.rule_options)
+
+    @property
+    def rule_options(self) -> dict[str, Any]:
+        """What of the selection is the rule; the rest says where it is made."""
+        return {one.name: self.selection[one.name] for one in fields(Rule)}
+
+
+class Lab:
+    """`config`: a complete configuration; `needs`: what of it may be asked for; `folder`: where the run's results go."""
+
+    def __init__(self, config: DictConfig, needs: Collection[str]):
+        self._config, self.needs = config, frozenset(needs)
+        self.root = Path(config.paths.results)
+        self.code: Code = current_code({key: config[key] for key in (*sorted(self.needs), "study")})
+        self.folder: Path | None = None
+        self.stages: list[str] = []  # folders of what was computed or found on the way
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+
+    def of(self, key: str) -> Any:
+        """A setting, or a group of them. Raises `RuntimeError` where the study did not name it."""
+        if key not in self.needs and key not in ALWAYS:
+            raise RuntimeError(f"the study uses {key!r} and does not name it in its `needs`: no hash would hold it")
+        return self._config[key]
+
+    def units(self, name: str) -> Units:
+        """Finished pieces of the run's results, for one purpose."""
+        return Units(self.folder / name)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the results, resolved: the study's own settings and what it needs."""
+        resolved = OmegaConf.to_container(self._config, resolve=True)
+        return {key: value for key, value in resolved.items() if key in self.needs or key in ("experiment", "study")}
+
+    def config_hash(self, inputs: dict[str, Any]) -> str:
+        """12 hexadecimal digits for what decides the results, files by their content. `inputs`: what the study adds."""
+        hashed = {key: by_content(value) for key, value in self.settings().items() if key not in _BY_CONTENT}
+        if "model" in self.needs:
+            hashed |= {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)}
+        if "data" in self.needs:
+            hashed["corpus"] = self.corpus.sha256
+        if "evaluation" in self.needs:
+            hashed["context_tokens"] = self.context_tokens
+        if "device" in self.needs:
+            hashed["device"] = self.device.label
+        if "kernel" in self.needs:
+            hashed["kernel"] = self.kernel
+        return content_hash(hashed | {"shadowattn": versions()["shadowattn"]} | inputs)
+
+    @cached_property
+    def offline(self) -> Offline:
+        """Importance, sensitivity, scales and profiles."""
+        return Offline(self)
+
+    @cached_property
+    def banks(self) -> Banks:
+        """Banks of graphs."""
+        return Banks(self)
+
+    @property
+    def seed(self) -> int:
+        return self.of("seed")
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        part = self.of("model")
+        if "seed" in self.needs:
+            torch.manual_seed(self.seed)
+        return build(part)
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return model_shape(self.loaded.model)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return build(self.of("data"))
+
+    @cached_property
+    def context_tokens(self) -> int:
+        """Tokens of a window that is evaluated."""
+        return self.of("evaluation").context_tokens or min(_DEFAULT_CONTEXT, self.shape.context_tokens)
+
+    @cached_property
+    def device(self) -> EstimateDevice:
+        return find_estimate_device(self.of("device"))
+
+    @cached_property
+    def kernel(self) -> str:
+        """The kernels that `kernel` stands for with this model."""
+        return choose(self.of("kernel"), head_dim=self.shape.head_dim, dtype=self.loaded.model.dtype).name
+
+    @property
+    def kernel_level(self) -> str:
+        """The same with the instruction set that is used."""
+        return self.kernel + (f" ({native.LEVELS[native.level()]})" if self.kernel == "native" else "")
+
+    def dense_above(self, query_block: int) -> float:
+        """The retention from which heads go dense, a number also where the config says `auto`."""
+        if self.of("dense_above") != "auto":
+            return float(self.of("dense_above"))
+        dtype = self.loaded.model.dtype
+        return break_even(choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype), dtype, query_block)
+
+    @cached_property
+    def main(self) -> MethodSettings:
+        """The method put together from the groups."""
+        allocator = self.of("allocator") if "allocator" in self.needs else None
+        name = self.of("method") if "method" in self.needs else "shadowattn"
+        return MethodSettings(name, self.of("estimator"), allocator, self.of("selection"))
+
+    @cached_property
+    def methods(self) -> dict[str, MethodSettings]:
+        """The main method and those that it is compared with, by name."""
+        further: dict[str, MethodConfig] = self.of("compare") if "compare" in self.needs else {}
+        made = [MethodSettings(str(name), one.estimator, one.allocator, one.selection) for name, one in further.items()]
+        return {one.name: one for one in (self.main, *made)}
+
+    @property
+    def retentions(self) -> list[float]:
+        """Those of `retentions`, or `retention` alone."""
+        several = self.of("retentions") if "retentions" in self.needs else []
+        return list(several) or [self.of("retention")]
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """Raises `InputError` on options or a latency profile that do not fit."""
+        given = self.of("pipeline")
+        profile = LatencyProfile.load(Path(given.profile).expanduser()) if given.profile else None
+        threads = Threads(given.estimate_threads, given.select_threads, given.attend_threads)
+        scheduler = build(self.of("scheduler"))
+        return Pipeline(given.mode, queue_heads=given.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
+
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """Those of the task; none for plain text."""
+        if "task" not in self.needs:
+            return ()
+        found = tuple(build(self.of("task")).questions(self.loaded.tokenizer, self.corpus.heldout))
+        longest = max((question.tokens for question in found), default=0)
+        if longest > self.shape.context_tokens:
+            raise InputError(
+                f"task: the model's context is {self.shape.context_tokens} tokens, got a prompt of {longest}; make it shorter"
+            )
+        return found
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The lengths of all prompts of the run: what the bank must serve."""
+        windows = [self.context_tokens] * self.of("evaluation").windows
+        return windows + [question.tokens for question in self.questions]
+
+    def calibration(
+        self, *, tokens: int, windows: int, lines: str = "document", key: str = "evaluation.context_tokens"
+    ) -> Tensor:
+        """Windows of the corpus's calibration text, 0 for all; its lines taken as they are or as the artifact takes them.
+
+        `key`: the setting that their length comes from, for the error where the text is shorter than one.
+        """
+        cut = line_windows if lines == "artifact" else token_windows
+        return self._windows(cut, "calibration", self.corpus.calibration, tokens, windows, key)
+
+    def heldout(self, *, windows: int | None = None) -> Tensor:
+        """The windows that results are measured on, `evaluation.windows` of them where no other number is given."""
+        count = self.of("evaluation").windows if windows is None else windows
+        key = "evaluation.context_tokens"
+        return self._windows(token_windows, "held-out", self.corpus.heldout, self.context_tokens, count, key)
+
+    def _windows(self, cut, kind: str, text: str, tokens: int, windows: int, key: str) -> Tensor:
+        source = f"data {self.corpus.name}, {kind} text"
+        return cut(text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=source, key=key)
+
+    def stage(self, name: str, inputs: dict, *parts: dict) -> Stage:
+        """A part of the offline stage, by today's code: done once for its inputs, kept, and found again.
+
+        `parts` are the settings of swappable parts that take part in it.
+        """
+        common = {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)}
+        common |= {"corpus": self.corpus.sha256, "seed": self.seed}
+        made = Stage(self.artifacts, name, common | inputs, code=stage_code(*parts))
+        if made.outdated:
+            say(f"{name}: {made.folder.name} was measured with other code, measuring again")
+        if made.folder.name not in self.stages:
+            self.stages.append(made.folder.name)
+        return made
+
+    @property
+    def artifacts(self) -> Path:
+        """Where stages are kept, for all runs."""
+        return self.root / "artifacts"
+
+    def row(self, kind: type[AnyRow] = Row) -> AnyRow:
+        """What all rows of a run have in common, filled in as for dense attention; `none` for what the study does not use."""
+        has = self.needs
+        return kind(
+            experiment=self.of("experiment"),
+            config_hash=self.folder.name,
+            metric="",
+            value=float("nan"),
+            unit="1",
+            method="dense",
+            model=self.loaded.name if "model" in has else "none",
+            retention=1.0,
+            n=0,
+            seed=self.seed if "seed" in has else 0,
+            path_kind="quality",
+            estimate_device="none",
+            measured="measured",
+            kernel=self.kernel if "kernel" in has else "none",
+            estimator="none",
+            allocator="none",
+            query_block=1,
+            block_score="none",
+            context_tokens=self.context_tokens if "evaluation" in has else 0,
+            data=self.corpus.name if "data" in has else "none",
+            corpus_sha256=self.corpus.sha256 if "data" in has else "",
+            flag="",
+            dense_above=self.dense_above(1) if "dense_above" in has else 1.0,
+        )
+
+    def timing_row(self, kind: type[AnyRow] = Row) -> AnyRow:
+        """The same for times on random tensors."""
+        return replace(self.row(kind), path_kind="timing", data="random tensors", corpus_sha256="")
+
+    def meta(self) -> dict[str, Any]:
+        """What of a finished run's `meta.json` is the lab's."""
+        has = self.needs
+        made: dict[str, Any] = {"config": self.settings(), "stages": self.stages}
+        if "model" in has:
+            made["model"] = {"name": self.loaded.name, "fingerprint": self.loaded.fingerprint} | asdict(self.shape)
+        if "data" in has:
+            made["data"] = {"name": self.corpus.name, "sha256": self.corpus.sha256}
+        if "device" in has:
+            made["estimate_device"] = asdict(self.device)
+        if "kernel" in has:
+            made["kernel"] = self.kernel_level
+        return made
+
+    @property
+    def subject(self) -> str:
+        """What is measured, for headings; empty where no model is."""
+        text = f" on {self.corpus.name}" if "data" in self.needs else ""
+        return f"{self.loaded.name}{text}" if "model" in self.needs else ""

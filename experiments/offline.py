@@ -1,0 +1,198 @@
+"""The offline stage of a run: importance, sensitivity and scales, each measured when it is asked for, kept, and found again."""
+
+import copy
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from experiments.errors import ShardDoneError
+from experiments.parts import OBSERVE, build, by_content, part_name
+from experiments.progress import bar, say, work_bar
+from shadowattn.artifacts import Stage
+from shadowattn.models.load import DTYPES
+from shadowattn.offline import (
+    Race,
+    ScaleObservations,
+    measure_ablations,
+    measure_sensitivity,
+    observe_scales,
+    race_ablations,
+    scale_grid,
+    summarise,
+)
+from shadowattn.offline.allocators import allot
+from shadowattn.offline.fake_quant import (
+    fake_quantised,
+    load_activation_scales,
+    observe_activations,
+    save_activation_scales,
+)
+from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
+
+if TYPE_CHECKING:
+    from experiments.lab import Lab
+
+UNIFORM = {"_target_": "shadowattn.offline.allocators.uniform.Uniform"}
+
+
+class Offline:
+    """What calibration tells of the lab's model. Nothing is measured that nobody asks for."""
+
+    def __init__(self, lab: "Lab"):
+        self._lab = lab
+        self.sensitivities: dict[str, Sensitivity] = {}  # those measured so far, by measure
+
+    @cached_property
+    def losses(self) -> AblationLosses:
+        """Losses of every ablation, window by window. Raises `ShardDoneError` where other shards' work is missing."""
+        lab, settings = self._lab, self._lab.of("importance")
+        inputs, parts = by_content(OmegaConf.to_container(settings, resolve=True)), []
+        if settings.method == "racing":  # what is settled depends on what the losses are for
+            allocator = by_content(OmegaConf.to_container(lab.of("allocator"), resolve=True))
+            inputs, parts = inputs | {"allocator": allocator, "retention": lab.retentions[0]}, [allocator]
+        stage = lab.stage("importance", inputs, *parts)
+        if not stage.done:
+            losses = self._measure_losses(stage)
+            if losses is None:
+                shard = lab.of("shard")
+                raise ShardDoneError(
+                    f"importance: shard {shard.index} of {shard.count} has done its share; the rest is for the other shards, and "
+                    "the same command then goes on"
+                )
+            stage.finish(asdict(losses))
+        return AblationLosses(**_tuples(stage.read()))
+
+    @cached_property
+    def importance(self) -> Importance:
+        """Perplexity without each head and layer."""
+        settings = self._lab.of("importance")
+        return summarise(self.losses, batch=settings.batch if settings.weighting == "batches" else None)
+
+    def sensitivity(self, measure: str) -> Sensitivity:
+        """What each head loses as it keeps fewer keys: `error` of the attention output, or `loss`."""
+        if measure not in self.sensitivities:
+            self.sensitivities[measure] = self._measure_sensitivity(measure)
+        return self.sensitivities[measure]
+
+    @cached_property
+    def observations(self) -> ScaleObservations:
+        """The INT8 scales of Q and K, of every head and chunk."""
+        lab, graphs = self._lab, self._lab.of("graphs")
+        inputs = {
+            "chunk_tokens": graphs.chunk_tokens,
+            "context_tokens": lab.context_tokens,
+            "windows": graphs.calibration_windows,
+            "calibration": OmegaConf.to_container(lab.of("calibration"), resolve=True),
+        }
+        stage = lab.stage("scales", inputs, inputs["calibration"])
+        if not stage.done:
+            say(f"scales: Q and K of {lab.shape.layers * lab.shape.heads} heads")
+            windows = lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows)
+            observations = observe_scales(
+                lab.loaded.model,
+                windows,
+                chunk_tokens=graphs.chunk_tokens,
+                calibration=build(lab.of("calibration")),
+                progress=lambda w: bar(w, "calibrate"),
+            )
+            stage.finish(asdict(observations))
+        return ScaleObservations(**_tuples(stage.read()))
+
+    @cached_property
+    def grid(self) -> ScaleGrid:
+        """The static scales that graphs are built for."""
+        return scale_grid(self.observations, build(self._lab.of("grid")))
+
+    def profile(self, allocator: Any, retention: float) -> RetentionProfile:
+        """The retention of every head by one allocator, whose settings are given."""
+        lab, made = self._lab, build(allocator)
+        if "sensitivity" in made.needs:
+            made = replace(made, sensitivity=self.sensitivity(made.measure))
+        table = allot(made, lab.shape, retention, self.importance if "importance" in made.needs else None)
+        return RetentionProfile(
+            retention=tuple(map(tuple, table)),
+            scales=self.grid,
+            head_dim=lab.shape.head_dim,
+            fingerprint=lab.loaded.fingerprint,
+            model=lab.loaded.name,
+            allocator=part_name(OmegaConf.create(allocator)),
+        )
+
+    def _measure_losses(self, stage: Stage) -> AblationLosses | None:
+        lab, settings, shape = self._lab, self._lab.of("importance"), self._lab.shape
+        windows = lab.calibration(
+            tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines, key="importance.window_tokens"
+        )
+        say(
+            f"importance: {shape.layers * shape.heads} heads and {shape.layers} layers, one ablation each ({settings.method}) on "
+            f"{len(windows)} windows of {settings.window_tokens} tokens"
+        )
+        model = lab.loaded.model
+        dtype = DTYPES[settings.dtype] if settings.dtype else model.dtype
+        model = model if dtype == model.dtype else copy.deepcopy(model).to(dtype)
+        options = {
+            "ablation": settings.ablation,
+            "batch": settings.batch,
+            "linear": settings.linear,
+            "shard_index": lab.of("shard").index,
+            "shard_count": lab.of("shard").count,
+            "progress": lambda work: work_bar(work, "ablate"),
+        }
+        quantised = nullcontext()
+        if settings.activation_scales:
+            path = Path(settings.activation_scales)
+            if settings.activation_scales == OBSERVE:
+                path = stage.units.folder / "activation_scales.json"
+                if not path.exists():
+                    save_activation_scales(observe_activations(model, windows, batch=settings.batch), path)
+            ranges = load_activation_scales(path)
+            quantised = fake_quantised(model, ranges, clip_threshold=settings.clip_threshold)
+        with quantised:
+            if settings.method != "racing":
+                return measure_ablations(model, windows, stage.units, method=settings.method, **options)
+
+            def retentions(importance: Importance) -> list[list[float]]:
+                return allot(build(lab.of("allocator")), shape, lab.retentions[0], importance)
+
+            return race_ablations(model, windows, stage.units, retentions, race=Race(**settings.race), **options)
+
+    def _measure_sensitivity(self, measure: str) -> Sensitivity:
+        lab, settings = self._lab, self._lab.of("sensitivity")
+        tokens = settings.window_tokens or lab.context_tokens
+        inputs = OmegaConf.to_container(settings, resolve=True) | {"window_tokens": tokens, "measure": measure}
+        stage = lab.stage("sensitivity", inputs)
+        if not stage.done:
+            heads = lab.shape.layers * lab.shape.heads
+            say(f"sensitivity: {measure} of {heads} heads at {len(settings.retentions)} retentions")
+            found = measure_sensitivity(
+                lab.loaded.model,
+                lab.calibration(tokens=tokens, windows=settings.windows, key="sensitivity.window_tokens"),
+                stage.units,
+                measure=measure,
+                retentions=list(settings.retentions),
+                batch=settings.batch,
+                progress=lambda work: work_bar(work, "sensitivity"),
+            )
+            stage.finish(asdict(found))
+        return Sensitivity(**_tuples(stage.read()))
+
+
+def check_fixed_budget(allocator: Any, retention: float, shape: Any) -> None:
+    """Draws up a budget that nothing measured goes into, so that a file that does not fit is refused before any work."""
+    made = build(allocator)
+    if not made.needs:
+        table = [[1.0] * shape.heads] * shape.layers
+        made.allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
+
+
+def _tuples(content: dict[str, Any]) -> dict[str, Any]:
+    """What JSON made lists of."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return {name: tuples(value) for name, value in content.items()}

@@ -1,0 +1,127 @@
+"""The graph bank measured: what building, loading and calling it costs, what padding the planner saves, how fast each form is."""
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from benchmarks import bank as bank_benchmark
+from benchmarks import forms as forms_benchmark
+from benchmarks.interleave import Timing, ratio
+from experiments.checks import check_count
+from experiments.lab import Lab
+from experiments.progress import bar, say
+from experiments.studies.base import Study
+from shadowattn.devices import survey
+from shadowattn.graphs.planner import POLICIES, chunk_lengths, plan_capacities
+from shadowattn.reporting import graph_figures
+from shadowattn.reporting.rows import Row
+
+# The bank that a run with this configuration builds.
+OWN = "this run"
+
+
+@dataclass(frozen=True)
+class GraphRow(Row):
+    """A row about a plan of shapes, or about none."""
+
+    shapes: int = 0
+
+
+@dataclass(frozen=True)
+class Graphs(Study):
+    """This run's bank, banks of four models' shapes, plans for prompts of any length, and one launch in every form.
+
+    `form_shapes`: the models' shapes whose launches are timed. Plans are for `prompts` prompts of 1 to `longest` tokens, with at
+    most each of `limits` shapes.
+    """
+
+    form_shapes: list[str] = field(default_factory=lambda: ["qwen2_1_5b", "phonelm_0_5b"])
+    limits: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+    prompts: int = 500
+    longest: int = 4096
+    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "calibration", "grid", "graphs")
+
+    def __post_init__(self):
+        check_count("study.prompts", self.prompts)
+        check_count("study.longest", self.longest)
+
+    def measure(self, lab: Lab) -> list[GraphRow]:
+        units = lab.units("cells")
+        for device in survey():
+            say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
+        row = replace(lab.timing_row(GraphRow), estimate_device="CPU", context_tokens=self.longest)
+        say(
+            f"banks: this run's, and of 54 graphs each for {', '.join(bank_benchmark.SHAPES)}; every phase in a process of its own"
+        )
+        form, grid = lab.banks.form, lab.offline.grid
+        shapes, plan = lab.banks.shapes(form, pairs=len(grid.pairs))
+        own = str(bank_benchmark.describe(lab.folder / "bank.json", grid, shapes, form))
+        rows = [replace(row, method=OWN, metric="padding", value=plan.waste, n=1, shapes=len(shapes))]
+        for name, shape in bar([(OWN, own), *((shape, shape) for shape in bank_benchmark.SHAPES)], "banks"):
+            measured = units.get(f"bank-{name}", lambda shape=shape: bank_benchmark.measure_bank(shape))
+            of = row if name == OWN else replace(row, model=shape)
+            rows += [
+                replace(of, method=name, metric=metric, value=float(measured[metric]), unit=unit, n=bank_benchmark.COUNTS[metric])
+                for metric, unit in bank_benchmark.UNITS.items()
+            ]
+        for shape in bar(self.form_shapes, "forms"):
+            made = units.get(f"forms-{shape}", lambda shape=shape: _seconds(forms_benchmark.measure_forms(shape)))
+            rows += _form_rows(replace(row, model=shape), {name: Timing(tuple(values)) for name, values in made.items()})
+        return rows + self._plan_rows(lab, row)
+
+    def _plan_rows(self, lab: Lab, row: GraphRow) -> list[GraphRow]:
+        """Padding by policy and number of shapes, for prompts of every length alike."""
+        draw_length = random.Random(lab.seed)
+        prompts = [draw_length.randint(1, self.longest) for _ in range(self.prompts)]
+        lengths = chunk_lengths(prompts, lab.of("graphs").chunk_tokens)
+        data = f"{self.prompts} prompts of 1 to {self.longest} tokens"
+        rows = []
+        for limit in self.limits:
+            for policy in POLICIES:
+                plan = plan_capacities(lengths, context_tokens=self.longest, limit=limit, policy=policy)
+                of = replace(row, method=policy, model="none", data=data, path_kind="quality")
+                rows.append(replace(of, metric="waste", value=plan.waste, n=lengths.total(), shapes=limit))
+        return rows
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"graphs": graph_figures.bank(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """A line for each bank; the targets are for 54 graphs on two cores."""
+        columns = {
+            "graphs": ("graphs", 1.0, "{:.0f}"),
+            "build_and_compile_s": ("build + compile s (< 3)", 1.0, "{:.2f}"),
+            "load_s": ("load s (< 0.5)", 1.0, "{:.2f}"),
+            "openvino_cache_s": ("by OpenVINO's cache s", 1.0, "{:.2f}"),
+            "resident_bytes": ("resident MB (< 300)", 1e-6, "{:.0f}"),
+            "disk_bytes": ("on disk MB", 1e-6, "{:.2f}"),
+            "infer_us": ("call µs, bound (< 30)", 1.0, "{:.1f}"),
+            "call_us": ("with copies µs", 1.0, "{:.1f}"),
+        }
+        made = Table("bank", *(name for name, _, _ in columns.values()), title=title)
+        for name in (OWN, *bank_benchmark.SHAPES):
+            values = rows[rows.method == name].set_index("metric").value
+            made.add_row(name, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
+        return made
+
+
+def _seconds(timings: dict[str, Timing]) -> dict[str, list[float]]:
+    return {name: list(timing.seconds) for name, timing in timings.items()}
+
+
+def _form_rows(row: GraphRow, timings: dict[str, Timing]) -> list[GraphRow]:
+    rows = []
+    for name, timing in timings.items():
+        low, high = timing.quartiles_s
+        of = replace(row, method=name, n=len(timing.seconds), unit="ms")
+        rows += [
+            replace(of, metric="launch_ms", value=timing.median_s * 1e3),
+            replace(of, metric="lower_ms", value=low * 1e3),
+            replace(of, metric="upper_ms", value=high * 1e3),
+            replace(of, metric="times_faster", value=ratio(timings[forms_benchmark.BASELINE], timing), unit="1"),
+        ]
+    return rows

@@ -1,0 +1,70 @@
+"""The latency profile of a model's shape on this machine: what schedulers plan by and the simulator runs on."""
+
+from dataclasses import dataclass, replace
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from experiments.lab import Lab
+from experiments.parts import part_name
+from experiments.progress import say
+from experiments.studies.latency import LatencyStudy
+from shadowattn.online.latency import LatencyProfile
+from shadowattn.reporting import pipeline_figures
+from shadowattn.reporting.rows import StageRow
+
+
+@dataclass(frozen=True)
+class LatencyProfiler(LatencyStudy):
+    """Every point of the profile, and what interpolation between them costs."""
+
+    def measure(self, lab: Lab) -> list[StageRow]:
+        """Rows of every point (mean, median, p95) and of interpolation's error; the profile itself goes into the run's folder."""
+        profile, _ = self.measure_profile(lab)
+        path = profile.save(lab.folder / "latency_profile.json")
+        say(f"for a planned run: pipeline=planned pipeline.profile={path}")
+        return _rows(lab, profile)
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"latency_profile": pipeline_figures.latency(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """Each stage at the longest keys, and what interpolation costs."""
+        made = Table(
+            "stage", "retention", "heads", "keys", "mean µs", "median µs", "p95 µs", "interpolation error (over)", title=title
+        )
+        for stage, of in rows.groupby("stage", sort=False):
+            points = of[(of.metric == "median") & (of.context_tokens == of[of.metric == "median"].context_tokens.max())]
+            errors = of[of.metric.str.endswith("_median")]
+            texts = [f"{row.value:.1%} ({row.metric.split('_')[3]})" for row in errors.itertuples()]
+            for (retention, heads), cell in points.groupby(["retention", "launch_heads"]):
+                same = (
+                    (of.retention == retention) & (of.launch_heads == heads) & (of.context_tokens == cell.context_tokens.iloc[0])
+                )
+                mean, p95 = (of[same & (of.metric == metric)].value.median() for metric in ("mean", "p95"))
+                line = (f"{retention:g}", str(heads), str(cell.context_tokens.iloc[0]))
+                line += (f"{mean:.0f}", f"{cell.value.median():.0f}", f"{p95:.0f}")
+                made.add_row(str(stage), *line, ", ".join(texts))
+                stage, texts = "", []
+        return made
+
+
+def _rows(lab: Lab, profile: LatencyProfile) -> list[StageRow]:
+    row = replace(
+        lab.timing_row(StageRow), method=lab.main.name, unit="us", estimator=part_name(lab.main.estimator),
+        estimate_device=lab.device.label, **lab.main.selection,
+    )  # fmt: skip
+    made = []
+    for point in profile.points:
+        at = replace(
+            row, stage=point.stage, launch_heads=point.heads, bucket=point.bucket, capacity=point.capacity, n=point.n,
+            retention=point.retention, context_tokens=point.keys,
+        )  # fmt: skip
+        values = {"mean": point.mean_us, "median": point.median_us, "p95": point.p95_us}
+        made += [replace(at, metric=metric, value=value) for metric, value in values.items()]
+    for error in profile.errors():
+        for kind in ("median", "worst"):
+            metric = f"interpolation_error_over_{error.axis}_{kind}"
+            made.append(replace(row, stage=error.stage, metric=metric, value=getattr(error, kind), unit="1", n=error.n))
+    return made

@@ -1,0 +1,187 @@
+"""Every method at every retention on the same windows, dense first: perplexity, fidelity, accuracy, and which methods differ.
+
+Cell by cell, so that it can be interrupted.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Group
+from torch import Tensor
+
+from experiments.cells import Cell, attachment, measure_cell, paired_error
+from experiments.comparisons import comparison_rows
+from experiments.lab import Lab, MethodSettings
+from experiments.parts import part_name
+from experiments.progress import bar, say
+from experiments.studies.base import Study
+from shadowattn.evaluation.perplexity import unigram_loss
+from shadowattn.offline import save_profile
+from shadowattn.reporting import figures, tables, verdicts
+from shadowattn.reporting.flags import quality_flag
+from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.types import RetentionProfile
+
+_UNITS = {
+    "perplexity": "1",
+    "loss": "nat",
+    "loss_increase": "nat",
+    "loss_increase_error": "nat",
+    "sparse_rows": "head rows",
+}
+# Method and retention.
+CellName = tuple[str, float]
+Pair = tuple[CellName, CellName]
+
+
+@dataclass(frozen=True)
+class Quality(Study):
+    """Quality against retention; each method is compared with the main one, window by window."""
+
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "estimator"),
+        *("allocator", "selection", "importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel"),
+        *("dense_above", "decode", "pipeline", "scheduler"),
+    )
+
+    def methods(self, lab: Lab) -> dict[str, MethodSettings]:
+        """By name, the main one first."""
+        return lab.methods
+
+    def pairs(self, lab: Lab, rows: Sequence[Row]) -> dict[Pair, str]:
+        """The pairs of cells to compare, and what a reader should know of each; `rows` are those of all cells.
+
+        At retention 1 every method is dense, and nothing can differ.
+        """
+        main, names = lab.main.name, self.methods(lab)
+        return {((name, at), (main, at)): "" for at in lab.retentions if at < 1 for name in names if name != main}
+
+    def measure(self, lab: Lab) -> list[Row]:
+        rows = self._cells(lab)
+        increases = {(row.method, row.retention): row for row in rows if row.metric == "loss_increase"}
+        units = lab.units("cells")
+        losses = {cell: units.read(cell_key(*cell))["window_losses"] for cell in increases}
+        pairs = self.pairs(lab, rows)
+        return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        drawn = {"quality": figures.quality_against_retention(rows)}
+        if (rows.metric == "retention").any():
+            drawn["retention"] = figures.retention_maps(rows)
+        return drawn
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        return Group(tables.summary_table(rows, title), verdicts.comparisons(rows))
+
+    def _cells(self, lab: Lab) -> list[Row]:
+        """Rows of all cells; those finished before are not measured again."""
+        units, windows = lab.units("cells"), lab.heldout()
+        floor = unigram_loss(windows)
+        methods = self.methods(lab)
+        cells = [(name, retention) for retention in lab.retentions for name in methods]
+        profiles = {cell: lab.offline.profile(methods[cell[0]].allocator, cell[1]) for cell in cells}
+        for name in methods:
+            say(f"retention: {name}, {_means(profiles[name, lab.retentions[0]])}")
+        if any("bank" in method.needs and not method.on_device for method in methods.values()):
+            _ = lab.banks.bank
+        todo = sum(not units.has(cell_key(*cell)) for cell in cells)
+        say(f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
+        row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
+        dense = Cell(**units.get("dense", lambda: asdict(measure_cell(lab, windows, None))))
+        rows = _dense_rows(lab, row, dense, windows, floor)
+        for name, retention in bar(cells, "evaluate"):
+            method, profile = methods[name], profiles[name, retention]
+            save_profile(profile, lab.folder / "profiles" / f"{cell_key(name, retention)}.json")
+
+            def measured(method=method, profile=profile) -> dict:
+                return asdict(measure_cell(lab, windows, attachment(lab, method, profile)))
+
+            cell = Cell(**units.get(cell_key(name, retention), measured))
+            rows += _cell_rows(lab, row, method, retention, cell, dense, windows, floor)
+            rows += budget_rows(replace(rows[-1], unit="1"), profile)
+            if name == lab.main.name:
+                rows += head_rows(replace(rows[-1], unit="1"), profile)
+        return rows
+
+
+def _cell_rows(
+    lab: Lab, row: PlacedRow, method: MethodSettings, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
+) -> list[Row]:
+    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
+    row = replace(
+        row,
+        method=method.name,
+        retention=retention,
+        estimator=part_name(method.estimator),
+        allocator=part_name(method.allocator),
+        estimate_device=lab.device.label if "bank" in method.needs else "none",
+        **method.selection,
+        dense_above=lab.dense_above(method.selection.query_block),
+    )
+    predicted = windows.numel() - len(windows)
+    rows = [
+        replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
+        replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
+        replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
+        replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
+        replace(row, metric="density", value=cell.density, n=windows.numel()),  # attention also runs on a window's last token
+        replace(row, metric="sparse_density", value=cell.sparse_density, n=windows.numel()),
+        replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=windows.numel()),
+        replace(row, metric="graph_launches", value=float(cell.launches), n=windows.numel()),
+        replace(row, metric="clipped_heads", value=float(cell.clipped_heads), n=windows.numel()),
+    ]
+    observed = windows[: lab.of("evaluation").fidelity_windows].numel()
+    rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
+    rows += _accuracy_rows(lab, row, cell)
+    return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def budget_rows(row: Row, profile: RetentionProfile) -> list[Row]:
+    """Mean retention over all layers and over those that are not dense: a kernel sees the second."""
+    row = replace(row, n=sum(map(len, profile.retention)), flag="")
+    return [
+        replace(row, metric="mean_retention", value=profile.mean_retention),
+        replace(row, metric="sparse_mean_retention", value=profile.sparse_mean_retention),
+        replace(row, metric="dense_layers", value=float(len(profile.dense_layers))),
+    ]
+
+
+def head_rows(row: PlacedRow, profile: RetentionProfile) -> list[PlacedRow]:
+    """The retention of every head."""
+    row = replace(row, metric="retention", n=1, flag="")
+    return [
+        replace(row, value=value, layer=layer, head=head)
+        for layer, heads in enumerate(profile.retention)
+        for head, value in enumerate(heads)
+    ]
+
+
+def _means(profile: RetentionProfile) -> str:
+    dense = ", ".join(map(str, profile.dense_layers)) or "none"
+    means = f"mean {profile.mean_retention:.4g}, over sparse layers {profile.sparse_mean_retention:.4g}"
+    return f"{profile.allocator}: {means}, dense layers: {dense}"
+
+
+def _accuracy_rows(lab: Lab, row: Row, cell: Cell) -> list[Row]:
+    if cell.accuracy is None:
+        return []
+    return [replace(row, metric="accuracy", value=cell.accuracy, n=len(lab.questions))]
+
+
+def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
+    row = replace(row, flag=quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor))
+    return [
+        replace(row, metric="perplexity", value=math.exp(dense.loss)),
+        replace(row, metric="loss", value=dense.loss, unit="nat"),
+        replace(row, metric="unigram_loss", value=floor, unit="nat", n=windows.numel()),
+        *_accuracy_rows(lab, replace(row, flag=""), dense),
+    ]
+
+
+def cell_key(name: str, retention: float) -> str:
+    """What the file of a cell is called."""
+    return f"{name}@{retention:g}"

@@ -1,0 +1,154 @@
+"""Lists shared by a block of rows: the quality of each way to score a block, beside the time it takes.
+
+Methods are compared at equal density, the measured share of visible keys that they attend to; where two differ by more than
+1 % of it, their comparison is flagged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+from rich.console import Group
+from rich.table import Table
+
+from benchmarks.interleave import interleave, ratio
+from experiments.checks import check_count, check_method
+from experiments.lab import Lab, MethodSettings
+from experiments.progress import say
+from experiments.studies.quality import Pair, Quality
+from shadowattn.errors import InputError
+from shadowattn.kernels import choose
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.stages import Parts, Stages
+from shadowattn.reporting import figures, verdicts
+from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.types import Heads
+
+_BASELINE = "first_row"  # the block score that others of the same block are compared with
+
+
+@dataclass(frozen=True)
+class QueryBlock(Quality):
+    """The main method with per-row lists, and with every block of `query_blocks` rows scored in each of `block_scores`.
+
+    Times are of `rows` query rows at the end of the model's context, medians of `rounds` interleaved calls.
+    """
+
+    query_blocks: list[int] = field(default_factory=lambda: [8, 16, 32, 64])
+    block_scores: list[str] = field(default_factory=lambda: ["first_row", "pooled_query", "max", "sum", "probability"])
+    rounds: int = 15
+    rows: int = 512
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "task", "seed", "retention", "method", "estimator", "allocator", "selection"),
+        *("importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "decode"),
+        *("pipeline", "scheduler"),
+    )
+
+    def __post_init__(self):
+        check_count("study.rounds", self.rounds)
+        check_count("study.rows", self.rows)
+
+    def check(self, lab: Lab) -> None:
+        if lab.main.selection.query_block != 1:
+            raise InputError(
+                f"selection.query_block: expected 1, whose lists are what shared ones are compared with, got "
+                f"{lab.main.selection.query_block}; set study.query_blocks instead"
+            )
+        for method in self.methods(lab).values():
+            check_method(lab, method)
+
+    def methods(self, lab: Lab) -> dict[str, MethodSettings]:
+        made = {lab.main.name: lab.main}
+        for block in self.query_blocks:
+            for score in self.block_scores:
+                shared = {"query_block": block, "block_score": score}
+                name = f"{score}_{block}"
+                made[name] = replace(lab.main, name=name, selection=OmegaConf.merge(lab.main.selection, shared))
+        return made
+
+    def pairs(self, lab: Lab, rows: Sequence[Row]) -> dict[Pair, str]:
+        """Every method that shares lists with the main one, and with `first_row` of the same block."""
+        (at,) = lab.retentions
+        shared = {name: one.selection for name, one in self.methods(lab).items() if name != lab.main.name}
+        baselines = {one.query_block: name for name, one in shared.items() if one.block_score == _BASELINE}
+        pairs = [(name, lab.main.name) for name in shared]
+        pairs += [
+            (name, baselines[one.query_block])
+            for name, one in shared.items()
+            if one.block_score != _BASELINE and one.query_block in baselines
+        ]
+        cells = [((name, at), (rival, at)) for name, rival in pairs]
+        flags = density_flags(rows, cells)
+        return {pair: flags.get(pair, "") for pair in cells}
+
+    def measure(self, lab: Lab) -> list[Row]:
+        """Quality of every method at one retention, then the time of each on random tensors of the model's shape."""
+        return super().measure(lab) + self._times(lab)
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"query_block": figures.quality_against_query_block(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A line a method: what it attends to, what it loses and what it saves; then which methods differ."""
+        metrics = [
+            "density",
+            "loss_increase",
+            "perplexity",
+            "accuracy",
+            "mass_recall",
+            "topk_overlap",
+            "times_faster_than_dense",
+        ]
+        made = Table("block score", "query block", *(m.replace("_", " ") for m in metrics), title=title)
+        rows = rows[rows["head"] < 0] if "head" in rows else rows
+        for (query_block, score), cell in rows.groupby(["query_block", "block_score"], sort=False):
+            values = cell.set_index("metric").value
+            made.add_row(score, str(query_block), *(f"{values[m]:.4g}" if m in values.index else "" for m in metrics))
+        return Group(made, verdicts.comparisons(rows))
+
+    def _times(self, lab: Lab) -> list[Row]:
+        """One chunk at the end of the model's context, estimate to output; candidates take turns."""
+        shape, keys = lab.shape, lab.shape.context_tokens
+        rows, methods = min(self.rows, keys), self.methods(lab)
+        say(f"time: {len(methods)} ways to attend from {rows} rows to {keys} keys, random tensors")
+        generator = torch.Generator().manual_seed(lab.seed)
+        q = torch.randn(shape.heads, rows, shape.head_dim, generator=generator)
+        k, v = torch.randn(2, shape.kv_heads, keys, shape.head_dim, generator=generator)
+        kernels = choose(lab.kernel, head_dim=shape.head_dim, dtype=q.dtype)
+        heads, scale = Heads.all(shape.heads, shape.kv_heads), shape.head_dim**-0.5
+        chunk, estimator = Chunk.of(q, k, v, retention=lab.retentions[0], scale=scale), Int8Fused.of(q, k)
+        calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=keys - rows, scale=scale)}
+        for name, method in methods.items():
+            parts = Parts(estimator, method.rule, kernels)
+            calls[name] = lambda parts=parts: Pipeline().run(Stages(chunk.rewound(), parts), keep_lists=False)
+        timings = interleave(calls, rounds=self.rounds, warmup=2)
+        common = replace(lab.timing_row(PlacedRow), n=self.rounds, context_tokens=keys)
+        made = []
+        for name, timing in timings.items():
+            row = common
+            if name in methods:
+                selection = methods[name].selection
+                row = replace(
+                    common, method=name, retention=lab.retentions[0], query_block=selection.query_block,
+                    block_score=selection.block_score, estimator="int8_fused", allocator="uniform",
+                )  # fmt: skip
+            made.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
+            made.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))
+        return made
+
+
+def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:
+    """What to say of pairs whose measured densities differ by more than 1 %."""
+    densities = {(row.method, row.retention): row.value for row in rows if row.metric == "sparse_density"}
+    flags = {}
+    for own, rival in pairs:
+        excess = densities[own] / densities[rival] - 1
+        if abs(excess) > figures.EQUAL_DENSITY:
+            flags[own, rival] = f"density {excess:+.1%}"
+    return flags

@@ -1,0 +1,275 @@
+"""The quality of the estimate: recall of the exact top-k by every way to quantise, and what that does to the model."""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+from torch import Tensor
+
+from experiments.banks import OUTPUTS
+from experiments.cells import Attachment, Cell, measure_cell, paired_error
+from experiments.checks import check_choice, check_count
+from experiments.comparisons import comparison_rows
+from experiments.lab import Lab
+from experiments.offline import UNIFORM
+from experiments.progress import bar, say
+from experiments.studies.base import Study
+from shadowattn.artifacts import Units
+from shadowattn.errors import InputError
+from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.evaluation.recall import GRANULARITIES, POOLED_ROWS, measure_recall, measured_rows
+from shadowattn.evaluation.recall import Recall as Found
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.buckets import DISTANCES
+from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
+from shadowattn.offline.grids.mean import Mean
+from shadowattn.offline.scales import scale_grid, watch_attention
+from shadowattn.online.attention import Request
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.fixed_graph import FixedGraph
+from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.quantised import Quantised
+from shadowattn.reporting import recall_figures, verdicts
+from shadowattn.reporting.rows import PlacedRow
+from shadowattn.types import ScaleGrid
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One way to estimate.
+
+    `dynamic`: scales of the tensors themselves, else a grid of mean × σ^±steps, see `types.ScaleGrid`. `output` float,
+    target_requant or fixed_output. `nncf`: the graph that NNCF makes, whatever else is set. `quality`: measure the loss of the
+    whole model with it, too.
+    """
+
+    dynamic: bool = False
+    sigma: float = 0.5
+    steps: int = 1
+    pattern: str = "product"
+    lookup: str = "raw"
+    bits: int = 8
+    smooth: bool = False
+    output: str = "float"
+    nncf: bool = False
+    quality: bool = False
+
+    def check(self, key: str) -> None:
+        """Raises `InputError`, which names the setting by `key`, on what makes no sense."""
+        check_choice(f"{key}.output", self.output, OUTPUTS)
+        check_choice(f"{key}.lookup", self.lookup, DISTANCES)
+        self.grid_parts()
+        Quantised(bits=self.bits, smooth=self.smooth)
+        if self.output != "float" and (self.dynamic or self.smooth or self.bits != 8):
+            raise InputError(f"{key}.output: {self.output} needs 8 bits, a grid and no smoothing")
+
+    def grid_parts(self) -> Mean:
+        """What makes a grid of observed scales."""
+        return Mean(self.sigma, self.steps, self.pattern)
+
+
+@dataclass(frozen=True)
+class RecallRow(PlacedRow):
+    """A row about an estimate: how many buckets it has (0: none), their σ and lookup, and `granularity` row or pooled.
+
+    `sampled` rows of every `chunk` are ranked, evenly spread over it; 0 where the row is about no ranking. `n` counts them.
+    """
+
+    buckets: int = 0
+    sigma: float = math.nan
+    lookup: str = ""
+    granularity: str = ""
+    sampled: int = 0
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Recall(Study):
+    """Recall of every one of `estimates` at `retentions`, one after the other.
+
+    The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
+    them; null: the first. NNCF is calibrated on `nncf_samples` samples.
+    """
+
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    retentions: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.4, 0.5, 0.8])
+    reference: str | None = None
+    quality_windows: int = 16
+    nncf_samples: int = 64
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "seed", "retention", "calibration", "grid", "graphs", "device", "kernel"),
+        *("dense_above",),
+    )
+
+    def __post_init__(self):
+        if not self.estimates:
+            raise InputError("study.estimates: expected at least one way to estimate, got none; see conf/exp/table4.yaml")
+        if not self.retentions or not all(0 < retention <= 1 for retention in self.retentions):
+            raise InputError(f"study.retentions: expected at least one, above 0 and at most 1, got {self.retentions}")
+        for name, estimate in self.estimates.items():
+            estimate.check(f"study.estimates.{name}")
+        chosen = [name for name, estimate in self.estimates.items() if estimate.quality]
+        if self.reference is not None and self.reference not in chosen:
+            raise InputError(
+                f"study.reference: expected one of the estimates with quality=true ({', '.join(chosen) or 'there are none'}), "
+                f"got {self.reference!r}"
+            )
+        check_count("study.quality_windows", self.quality_windows)
+        check_count("study.nncf_samples", self.nncf_samples)
+
+    def measure(self, lab: Lab) -> list[RecallRow]:
+        """Rows of every estimate; those finished before are not measured again."""
+        units, windows = lab.units("cells"), lab.heldout()
+        say(f"recall: {len(self.estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
+        rows = []
+        for name, estimate in bar(list(self.estimates.items()), "recall"):
+            found = Found(**units.get(name, lambda estimate=estimate: asdict(self._recall(lab, estimate, windows))))
+            rows += self._rows(lab, name, estimate, found)
+        return rows + self._quality_rows(lab, units)
+
+    def _recall(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Found:
+        made = {"one": self._estimator(lab, estimate)}
+        chunk_tokens = lab.of("graphs").chunk_tokens
+        return measure_recall(lab.loaded.model, windows, made, self.retentions, chunk_tokens=chunk_tokens)["one"]
+
+    def _estimator(self, lab: Lab, estimate: Estimate) -> Estimator:
+        if estimate.nncf:
+            return self._nncf(lab)
+        grid = None if estimate.dynamic else scale_grid(lab.offline.observations, estimate.grid_parts())
+        requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
+        return Quantised(grid, estimate.lookup, estimate.bits, estimate.smooth, requant)
+
+    def _nncf(self, lab: Lab) -> FixedGraph:
+        """NNCF's graph for a key head and its query heads, calibrated on samples of all layers of the calibration text."""
+        model, chunk_tokens = lab.shape, lab.of("graphs").chunk_tokens
+        group = model.heads // model.kv_heads
+        shape = GraphShape(group, chunk_tokens, model.head_dim, lab.context_tokens, group)
+        samples = []
+
+        def observe(layer: int, q, k, v, scale: float, request: Request) -> None:
+            if k.shape[2] == lab.context_tokens:  # the last chunk, the only one that fills the graph
+                for g in range(model.kv_heads):
+                    rows = np.zeros((1, 1, group * chunk_tokens, model.head_dim), np.float32)
+                    given = q[0, g * group : (g + 1) * group].float().numpy().reshape(1, 1, -1, model.head_dim)
+                    rows[:, :, : given.shape[2]] = given
+                    samples.append((rows, k[:, g : g + 1].float().numpy().copy()))
+
+        windows = lab.calibration(tokens=lab.context_tokens, windows=lab.of("graphs").calibration_windows)
+        with watch_attention(lab.loaded.model, observe):
+            for window in windows:
+                for _ in prefill_chunks(lab.loaded.model, window, chunk_tokens=chunk_tokens):
+                    pass
+        kept = samples[:: -(-len(samples) // self.nncf_samples)]
+        graph = nncf_graph(shape, kept)
+        return FixedGraph(compile_int8(graph, what="nncf"), shape, input_steps(graph))
+
+    def _rows(self, lab: Lab, name: str, settings: Estimate, found: Found) -> list[RecallRow]:
+        windows = lab.heldout()
+        chunk = lab.of("graphs").chunk_tokens
+        row = _common(lab, name, settings, n=len(windows) * measured_rows(windows.shape[1], chunk))
+        row, rows = replace(row, sampled=POOLED_ROWS, chunk=chunk), []
+        for at, retention in enumerate(self.retentions):
+            for granularity in GRANULARITIES:
+                of = replace(row, retention=retention, granularity=granularity)
+                value, layer, head = found.worst(granularity, at)
+                rows.append(replace(of, metric="recall", value=found.mean(granularity, at)))
+                rows.append(replace(of, metric="worst_head_recall", value=value, layer=layer, head=head))
+                rows += [
+                    replace(of, metric="head_recall", value=value, layer=layer, head=head)
+                    for layer, heads in enumerate(found.heads[granularity][at])
+                    for head, value in enumerate(heads)
+                ]
+            rows.append(replace(row, retention=retention, metric="gate", value=float(found.passes(at))))
+        return rows + [replace(row, metric=metric, value=value) for metric, value in found.figures.items()]
+
+    def _quality_rows(self, lab: Lab, units: Units) -> list[RecallRow]:
+        """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it; then each of them
+        compared with the reference, window by window."""
+        chosen = {name: estimate for name, estimate in self.estimates.items() if estimate.quality}
+        if not chosen:
+            return []
+        windows, (retention,) = lab.heldout(windows=self.quality_windows), lab.retentions
+        say(f"quality: {len(chosen)} of them in the model at retention {retention:g}, {len(windows)} windows")
+        dense = units.get("dense", lambda: asdict(measure_cell(lab, windows, None)))
+        common = {"retention": retention, "estimate_device": lab.device.label, "unit": "nat"}
+        losses, increases = {}, {}
+        for name, estimate in bar(list(chosen.items()), "quality"):
+            cell = units.get(f"quality-{name}", lambda estimate=estimate: asdict(self._quality(lab, estimate, windows)))
+            losses[name] = cell["window_losses"]
+            row = replace(_common(lab, name, estimate, n=len(windows)), **common)
+            increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])
+        reference = self.reference or next(iter(chosen))
+        rows = list(increases.values())
+        rows += [
+            replace(row, metric="loss_increase_error", value=paired_error(losses[name], dense["window_losses"]))
+            for name, row in increases.items()
+        ]
+        return rows + comparison_rows(increases, losses, [(name, reference) for name in chosen if name != reference])
+
+    def _quality(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Cell:
+        profile = lab.offline.profile(UNIFORM, lab.retentions[0])
+        if estimate.dynamic or estimate.smooth or estimate.nncf or estimate.bits != 8:  # nothing that a bank would hold
+            return measure_cell(lab, windows, Attachment(profile, self._estimator(lab, estimate)))
+        grid = scale_grid(lab.offline.observations, estimate.grid_parts())
+        profile = replace(profile, scales=grid)
+        requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
+        form = GraphForm("unit" if lab.device.name == "CPU" else "static", requant)  # one graph for all buckets
+        shapes, _ = lab.banks.shapes(form, pairs=len(grid.pairs))
+        bank = GraphBank.build(profile, shapes, device=lab.device.name, form=form, distance=estimate.lookup)
+        return measure_cell(lab, windows, Attachment(profile, Int8(bank)))
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        """Recall against retention and by head; and against buckets and σ where these vary."""
+        drawn = {"buckets": recall_figures.buckets(rows)} if rows.sigma.nunique() > 2 else {}
+        return drawn | {"recall": recall_figures.recall(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A line for each estimate: recall by row and pooled, the worst head, the gate, and what happened to the values; then which
+        estimates' losses differ."""
+        retentions = sorted(rows[rows.metric == "recall"].retention.unique())
+        least = retentions[0]
+        made = Table(
+            "recall by row, %", *(f"{retention:.0%}" for retention in retentions), f"pooled {least:.0%}", "worst head", "gate",
+            "score correlation", "clipped", "q, k zero", "loss +nat", title=title,
+        )  # fmt: skip
+        for name, cell in rows.groupby("method", sort=False):
+            by_row = cell[cell.granularity == "row"]
+            means = by_row[by_row.metric == "recall"].set_index("retention").value
+            worst = by_row[(by_row.metric == "worst_head_recall") & (by_row.retention == least)].iloc[0]
+            pooled = cell[(cell.metric == "recall") & (cell.granularity == "pooled") & (cell.retention == least)].value.iloc[0]
+            gate = cell[(cell.metric == "gate") & (cell.retention == least)].value.iloc[0]
+            figures = cell.groupby("metric").value.first()
+            made.add_row(
+                name,
+                *(f"{100 * means[retention]:.2f}" for retention in retentions),
+                f"{100 * pooled:.2f}",
+                f"{100 * worst.value:.1f} ({worst.layer}.{worst['head']})",
+                "pass" if gate else "fail",
+                f"{figures['score_correlation']:.4f}" if "score_correlation" in figures else "",
+                _percent(figures, "clipped_heads"),
+                f"{_percent(figures, 'q_zero')}, {_percent(figures, 'k_zero')}" if "q_zero" in figures else "",
+                f"{figures['loss_increase']:.4f}" if "loss_increase" in figures else "",
+            )
+        if retentions == sorted(recall_figures.TABLE_4_RETENTIONS):
+            for model, values in recall_figures.TABLE_4.items():
+                made.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
+        return Group(made, verdicts.comparisons(rows))
+
+
+def _common(lab: Lab, name: str, settings: Estimate, *, n: int) -> RecallRow:
+    row = replace(lab.row(RecallRow), method=name, n=n, estimator="int8", estimate_device="none")
+    if settings.nncf:
+        return replace(row, estimator="nncf", estimate_device="CPU", buckets=1)
+    if settings.dynamic:
+        return replace(row, lookup="dynamic")
+    grid = ScaleGrid(*[Mean(settings.sigma, settings.steps).scales([1.0])] * 2, settings.pattern)
+    return replace(row, buckets=len(grid.pairs), sigma=settings.sigma, lookup=settings.lookup)
+
+
+def _percent(figures: pd.Series, metric: str) -> str:
+    return f"{100 * figures[metric]:.1f}%" if metric in figures else ""

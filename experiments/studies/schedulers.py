@@ -1,0 +1,174 @@
+"""Schedulers against the optimum: how much longer their order takes, on measured and on random costs, and how long they plan."""
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from experiments.checks import check_count
+from experiments.lab import Lab
+from experiments.progress import bar, say
+from experiments.studies.latency import LatencyStudy
+from shadowattn.errors import InputError
+from shadowattn.online.latency import LatencyProfile
+from shadowattn.online.makespan import MACHINES, makespan
+from shadowattn.online.plan import Group, Launch, Work
+from shadowattn.online.schedulers import Scheduler
+from shadowattn.online.schedulers.fifo import Fifo
+from shadowattn.online.schedulers.greedy import Greedy
+from shadowattn.online.schedulers.greedy_guarded import GreedyGuarded
+from shadowattn.online.schedulers.johnson import Johnson
+from shadowattn.online.schedulers.local_search import LocalSearch
+from shadowattn.online.schedulers.optimal import Optimal
+from shadowattn.online.schedulers.sequential import Sequential
+from shadowattn.reporting import scheduler_figures
+from shadowattn.reporting.rows import Row
+
+COSTS = ("measured", "random")
+
+
+@dataclass(frozen=True)
+class SchedulerRow(Row):
+    """A row about a scheduler on works of `heads` heads, whose costs are `measured` ones of this machine or `random`."""
+
+    heads: int = 0
+    machines: int = 3
+    costs: str = ""
+
+
+@dataclass(frozen=True)
+class Schedulers(LatencyStudy):
+    """`works` works for each number of `heads`, kind of costs and number of machines; the optimum of each is searched for
+    `limit_s` seconds, and a plan timed `repeats_of_plan` times."""
+
+    works: int = 12
+    limit_s: float = 5.0
+    heads: list[int] = field(default_factory=lambda: [4, 8, 12, 16, 24, 32])
+    repeats_of_plan: int = 5
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_count("study.works", self.works)
+        check_count("study.repeats_of_plan", self.repeats_of_plan)
+        if not self.heads or min(self.heads) < 1:
+            raise InputError(f"study.heads: expected numbers of heads, at least one, got {self.heads}")
+        if not self.limit_s > 0:
+            raise InputError(f"study.limit_s: expected a time above 0 s, got {self.limit_s:g}")
+
+    def measure(self, lab: Lab) -> list[SchedulerRow]:
+        """Rows of every scheduler for each number of heads, machines and kind of costs; finished cells are not measured again."""
+        units, (profile, _) = lab.units("cells"), self.measure_profile(lab)
+        cells = [(costs, heads, machines) for costs in COSTS for heads in self.heads for machines in MACHINES]
+        say(f"schedulers: {len(cells)} kinds of work, {self.works} works each, the optimum within {self.limit_s:g} s")
+        rows = []
+        for costs, heads, machines in bar(cells, "schedule"):
+            measured = units.get(
+                f"{costs}-{heads}-{machines}",
+                lambda costs=costs, heads=heads, machines=machines: self._cell(lab.seed, profile, costs, heads, machines),
+            )
+            row = replace(lab.row(SchedulerRow), heads=heads, machines=machines, costs=costs)
+            rows += self._rows(row, measured)
+        return rows
+
+    def _cell(self, seed: int, profile: LatencyProfile, costs: str, heads: int, machines: int) -> dict:
+        """Gap to the bound and planning time, per scheduler and work; and how many optima were proven."""
+        draw = random.Random(f"{seed} {costs} {heads}")
+        made = {name: {"gap": [], "us": []} for name in schedulers(machines)}
+        proven, best = 0, []
+        for _ in range(self.works):
+            work = random_work(draw, heads) if costs == "random" else measured_work(draw, profile, heads)
+            solution = Optimal(machines, limit_s=self.limit_s).solve(work)
+            proven += solution.proven
+            best.append(solution.makespan_us / solution.bound_us - 1)
+            for name, scheduler in schedulers(machines).items():
+                seconds = []
+                for _ in range(self.repeats_of_plan):
+                    start = time.perf_counter()
+                    plan = scheduler.plan(work)
+                    seconds.append(time.perf_counter() - start)
+                made[name]["gap"].append(makespan(work, plan, machines=machines) / solution.bound_us - 1)
+                made[name]["us"].append(statistics.median(seconds) * 1e6)
+        return made | {"optimal": {"gap": best, "us": [], "proven": proven}}
+
+    def _rows(self, row: SchedulerRow, measured: dict) -> list[SchedulerRow]:
+        row = replace(
+            row, path_kind="timing", n=self.works, corpus_sha256="", measured="simulated",
+            data="latencies of this machine" if row.costs == "measured" else "random costs",
+        )  # fmt: skip
+        proven = measured["optimal"]["proven"] / self.works
+        flag = "" if proven == 1 else f"bound, not optimum, in {1 - proven:.0%} of the works"
+        rows = [replace(row, method="optimal", metric="proven", value=proven)]
+        for name, values in measured.items():
+            of = replace(row, method=name, flag=flag)
+            rows.append(replace(of, metric="gap_median", value=statistics.median(values["gap"])))
+            rows.append(replace(of, metric="gap_worst", value=max(values["gap"])))
+            if values["us"]:
+                timed = replace(of, metric="planning_time", value=statistics.median(values["us"]), unit="us", flag="")
+                rows.append(replace(timed, measured="measured"))
+        return rows
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"schedulers": scheduler_figures.gaps(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """Each scheduler on each kind of work: the gap's median and worst over all works of that many heads."""
+        counts = sorted(rows.heads.unique())
+        made = Table("scheduler", "machines", "costs", *(f"{heads} heads" for heads in counts), "µs, 16 heads", title=title)
+        for (machines, costs, name), cell in rows.groupby(["machines", "costs", "method"], sort=False):
+            values = {metric: part.set_index("heads").value for metric, part in cell.groupby("metric")}
+            gaps = (f"{values['gap_median'][h]:.1%}, {values['gap_worst'][h]:.1%}" for h in counts)
+            planned = f"{values['planning_time'][16]:.0f}" if "planning_time" in values and 16 in counts else ""
+            made.add_row(name, str(machines), costs, *gaps, planned)
+        return made
+
+
+def schedulers(machines: int) -> dict[str, Scheduler]:
+    """All but the optimum, by name."""
+    made = (Sequential(), Fifo(), Greedy(), GreedyGuarded(machines), Johnson(), LocalSearch(machines))
+    return {type(scheduler).__module__.rsplit(".", 1)[-1]: scheduler for scheduler in made}
+
+
+def random_work(draw: random.Random, heads: int) -> Work:
+    """Launches of one to four heads at the paper's 2, 3 and 4 ms for 1, 2 and 4; the stages' totals within a factor of two.
+
+    Selection has a part that is the same for all heads and one that grows with the retention, attention grows with it.
+    """
+    groups = _groups(draw, heads, (1, 2, 4))
+    launch_us = {1: 2000.0, 2: 3000.0, 3: 3500.0, 4: 4000.0}
+    total = sum(launch_us[len(group)] for group in groups)
+    retention = [draw.uniform(0.05, 0.5) for _ in range(heads)]
+    select = [0.15 + r for r in retention]
+    scales = [total * draw.uniform(0.5, 2) / sum(costs) for costs in (select, retention)]
+    return Work(
+        tuple(Launch(group, launch_us[len(group)]) for group in groups),
+        tuple(scales[0] * cost for cost in select),
+        tuple(scales[1] * cost for cost in retention),
+    )
+
+
+def measured_work(draw: random.Random, profile: LatencyProfile, heads: int) -> Work:
+    """A layer of that many heads at this machine's latencies: random buckets, retentions and length, within what was measured."""
+    buckets = sorted({point.bucket for point in profile.points if point.stage == "estimate"})
+    sizes = sorted({point.heads for point in profile.points if point.stage == "estimate"})
+    retentions = [point.retention for point in profile.points if point.stage == "attend"]
+    lengths = sorted({point.keys for point in profile.points})
+    groups = [Group(heads_of, draw.choice(buckets)) for heads_of in _groups(draw, heads, sizes)]
+    return profile.work(
+        groups, [draw.uniform(min(retentions), max(retentions)) for _ in range(heads)], keys=draw.randint(lengths[0], lengths[-1])
+    )
+
+
+def _groups(draw: random.Random, heads: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    left = list(range(heads))
+    draw.shuffle(left)
+    groups = []
+    while left:
+        size = min(len(left), draw.choice(list(sizes)))
+        groups.append(tuple(left[:size]))
+        left = left[size:]
+    return groups

@@ -1,0 +1,346 @@
+"""The simulator against the product's own pipeline: whole calls on chunks that nothing was measured or fitted on."""
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.table import Table
+from scipy import stats
+
+from benchmarks.interleave import interleave
+from experiments.checks import check_count
+from experiments.lab import Lab
+from experiments.parts import part_name
+from experiments.progress import bar, say
+from experiments.studies.latency import LatencyStudy, probe
+from shadowattn.errors import InputError
+from shadowattn.machine import cores, processor
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.latency import Latency, LatencyProfile, without_slowest
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.plan import Group, Plan, Work
+from shadowattn.online.probe import Probe
+from shadowattn.online.simulation import simulate
+from shadowattn.online.simulation.description import save_device
+from shadowattn.online.simulation.device import ChunkShape, Device, Layer, Number
+from shadowattn.online.simulation.fit import fit_device
+from shadowattn.online.stages import Parts, Stages
+from shadowattn.reporting import predictions, simulation_figures
+from shadowattn.reporting.rows import Row
+
+BY = ("profile", "device")
+# `batched` has no pipeline to simulate; it is measured for the ratio.
+MODES = ("batched", "off", "overlap", "fused", "planned")
+SIMULATED = MODES[1:]
+FITTED = "fitted on this case"
+# Seeds of a profile's tensors count from 0.
+_FIRST_SEED = 500
+
+
+@dataclass(frozen=True)
+class CaseRow(Row):
+    """A row about one chunk: `case` numbers it, `mode` is the pipeline's, `by` what the simulation went by."""
+
+    case: int = 0
+    mode: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A chunk at the end of `keys` keys: the scale pair and the retention of each head [H]."""
+
+    keys: int
+    pairs: tuple[int, ...]
+    retention: tuple[float, ...]
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What stages take under the thread budgets of one pipeline: measured, and as a device was fitted to it."""
+
+    profile: LatencyProfile
+    device: Device
+    fit_errors: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ValidateSimulator(LatencyStudy):
+    """Calls on `held_out_chunks` chunks, and on `fit_chunks` more that contention is fitted on.
+
+    `passes` times in turn: a latency profile with `repeats` calls of each point, and `rounds` calls of every chunk in every mode,
+    so that a busy minute of the machine is neither's own.
+    """
+
+    retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
+    repeats: int = 10
+    passes: int = 5
+    rounds: int = 16
+    fit_chunks: int = 6
+    held_out_chunks: int = 12
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("passes", 2), ("rounds", 1), ("fit_chunks", 1), ("held_out_chunks", 1)):
+            check_count(f"study.{name}", getattr(self, name), least=least)
+
+    def check(self, lab: Lab) -> None:
+        super().check(lab)
+        if lab.main.on_device or "bank" not in lab.main.needs:
+            given = f"{part_name(lab.main.estimator)} with selection.place={lab.main.selection.place}"
+            raise InputError(f"ValidateSimulator: expected estimator=int8 with selection.place=host, got {given}")
+
+    def measure(self, lab: Lab) -> list[CaseRow]:
+        """Measured and simulated times of whole calls in every mode; once measured in `folder` they are not again.
+
+        `off` and `batched` run on all cores and read scores where the launch left them, as the product does; `off` is simulated
+        from a profile of its own, taken the same way. How many cores the processor is worth to stages that run at once, and how
+        long one takes to wake, are fitted on some chunks; the errors that count are those of the others. The device fitted to the
+        profile of overlapped stages goes into the run's folder as a description.
+        """
+        base, units = lab.pipeline, lab.units("cells")
+        lab.banks.bank.compile()  # for all cores; it was compiled for a stage's share
+        probes = {"off": probe(lab, replace(base, mode="off")), "overlap": probe(lab, base)}
+        lengths = probes["overlap"].key_lengths(max(lab.prompt_tokens))
+        retentions = sorted(self.retentions)
+        cases = self.draw_cases(probes["overlap"], lengths, seed=lab.seed)
+        say(
+            f"{self.passes} times in turn: latency profiles at {len(lengths)} lengths, and {len(cases)} chunks in {len(MODES)} modes"
+        )
+        profiles, times = {name: [] for name in probes}, []
+        for number in bar(range(self.passes), "measure"):
+            for name, probed in probes.items():
+                points = units.get(f"{name} profile {number}", partial(self._points, probed, lengths, name))
+                profiles[name].append(LatencyProfile(probed.binding(), tuple(Latency(**point) for point in points)))
+            planned_by = profiles["overlap"][0]
+            times.append(units.get(f"calls {number}", partial(self._call_times, probes["overlap"], base, planned_by, cases)))
+        layer = Layer(lab.shape.heads, lab.shape.kv_heads, lab.shape.head_dim)
+        costs = {name: _costs(_together(of), layer) for name, of in profiles.items()}
+        measured = {key: [_mean(one[key]) for one in times] for key in times[0]}
+        predictions = {}
+        for number, case in enumerate(cases):
+            stages = Stages(probes["overlap"].chunk(*_of(case), seed=0), probes["overlap"].parts)
+            made = _predictions(lab, stages, base, planned_by, costs, layer)
+            predictions |= {(number, *key): call for key, call in made.items()}
+        fit = [number for number, case in enumerate(cases) if not case.held_out]
+        worth_cores, wake_us = _fit_contention(predictions, measured, fit)
+        say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
+        between = costs["overlap"].profile
+        between_us = float(np.mean([point.mean_us for point in between.points if point.stage == "between"]))
+        device = self._with_contention(costs["overlap"].device, worth_cores, wake_us, between_us)
+        path = save_device(device, lab.folder / "device.yaml")
+        say(f"this machine's description: study.device={path}")
+        common = replace(
+            lab.timing_row(CaseRow), unit="us", n=self.passes * self.rounds, estimator="int8", estimate_device=lab.device.label,
+        )  # fmt: skip
+        contention = {"between": (between_us, "us"), "effective_cores": (worth_cores, "1"), "wake": (wake_us, "us")}
+        rows = [
+            replace(common, by="device", metric="fit_error", method=stage, mode=mode, value=error, unit="1", measured="simulated")
+            for mode, of in costs.items()
+            for stage, error in of.fit_errors.items()
+        ]
+        rows += [
+            replace(common, metric=metric, value=value, unit=unit, measured="measured" if metric == "between" else "simulated")
+            for metric, (value, unit) in contention.items()
+        ]
+        rows += _switches(common, probes["overlap"], retentions, cases)
+        for number, case in enumerate(cases):
+            row = replace(common, case=number, context_tokens=case.keys, retention=float(np.mean(case.retention)))
+            row = replace(row, flag="" if case.held_out else FITTED)
+            batched = float(np.mean(measured[_key(number, "batched")]))
+            for mode in MODES:
+                passes = measured[_key(number, mode)]
+                took = float(np.mean(passes))
+                rows.append(replace(row, mode=mode, metric="makespan", value=took))
+                rows.append(replace(row, mode=mode, metric="uncertainty", value=_half_width(passes) / took, unit="1"))
+                rows.append(replace(row, mode=mode, metric="ratio_to_batched", value=took / batched, unit="1"))
+                for by in BY if mode in SIMULATED else ():
+                    simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
+                    value = predictions[number, mode, by](worth_cores, wake_us)
+                    rows.append(replace(simulated, metric="makespan", value=value))
+                    rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
+        return rows
+
+    def draw_cases(self, probed: Probe, lengths: list[int], *, seed: int) -> list[Case]:
+        """Chunks of lengths that the profile has no point at, heads in mixed buckets, retentions alike and different.
+
+        Some, spread evenly, are to fit contention on; the others are held out. Raises `InputError` where there are too few such lengths.
+        """
+        count = self.fit_chunks + self.held_out_chunks
+        step = max(1, probed.rows // 4)  # a chunk may end anywhere: a prompt may go on where an earlier one ended
+        between = [n for n in range(lengths[len(lengths) // 4], lengths[-1], step) if n not in lengths]
+        if len(between) < count:
+            raise InputError(
+                f"validate_simulator: expected {count} lengths that the profile has no point at, got {len(between)}; "
+                "use a larger evaluation.context_tokens or a smaller graphs.chunk_tokens"
+            )
+        draw, low, high = random.Random(seed), min(self.retentions), max(self.retentions)
+        fitted = {round((index + 0.5) * count / self.fit_chunks - 0.5) for index in range(self.fit_chunks)}  # spread evenly
+        made = []
+        for number, at in enumerate(np.linspace(0, len(between) - 1, count)):
+            alike = number // 3 % 2 == 0
+            retention = [0.2 if alike else draw.uniform(low, high) for _ in range(probed.heads)]
+            made.append(Case(between[round(at)], tuple(probed.mixed(draw)), tuple(retention), number not in fitted))
+        return made
+
+    def _points(self, probed: Probe, lengths: list[int], name: str) -> list[dict]:
+        """Points of one pass; `off` launches one head at a time."""
+        how = {"repeats": self.repeats, "sizes": [1] if name == "off" else None}
+        return [asdict(point) for keys in lengths for point in probed.measure(keys, sorted(self.retentions), **how)]
+
+    def _call_times(self, probed: Probe, base: Pipeline, latency: LatencyProfile, cases: list[Case]) -> dict[str, list[float]]:
+        """Microseconds of whole calls by case and mode; `latency` is what `planned` plans by. All take turns."""
+        calls = {}
+        for number, case in enumerate(cases):
+            chunk = probed.chunk(*_of(case), seed=_FIRST_SEED + number)
+            for mode in MODES:
+                pipeline = replace(base, mode=mode, profile=latency)
+                calls[_key(number, mode)] = partial(_call, pipeline, chunk, probed.parts)
+        timings = interleave(calls, rounds=self.rounds, warmup=2)
+        return {key: [1e6 * seconds for seconds in timing.seconds] for key, timing in timings.items()}
+
+    def _with_contention(self, device: Device, worth_cores: float, wake_us: float, between_us: float) -> Device:
+        """The device with what its stages do to one another, and what the pipeline itself costs there."""
+        source = f"least squared error of overlapped calls, {self.fit_chunks} chunks of experiments.run +exp=validate_simulator"
+        between = Number(between_us, "measured", "calls of the latency profile: what they take between their spans")
+        return replace(
+            device, cores=Number(worth_cores, "fitted", source), wake_us=Number(wake_us, "fitted", source), between_us=between
+        )
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"validate_simulator": simulation_figures.validation(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """By mode: the error of both simulations over the held-out chunks, and whether the target is held."""
+        made = Table(
+            "mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target", "measured ms", "± ", title=title
+        )
+        for one in predictions.prediction_errors(rows):
+            measured = rows[(rows.flag == "") & (rows["mode"] == one.mode) & (rows.measured == "measured")]
+            times, itself = measured[measured.metric == "makespan"].value / 1e3, measured[measured.metric == "uncertainty"].value
+            made.add_row(*one.cells(), f"{times.min():.1f} … {times.max():.1f}", f"{itself.median():.1%}")
+        ratios = rows[(rows.metric == "ratio_to_batched") & (rows.flag == "")].groupby("mode", sort=False).value
+        made.caption = "measured, times batched: " + ", ".join(f"{mode} {of.median():.2f}" for mode, of in ratios)
+        return made
+
+
+def _of(case: Case) -> tuple:
+    return case.pairs, case.retention, case.keys
+
+
+def _key(number: int, mode: str) -> str:
+    return f"{number} {mode}"
+
+
+def _call(pipeline: Pipeline, chunk: Chunk, parts: Parts) -> None:
+    """One layer's call as a prefill makes it, as if for the first time."""
+    pipeline.run(Stages(chunk.rewound(), parts), keep_lists=False)
+
+
+def _mean(times: list[float]) -> float:
+    return float(np.mean(without_slowest(times, float)))
+
+
+def _half_width(passes: list[float]) -> float:
+    """Half the 95 % interval of the mean over passes, by Student's t: calls of one pass are not independent."""
+    return float(stats.t.ppf(0.975, len(passes) - 1) * np.std(passes, ddof=1) / len(passes) ** 0.5)
+
+
+def _together(profiles: list[LatencyProfile]) -> LatencyProfile:
+    """Means over several profiles of the same points."""
+    points = [
+        replace(
+            one[0],
+            mean_us=float(np.mean([p.mean_us for p in one])),
+            median_us=float(np.mean([p.median_us for p in one])),
+            p95_us=float(np.mean([p.p95_us for p in one])),
+            n=sum(p.n for p in one),
+        )
+        for one in zip(*(sorted(profile.points, key=_place) for profile in profiles), strict=True)
+    ]
+    return LatencyProfile(profiles[0].binding, tuple(points))
+
+
+def _place(point: Latency) -> tuple:
+    return point.stage, point.heads, point.bucket, point.capacity, point.retention, point.keys
+
+
+def _costs(profile: LatencyProfile, layer: Layer) -> Costs:
+    fitted = fit_device(profile, layer, name=processor(), cores=cores())
+    return Costs(profile, fitted.device, fitted.errors)
+
+
+def _predictions(
+    lab: Lab, stages: Stages, base: Pipeline, planned_by: LatencyProfile, costs: dict[str, Costs], layer: Layer
+) -> dict[tuple[str, str], Callable[[float, float], float]]:
+    """By mode and source of costs: the simulated time of a whole call for a number of cores and a time to wake.
+
+    What a call takes before and between its spans is the profile's in both.
+    """
+    chunk = stages.chunk
+    groups, retention, keys = stages.launches(), chunk.retention.tolist(), chunk.keys
+    made = {}
+    for mode in SIMULATED:
+        launches = _single(groups) if mode in ("off", "overlap") else groups
+        of = costs["off" if mode == "off" else "overlap"]
+        works = {
+            "profile": of.profile.work(launches, retention, keys=keys),
+            "device": of.device.work(layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(stages)),
+        }
+        plan = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
+        if mode == "planned":
+            plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys))
+        how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": lab.device.name}
+        how["between_us"] = of.profile.call_us("between", keys)
+        for by, work in works.items():
+            made[mode, by] = partial(_simulated, work, plan, of.profile.call_us("prepare", keys), how)
+    return made
+
+
+def _simulated(work: Work, plan: Plan, prepare_us: float, how: dict, worth_cores: float, wake_us: float) -> float:
+    return prepare_us + simulate(work, plan, cores=worth_cores, wake_us=wake_us, **how).makespan_us
+
+
+def _fit_contention(predictions: dict, measured: dict[str, list[float]], numbers: list[int]) -> tuple[float, float]:
+    """(cores, wake_us) with the least squared error of overlapped calls: what stages that run at once do to one another.
+
+    Fitted by the profile's costs, and then the same for both sources: it is the machine's, not theirs.
+    """
+
+    def error(pair: tuple[float, float]) -> float:
+        return sum(
+            (predictions[number, mode, "profile"](*pair) / np.mean(measured[_key(number, mode)]) - 1) ** 2
+            for number in numbers
+            for mode in SIMULATED
+            if mode != "off"
+        )
+
+    return min(((float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)), key=error)
+
+
+def _single(groups: list[Group]) -> list[Group]:
+    """A launch for each head, in their order."""
+    return sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
+
+
+def _capacity(stages: Stages) -> int:
+    """Keys of the graph that serves the chunk: what a launch computes."""
+    bank, (_, rows, head_dim) = stages.estimator.graphs, stages.chunk.q.shape
+    return bank.shape_for(heads=bank.launch_heads[0], rows=rows, keys=stages.chunk.keys, head_dim=head_dim).keys
+
+
+def _switches(common: CaseRow, probed: Probe, retentions: list[float], cases: list[Case]) -> list[CaseRow]:
+    """How often a launch of one head follows one of another bucket: in the profile's chunks, and in those it is held to."""
+    chains = {"profile": [[g.bucket for g in one.launches] for one in probed.layouts(retentions, [1])]}
+    chains["chunks"] = [[probed.bank.slot(pair) for pair in case.pairs] for case in cases if case.held_out]
+    rows = []
+    for by, of in chains.items():
+        pairs = [pair for chain in of for pair in zip(chain, chain[1:], strict=False)]
+        share = sum(a != b for a, b in pairs) / len(pairs)
+        rows.append(replace(common, metric="bucket_switches", by=by, mode="off", value=share, unit="1", n=len(pairs)))
+    return rows
