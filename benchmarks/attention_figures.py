@@ -111,7 +111,9 @@ def roofline(rows: pd.DataFrame, path: Path) -> Path:
             axis.plot(x, roof, color="0.5", linestyle=style, label=f"{dtype}: matrix product, memory bandwidth")
     for name in names:
         axis.scatter([], [], color=_SHOWN.get(name, ("black", ""))[0], label=name)
-    axis.scatter([], [], marker="s", color="0.5", facecolor="none", label="hollow: bfloat16; a marker a shape and dtype")
+    for marker, ((shape, dtype), _) in zip("osD^vP", rows.groupby(["model", "dtype"], sort=False), strict=False):
+        look = "0.5" if dtype == "float32" else "none"
+        axis.scatter([], [], marker=marker, color="0.5", facecolor=look, label=f"{shape}, {dtype}")
     axis.set(xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second")
     figure.legend(loc="outside right upper", fontsize=7)
     axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,4 +1,4 @@
-"""The graph stage of a run: form and shapes that the configuration asks for, and banks of compiled graphs, kept and found again."""
+"""The graph stage of a run: the form and shapes that the configuration asks for, and banks of compiled graphs, kept on disk."""
 
 import math
 import shutil

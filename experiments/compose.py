@@ -17,7 +17,7 @@ schema.register()
 
 
 def settable(override: str) -> str:
-    """An override as Hydra takes it: a setting of a part may be new to the configuration, and `complete` knows whether it is one."""
+    """An override as Hydra takes it: a setting of a part may be new to the configuration; `complete` checks it."""
     return f"++{override}" if _OF_A_PART.match(override) else override
 
 

@@ -56,7 +56,7 @@ def main() -> None:
     """Runs every job, and turns what a user can cause into one line a job and exit status 2."""
     arguments = [settable(one) for one in sys.argv[1:]]
     failed: list[str] = []
-    sweep: list[Path] = []
+    sweeps.Begun.folders.clear()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def job(config: DictConfig) -> None:
@@ -78,7 +78,6 @@ def main() -> None:
         finally:
             if swept:
                 sweeps.record(Path(given.sweep.dir), given.job.num, outcome)
-                sweep[:] = [Path(given.sweep.dir)]
 
     sys.argv = [sys.argv[0], *arguments]
     try:
@@ -105,8 +104,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    if swept := sweep or _sweep_folder():
-        failed = sweeps.finish(swept[0])
+    for folder in sweeps.Begun.folders:
+        failed = sweeps.finish(folder)
         if failed:
             _print_error(f"{len(failed)} jobs of the sweep failed, the others are done: {'; '.join(failed)}")
     if failed:
@@ -204,13 +203,6 @@ def _command(overrides: list[str]) -> str:
     folders = [source.path for source in sources if source.provider == "command-line"]
     options = [part for folder in folders for part in ("--config-dir", folder)]
     return shlex.join(["python", "-m", "experiments.run", *options, *map(typed, overrides)])
-
-
-def _sweep_folder() -> list[Path]:
-    """Where the jobs of a sweep that ran in other processes left their outcomes."""
-    given = HydraConfig.instance().cfg
-    swept = given is not None and given.hydra.mode == RunMode.MULTIRUN
-    return [Path(given.hydra.sweep.dir)] if swept else []
 
 
 def _print_error(message: str) -> None:

@@ -5,7 +5,10 @@ processes and machines too.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 
 from shadowattn.artifacts import read_json, write_json
 from shadowattn.errors import InputError
@@ -15,7 +18,17 @@ if TYPE_CHECKING:
 
 # Shown first where a study has them.
 _HEADLINES = ("perplexity", "loss_increase", "accuracy", "mass_recall", "topk_overlap", "output_error", "recall", "latency")
+_DRAWN = ("loss_increase", "recall")  # else the first of the table
 _MOST = 6  # metrics in a table
+
+
+class Begun(Callback):
+    """Where the sweeps that this process began have their jobs leave outcomes: a launcher's jobs may run in other processes."""
+
+    folders: ClassVar[list[Path]] = []
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        self.folders.append(Path(config.hydra.sweep.dir))
 
 
 def record(folder: Path, job: int, outcome: dict[str, Any]) -> None:
@@ -26,23 +39,23 @@ def record(folder: Path, job: int, outcome: dict[str, Any]) -> None:
 def finish(folder: Path) -> list[str]:
     """Prints the sweep's table, writes its rows and its figure, and returns the jobs that failed, each with its settings."""
     jobs = {int(path.stem.split("_")[1]): read_json(path, "run the sweep again") for path in folder.glob("job_*.json")}
-    failed = [f"job {number} ({' '.join(one['overrides'])})" for number, one in sorted(jobs.items()) if one["error"]]
-    done = {number: one for number, one in sorted(jobs.items()) if one["folder"]}
+    names = dict(zip(sorted(jobs), job_names([jobs[number]["overrides"] for number in sorted(jobs)]), strict=True))
+    failed = [f"job {number} ({name})" for number, name in names.items() if jobs[number]["error"]]
+    done = {names[number]: one for number, one in sorted(jobs.items()) if one["folder"]}
     if len(done) > 1:
         _show(folder, done)
     return failed
 
 
-def _show(folder: Path, jobs: dict[int, dict[str, Any]]) -> None:
+def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
     import pandas as pd  # a second to import, and only a finished sweep needs it
     from rich.console import Console
 
     from shadowattn.reporting.figures import save, sweep
     from shadowattn.runs import load_run
 
-    names = job_names([one["overrides"] for one in jobs.values()])
     parts = []
-    for name, one in zip(names, jobs.values(), strict=True):
+    for name, one in jobs.items():
         try:
             parts.append(load_run(one["folder"]).rows.assign(job=name))
         except InputError as error:
@@ -53,13 +66,14 @@ def _show(folder: Path, jobs: dict[int, dict[str, Any]]) -> None:
     if not found:
         return
     Console(width=160, soft_wrap=True).print(table(rows, found))
-    print(save(sweep(rows, found[0]), folder / "sweep.png"))
+    drawn = next((name for name in _DRAWN if name in found), found[0])
+    print(save(sweep(rows, drawn), folder / "sweep.png"))
     print(folder / "rows.csv")
 
 
 def job_names(overrides: list[list[str]]) -> list[str]:
     """What tells jobs apart: the overrides in which they differ."""
-    shared = set.intersection(*map(set, overrides))
+    shared = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
     return [" ".join(one for one in given if one not in shared).replace("++", "") or "all" for given in overrides]
 
 

@@ -54,9 +54,8 @@ class Graphs(Study):
         for device in survey():
             say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
         row = replace(lab.timing_row(GraphRow), estimate_device="CPU", context_tokens=self.longest)
-        say(
-            f"banks: this run's, and of 54 graphs each for {', '.join(bank_benchmark.SHAPES)}; every phase in a process of its own"
-        )
+        models = ", ".join(bank_benchmark.SHAPES)
+        say(f"banks: this run's, and of 54 graphs each for {models}; every phase in a process of its own")
         form, grid = lab.banks.form, lab.offline.grid
         shapes, plan = lab.banks.shapes(form, pairs=len(grid.pairs))
         own = str(bank_benchmark.describe(lab.folder / "bank.json", grid, shapes, form))

@@ -188,8 +188,10 @@ class Recall(Study):
         return rows + [replace(row, metric=metric, value=value) for metric, value in found.figures.items()]
 
     def _quality_rows(self, lab: Lab, units: Units) -> list[RecallRow]:
-        """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it; then each of them
-        compared with the reference, window by window."""
+        """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it.
+
+        Then each of them is compared with the reference, window by window.
+        """
         chosen = {name: estimate for name, estimate in self.estimates.items() if estimate.quality}
         if not chosen:
             return []
@@ -229,8 +231,10 @@ class Recall(Study):
         return drawn | {"recall": recall_figures.recall(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
-        """A line for each estimate: recall by row and pooled, the worst head, the gate, and what happened to the values; then which
-        estimates' losses differ."""
+        """A line for each estimate: recall by row and pooled, the worst head, the gate, and what happened to the values.
+
+        Then which estimates' losses differ.
+        """
         retentions = sorted(rows[rows.metric == "recall"].retention.unique())
         least = retentions[0]
         made = Table(

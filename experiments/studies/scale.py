@@ -1,4 +1,4 @@
-"""Attention of a prompt of 4 thousand to a million tokens, and of 4 to 64 heads, simulated: where the estimate is the bottleneck."""
+"""Attention of prompts of 4 thousand to a million tokens, and of 4 to 64 heads, simulated: where the estimate limits."""
 
 from dataclasses import dataclass, replace
 

@@ -109,9 +109,8 @@ class ValidateSimulator(LatencyStudy):
         lengths = probes["overlap"].key_lengths(max(lab.prompt_tokens))
         retentions = sorted(self.retentions)
         cases = self.draw_cases(probes["overlap"], lengths, seed=lab.seed)
-        say(
-            f"{self.passes} times in turn: latency profiles at {len(lengths)} lengths, and {len(cases)} chunks in {len(MODES)} modes"
-        )
+        modes = f"{len(cases)} chunks in {len(MODES)} modes"
+        say(f"{self.passes} times in turn: latency profiles at {len(lengths)} lengths, and {modes}")
         profiles, times = {name: [] for name in probes}, []
         for number in bar(range(self.passes), "measure"):
             for name, probed in probes.items():
@@ -169,7 +168,7 @@ class ValidateSimulator(LatencyStudy):
     def draw_cases(self, probed: Probe, lengths: list[int], *, seed: int) -> list[Case]:
         """Chunks of lengths that the profile has no point at, heads in mixed buckets, retentions alike and different.
 
-        Some, spread evenly, are to fit contention on; the others are held out. Raises `InputError` where there are too few such lengths.
+        Some, spread evenly, are to fit contention on; the others are held out. Raises `InputError` where there are too few.
         """
         count = self.fit_chunks + self.held_out_chunks
         step = max(1, probed.rows // 4)  # a chunk may end anywhere: a prompt may go on where an earlier one ended

@@ -12,14 +12,17 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_estimator_type
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
-from shadowattn.online.estimators.oracle import Oracle
-from shadowattn.online.estimators.random import Random
-from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
+from shadowattn.plugins import needs_nothing, parts_of
 
-_NAMED = {"int8": Int8Tensor, "int8_fused": Int8Fused, "oracle": Oracle, "streaming": Streaming, "random": Random}
+# Those that can be made without a bank or anything else; INT8 without a bank measures its scales on the tensors.
+_NAMED = {
+    name.removesuffix("_tensor"): kind
+    for name, kind in parts_of("shadowattn.online.estimators", Estimator).items()
+    if needs_nothing(kind)
+}
 ESTIMATORS = tuple(_NAMED)
 _CHUNK_TOKENS = 256
 
@@ -46,10 +49,10 @@ def sparse_attention(
     `retention` is a float or [H]; a row keeps max(1, ceil(retention × visible)) keys, ties to the lower index, and
     blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
     `recent`). `estimator` is `int8` (INT8 products by OpenVINO, scales taken from the tensors), `int8_fused` (the same
-    integers by the native kernels, no graph), `oracle`, `streaming`, `random`, or an `Estimator`; `kernel` is `native`,
-    `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D] in q's dtype; nothing larger
-    than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape, device or range that does not
-    fit, on NaN and infinity, and on tensors whose gradient would be lost.
+    integers by the native kernels, no graph), `quantised` (the same in torch), `oracle`, `streaming`, `random`, or an
+    `Estimator`; `kernel` is `native`, `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D]
+    in q's dtype; nothing larger than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape,
+    device or range that does not fit, on NaN and infinity, and on tensors whose gradient would be lost.
     """
     causal_offset, scale = check_attention(q, k, v, causal_offset, scale)
     kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype)

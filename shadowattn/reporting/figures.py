@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _QUALITY = {
-    "perplexity": "perplexity on held-out text",
+    "loss_increase": "loss increase over dense (nat)",
     "mass_recall": "recall of attention mass",
     "topk_overlap": "overlap with the exact top-k",
     "output_error": "relative output error",
@@ -24,28 +24,58 @@ EQUAL_DENSITY = 0.01
 
 
 def quality_against_retention(rows: pd.DataFrame) -> Figure:
-    """Perplexity and the three fidelity figures against retention, a line a method; dense as a grey line."""
+    """Loss increase and the three fidelity figures of every method: against retention, or where there are one or two, as dots."""
+    sparse = rows[(rows.method != "dense") & (rows.retention < 1)]  # at 1 every method is dense
+    errors = sparse[sparse.metric == "loss_increase_error"].set_index(["method", "retention"])
+    few = sparse.retention.nunique() < 3
     drawn, axes = new_figure(columns=2, rows=2)
     for axis, (metric, label) in zip(axes.flat, _QUALITY.items(), strict=True):
-        lines(axis, rows[(rows.metric == metric) & (rows.method != "dense")])
-        dense = rows[(rows.metric == metric) & (rows.method == "dense")]
-        if len(dense):
-            axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
-        axis.set(xlabel="retention (kept fraction of visible keys)", ylabel=label, xscale="log")
-        if metric == "perplexity":
-            axis.set_yscale("log")
-        axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-        axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        axis.set_xticks(sorted(rows[rows.method != "dense"].retention.unique()))
-    axes[0, 0].legend(fontsize=8)
+        of = sparse[sparse.metric == metric].set_index(["method", "retention"])
+        error = errors.value.reindex(of.index) if metric == "loss_increase" else of.value * 0
+        (_dots if few else _lines_with_errors)(axis, of.value, error)
+        axis.set(**{"xlabel" if few else "ylabel": label})
+        if metric == "loss_increase":
+            scale = {"value": "log"} if (of.value > 0).all() else {"value": "symlog", "linthresh": 0.001}
+            (axis.set_xscale if few else axis.set_yscale)(**scale)
+        if not few:
+            axis.set(xlabel="retention (kept fraction of visible keys)", xscale="log")
+            axis.set_xticks(sorted(sparse.retention.unique()))
+            axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+            axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    drawn.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
     first = rows.iloc[0]
     devices = ", ".join(sorted(set(rows.estimate_device) - {"none"})) or "no device"
-    axes[0, 0].figure.suptitle(
-        f"{first.model} on {first.data}, {first.context_tokens}-token windows · {first.measured}, "
-        f"INT8 estimate on {devices}, kernel {first.kernel}",
+    windows = f"n = {errors.n.iloc[0]} windows of {first.context_tokens} tokens" if len(errors) else f"n = {first.n} tokens"
+    drawn.suptitle(
+        f"{subject(rows)}, {windows}, loss ± one standard error · {first.measured}, INT8 estimate on {devices}, "
+        f"kernel {first.kernel}",
         fontsize=9,
     )
     return drawn
+
+
+def _lines_with_errors(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
+    """A line for each method, with bars where there are errors."""
+    for index, method in enumerate(values.index.unique("method")):
+        line = values.xs(method, level="method").sort_index()
+        reach = errors.xs(method, level="method").reindex(line.index)
+        look = {"marker": _MARKERS[index % len(_MARKERS)], "markersize": 5, "linewidth": 1.2, "capsize": 2}
+        if index % 2:  # hollow and dashed, so that a line on top of another hides nothing
+            look |= {"fillstyle": "none", "linestyle": "--", "zorder": 3}
+        axis.errorbar(line.index, line, yerr=reach, label=method, **look)
+
+
+def _dots(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
+    """A line of the panel for each method, a marker for each retention."""
+    methods = list(values.index.unique("method"))
+    for index, (marker, at) in enumerate(zip(_MARKERS, sorted(values.index.unique("retention")), strict=False)):
+        of = values.xs(at, level="retention").reindex(methods)
+        places = np.arange(len(methods)) + 0.15 * (index - 0.5)
+        reach = errors.xs(at, level="retention").reindex(methods)
+        axis.errorbar(of, places, xerr=reach, linestyle="none", marker=marker, markersize=5, capsize=2, label=f"retention {at:g}")
+    axis.set_yticks(range(len(methods)), methods)
+    axis.grid(axis="y", color="0.9")
+    axis.invert_yaxis()
 
 
 def quality_against_query_block(rows: pd.DataFrame) -> Figure:
@@ -94,7 +124,7 @@ def quality_against_query_block(rows: pd.DataFrame) -> Figure:
 
 
 def sweep(rows: pd.DataFrame, metric: str) -> Figure:
-    """One metric of every job of a sweep, a line for each method; by what the jobs differ in, or by retention where that is it."""
+    """One metric of every job of a sweep, a line for each method: against the retention where jobs differ in it, else by job."""
     of = rows[rows.metric == metric]
     by_retention = of[of.method != "dense"].retention.nunique() > 1
     jobs = list(dict.fromkeys(rows.job))
@@ -176,9 +206,10 @@ def retention_maps(rows: pd.DataFrame) -> Figure:
 
 
 def plain_ticks(axis: matplotlib.axis.Axis) -> None:
-    """Numbers of a logarithmic axis as they are written: 0.2, not 2 × 10⁻¹."""
+    """Numbers of a logarithmic axis as they are written, at 1, 2 and 5: 0.2, not 2 × 10⁻¹."""
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    axis.set_minor_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def subject(rows: pd.DataFrame) -> str:
@@ -192,10 +223,12 @@ def _by_head(rows: pd.DataFrame) -> np.ndarray:
     return rows.pivot_table(index="layer", columns="head", values="value").to_numpy()
 
 
-def lines(axis: Axes, rows: pd.DataFrame) -> None:
+def lines(axis: Axes, rows: pd.DataFrame, errors: pd.Series | None = None) -> None:
+    """A line of values against retention for each method; `errors` by method and retention."""
     for marker, (method, group) in zip(_MARKERS, rows.groupby("method", sort=False), strict=False):
         group = group.sort_values("retention")
-        axis.plot(group.retention, group.value, marker=marker, markersize=4, label=method)
+        reach = None if errors is None else [errors.get((method, at), np.nan) for at in group.retention]
+        axis.errorbar(group.retention, group.value, yerr=reach, marker=marker, markersize=4, capsize=2, label=method)
 
 
 def heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors.Normalize | None = None) -> None:

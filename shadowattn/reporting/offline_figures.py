@@ -74,6 +74,7 @@ def need(rows: pd.DataFrame) -> Figure:
         xlabel="loss increase without the head (nat)",
         ylabel=f"loss increase at {least:.0%} of its keys (nat)",
     )
+    axes.set_title(f"{subject(rows)}, a point for each of n = {len(ablated)} heads", fontsize=8)
     return drawn
 
 
@@ -89,28 +90,44 @@ def allocators(rows: pd.DataFrame) -> Figure:
     found = found[found.rival == "uniform"]
     drawn, axes = new_figure(columns=len(panels) + bool(len(found)))
     axes = np.atleast_1d(axes)
+    errors = sparse[sparse.metric == "loss_increase_error"].set_index(["method", "retention"]).value
     for axis, (metric, label) in zip(axes, panels.items(), strict=False):
-        lines(axis, sparse[(sparse.metric == metric) & ((sparse.estimator == estimator) | (metric == "accuracy"))])
+        of = sparse[(sparse.metric == metric) & ((sparse.estimator == estimator) | (metric == "accuracy"))]
+        if metric == "accuracy":
+            _lines_together(axis, of)
+            axis.set_ylim(-0.05, 1.05)
+        elif metric == "loss_increase":
+            lines(axis, of, errors)
+        else:
+            lines(axis, of)
         dense = rows[(rows.metric == metric) & (rows.method == "dense")]
         if len(dense):
             axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
         axis.set(xlabel="mean retention", ylabel=label)
         axis.set_xticks(sorted(sparse.retention.unique()))
-        if metric == "accuracy":
-            axis.set_ylim(-0.05, 1.05)
-            axis.legend(fontsize=7)
+        axis.legend(fontsize=7)
     positive = rows[rows.metric == "loss_increase"].value.min() > 0
     axes[0].set_yscale("log") if positive else axes[0].set_yscale("symlog", linthresh=0.001)
-    axes[0].legend(fontsize=7)
     if len(found):
         _gains(axes[-1], found)
     row = sparse.iloc[0]
     axes[0].figure.suptitle(
-        f"{row.model} on {row.data}, {row.context_tokens}-token windows · {row.measured}, estimator {row.estimator}, "
-        f"kernel {row.kernel}",
+        f"{row.model} on {row.data}, windows of {row.context_tokens} tokens, loss ± one standard error · {row.measured}, "
+        f"estimator {row.estimator}, kernel {row.kernel}",
         fontsize=9,
     )
     return drawn
+
+
+def _lines_together(axis, rows: pd.DataFrame) -> None:
+    """A line for all methods that have the same values everywhere: one would hide the others."""
+    together: dict[tuple, list[str]] = {}
+    for method, group in rows.groupby("method", sort=False):
+        group = group.sort_values("retention")
+        together.setdefault((tuple(group.retention), tuple(group.value)), []).append(str(method))
+    for (retentions, values), methods in together.items():
+        label = methods[0] if len(methods) == 1 else f"{len(methods)} methods alike"
+        axis.plot(retentions, values, marker="o", markersize=4, label=label)
 
 
 def _gains(axis, found: pd.DataFrame) -> None:

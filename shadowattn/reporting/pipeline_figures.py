@@ -1,7 +1,7 @@
 """Figures of the pipeline: what ran when, and what each stage takes. Pure functions of rows."""
 
+import matplotlib
 import matplotlib.patches
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,15 +14,16 @@ def gantt(rows: pd.DataFrame) -> Figure:
     """A panel for every method: one line a stage, one bar a launch or head, coloured by head; Fig. 9 of the paper."""
     spans = rows[rows.metric == "span"]
     methods = list(spans.method.unique())
-    total = rows[rows.metric == "makespan"].set_index("method").value
+    took = rows[rows.metric.str.startswith("wall_time")].set_index(["method", "metric"])
     everyone = sorted({head for heads in spans.heads for head in _heads(heads)})
-    colors = {head: plt.cm.viridis(i / max(len(everyone) - 1, 1)) for i, head in enumerate(everyone)}
+    colors = {head: matplotlib.colormaps["viridis"](i / max(len(everyone) - 1, 1)) for i, head in enumerate(everyone)}
     drawn, axes = new_figure(columns=2, rows=(len(methods) + 1) // 2)
     last = (spans.start + spans.value).max()
     for axis, method in zip(axes.flat, methods, strict=False):
         _panel(axis, spans[spans.method == method], colors)
-        axis.set(xlim=(0, last * 1.02), xlabel="ms from the start of the call", title=f"{method}: {total[method]:.2f} ms")
-        axis.title.set_fontsize(9)
+        wall, low, high = (took.value[method, f"wall_time{end}"] for end in ("", "_low", "_high"))
+        axis.set(xlim=(0, last * 1.02), xlabel="ms from the start of the call")
+        axis.set_title(f"{method}: {wall:.1f} ms a call, median (quartiles {low:.1f} to {high:.1f})", fontsize=8)
     for axis in axes.flat[len(methods) :]:
         axis.axis("off")
     handles = [matplotlib.patches.Patch(color=color, label=f"head {head}") for head, color in colors.items()]
@@ -30,8 +31,9 @@ def gantt(rows: pd.DataFrame) -> Figure:
     first = spans.iloc[0]
     axes.flat[0].figure.suptitle(
         f"{first.model}, layer {first.layer}, {first.context_tokens} keys, mean retention {first.retention:.3g} · "
-        f"{first.measured}, INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
-        fontsize=9,
+        f"{first.measured}, n = {took.n.iloc[0]} calls each, shown: that of median span · INT8 estimate on "
+        f"{first.estimate_device}, kernel {first.kernel}",
+        fontsize=8,
     )
     return drawn
 

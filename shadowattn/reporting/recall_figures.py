@@ -27,13 +27,13 @@ def recall(rows: pd.DataFrame) -> Figure:
         for index, (name, line) in enumerate(of.groupby("method", sort=False)):
             line = line.sort_values("retention")
             axis.plot(line.retention, 1 - line.value, marker=_MARKERS[index % len(_MARKERS)], markersize=4, label=name)
-        for index, values in enumerate(TABLE_4.values()):
-            missed, label = [1 - value / 100 for value in values], "_" if index else "paper, four models"
-            axis.plot(TABLE_4_RETENTIONS, missed, color="0.7", linestyle="--", zorder=0, label=label)
+        for style, (model, values) in zip(("-", "--", "-.", ":"), TABLE_4.items(), strict=True):
+            missed = [1 - value / 100 for value in values]
+            axis.plot(TABLE_4_RETENTIONS, missed, color="0.6", linestyle=style, zorder=0, label=f"paper: {model}")
         axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
         axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
         axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
-    axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+    axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="center", frameon=False)
     axes[3].axis("off")
     _heads(axes[2], rows)
     first = rows.iloc[0]
@@ -72,7 +72,7 @@ def buckets(rows: pd.DataFrame) -> Figure:
     }
     losses = gains(rows)
     if len(losses):
-        panels["loss"] = f"loss beyond that of “{losses.rival.iloc[0]}”, nat"
+        panels["loss"] = f"loss beyond that of “{losses.rival.iloc[0]}”\n(nat, 95 % interval; filled: shown)"
     least = rows[rows.metric == "recall"].retention.min()
     dynamic = rows[
         (rows.lookup == "dynamic") & (rows.metric == "recall") & (rows.granularity == "row") & (rows.retention == least)
@@ -90,9 +90,10 @@ def buckets(rows: pd.DataFrame) -> Figure:
             mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
             counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
             stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
+            aside = (-1, 1)[index]  # side by side, or one would hide the other
             for axis, x, points, style in (
-                (axes[line, 0], "buckets", counted, "none"),
-                (axes[line, 1], "sigma", stepped, "-"),
+                (axes[line, 0], "buckets", counted.assign(buckets=counted.buckets + 0.25 * aside), "none"),
+                (axes[line, 1], "sigma", stepped.assign(sigma=stepped.sigma * 1.03**aside), "-"),
             ):
                 if metric == "loss":
                     _differences(axis, x, points, color=f"C{index}", **mark)
@@ -100,8 +101,8 @@ def buckets(rows: pd.DataFrame) -> Figure:
                     axis.plot(points[x], points.value, linestyle=style, **mark)
             if metric == "recall":
                 for _, point in counted[counted.buckets == 5].iterrows():
-                    name = point.method.split(",")[0]
-                    axes[line, 0].annotate(name, (5, point.value), fontsize=7, xytext=(6, -3), textcoords="offset points")
+                    place = {"xytext": (8 * aside, -3), "textcoords": "offset points", "ha": ("right", "left")[index]}
+                    axes[line, 0].annotate(point.method.split(",")[0], (5 + 0.25 * aside, point.value), fontsize=7, **place)
         if metric == "recall" and len(dynamic):
             for axis in axes[line]:
                 axis.axhline(1 - dynamic.value.iloc[0], color="0.5", linestyle="--", label="dynamic scales")

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import new_figure
+from shadowattn.reporting.figures import new_figure, plain_ticks
 
 _MARKERS = "osDv^<>P*X"
 
@@ -50,10 +50,11 @@ def fig10(rows: pd.DataFrame) -> Figure:
         lengths, methods = list(of.context_tokens.unique()), list(of.method.unique())
         for index, method in enumerate(methods):
             values = of[of.method == method].set_index("context_tokens").value
-            places = [place + 0.16 * (index - len(methods) / 2 + 0.5) for place in range(len(lengths))]
-            axis.bar(places, [values[length] for length in lengths], 0.15, label=method)
-        axis.set_xticks(range(len(lengths)), [str(length) for length in lengths])
-        axis.set(yscale="log", ylabel="ms", title=model, xlabel="tokens")
+            axis.plot(lengths, [values[length] for length in lengths], _MARKERS[index] + "-", markersize=5, label=method)
+        axis.set(yscale="log", xscale="log", ylabel="ms", xlabel="tokens")
+        axis.set_title(model, fontsize=9)
+        axis.set_xticks(lengths, [str(length) for length in lengths])
+        axis.set_xticks([], minor=True)
     axes.flat[0].legend(fontsize=7)
     found = rows[rows.metric != "latency"]
     beside = [f" (published {value:g})" if value > 0 else "" for value in found.published]
@@ -75,9 +76,10 @@ def fig15(rows: pd.DataFrame) -> Figure:
         cores = list(of.core.unique())
         for index, (method, line) in enumerate(of.groupby("method", sort=False)):
             values = line.set_index("core").value
-            axis.bar([place + 0.35 * index for place in range(len(cores))], [values[core] for core in cores], 0.33, label=method)
-        axis.set_xticks([place + 0.175 for place in range(len(cores))], cores)
-        axis.set(yscale="log", ylabel="ms", title=model)
+            axis.plot(cores, [values[core] for core in cores], _MARKERS[index] + "-", markersize=6, label=method)
+        axis.set(yscale="log", ylabel="ms", xlabel="core")
+        axis.set_title(model, fontsize=9)
+        plain_ticks(axis.yaxis)
     axes.flat[0].legend(fontsize=8)
     title = f"SIMULATED, {rows.device.iloc[0]}, {rows.context_tokens.iloc[0]} tokens, one layer, n = {len(rows)}, one description"
     known = "the middle core's speed fitted to Fig. 10's mean, the others' assumed; nothing published to hold it to"

@@ -246,7 +246,7 @@ def test_waterfill_of_all_equal_heads_is_uniform():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "best"}, "expected one of uniform, paper, artifact, waterfill, first_layers_dense, error_greedy, file"),
+        ({"method": "best"}, "expected one of artifact, error_greedy, file, first_layers_dense, paper, uniform, waterfill"),
         ({"retention": 0.0}, r"in \(0, 1\]"),
         ({"retention": 1.5}, r"in \(0, 1\]"),
         ({"head_ppl": [[1.0, 2.0], [1.0]]}, "importance"),

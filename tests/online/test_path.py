@@ -12,7 +12,7 @@ from shadowattn.kernels import native
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from tests.tensors import HEAD_DIMS, HEADS, integer_qkv, qkv
 
-ESTIMATORS = ["int8", "int8_fused", "oracle", "streaming", "random"]
+ESTIMATORS = ["int8", "int8_fused", "oracle", "quantised", "streaming", "random"]
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

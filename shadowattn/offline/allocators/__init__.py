@@ -1,7 +1,6 @@
 """Allocators: from importance to a retention for every head. One file each.
 
-To add one: a frozen dataclass derived from `Allocator` in a file of its own name, an entry in `BY_NAME`, a YAML of the same
-name in `conf/allocator/` and its dataclass in `experiments/parts.py`.
+To add one: a frozen dataclass derived from `Allocator` in a file of its own name, and a YAML of that name in `conf/allocator/`.
 """
 
 from collections.abc import Sequence
@@ -9,27 +8,13 @@ from collections.abc import Sequence
 from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.models.shape import ModelShape
-from shadowattn.offline.allocators.artifact import Artifact
 from shadowattn.offline.allocators.base import Allocator, Retention
-from shadowattn.offline.allocators.error_greedy import ErrorGreedy
-from shadowattn.offline.allocators.file import File
-from shadowattn.offline.allocators.first_layers_dense import FirstLayersDense
-from shadowattn.offline.allocators.paper import Paper
-from shadowattn.offline.allocators.uniform import Uniform
-from shadowattn.offline.allocators.waterfill import Waterfill
+from shadowattn.plugins import parts_of
 from shadowattn.types import Importance
 
 __all__ = ["BY_NAME", "Allocator", "Retention", "allocate", "allot", "check_importance"]
 
-BY_NAME = {
-    "uniform": Uniform,
-    "paper": Paper,
-    "artifact": Artifact,
-    "waterfill": Waterfill,
-    "first_layers_dense": FirstLayersDense,
-    "error_greedy": ErrorGreedy,
-    "file": File,
-}
+BY_NAME = parts_of(__name__, Allocator)
 
 
 def allocate(

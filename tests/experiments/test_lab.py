@@ -1,0 +1,67 @@
+"""What a study may ask for, and what it may not."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from experiments.compose import composed
+from experiments.lab import Lab
+from experiments.part_settings import complete
+from experiments.parts import build, by_content
+from shadowattn.errors import InputError
+
+
+@dataclass
+class Outer:
+    inner: object
+    several: dict
+
+
+def lab(*needs: str, overrides=()) -> Lab:
+    config = composed(list(overrides))
+    complete(config)
+    return Lab(config, needs)
+
+
+def test_what_a_study_did_not_name_is_not_to_be_had():
+    assert lab("retention").of("retention") == 0.2
+    with pytest.raises(RuntimeError, match="uses 'seed' and does not name it"):
+        lab("retention").of("seed")
+    with pytest.raises(RuntimeError, match="uses 'model'"):
+        lab("retention").loaded  # noqa: B018
+
+
+def test_a_hash_holds_what_the_study_needs_and_nothing_else():
+    first = lab("retention", "seed").config_hash({})
+    assert lab("retention", "seed", overrides=["evaluation.windows=3", "model=random"]).config_hash({}) == first
+    assert lab("retention", "seed", overrides=["seed=1"]).config_hash({}) != first
+    assert lab("retention", "seed", overrides=["threads=1", "paths.results=x", "reuse=any"]).config_hash({}) == first
+    assert lab("retention", "seed").config_hash({"device": "other"}) != first
+
+
+def test_a_row_says_none_of_what_is_not_used():
+    made = lab("retention")
+    made.folder = made.root / "runs" / "x" / "0123"
+    row = made.row()
+    assert (row.model, row.data, row.kernel, row.config_hash) == ("none", "none", "none", "0123")
+
+
+def test_parts_are_built_with_those_within_them():
+    inner = {"_target_": "shadowattn.online.estimators.streaming.Streaming", "sinks": 7}
+    assert build(inner).sinks == 7
+    outer = {"_target_": "tests.experiments.test_lab.Outer", "inner": inner, "several": {"a": [inner]}}
+    built = build(outer)
+    assert built.inner == built.several["a"][0] == build(inner)
+    with pytest.raises(InputError, match="expected a value of shape, got none"):
+        build({"_target_": "shadowattn.models.load_random", "shape": "???"})
+    with pytest.raises(InputError, match="could not be built"):
+        build({"_target_": "shadowattn.models.load_random", "form": "x"})
+
+
+def test_files_count_by_their_content(tmp_path):
+    (tmp_path / "a").write_text("1")
+    first = by_content({"allocator": {"path": str(tmp_path / "a")}, "list": [1]})
+    (tmp_path / "a").write_text("2")
+    assert by_content({"allocator": {"path": str(tmp_path / "a")}, "list": [1]}) != first
+    with pytest.raises(InputError, match="which cannot be read; set path=FILE"):
+        by_content({"path": str(tmp_path / "b")})
