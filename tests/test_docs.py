@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-FILE = re.compile(r"<!-- file (?P<name>\S+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
+FILE = re.compile(r"<!-- file (?P<name>\S+) -->\n```\w+\n(?P<code>.*?)```", re.DOTALL)
 RUN = re.compile(r"<!-- run -->\n```python\n(?P<code>.*?)```", re.DOTALL)
 PAGES = [page.name for page in sorted(DOCS.glob("*.md")) if RUN.search(page.read_text())]
 
 
 def written(page: str, folder: Path) -> None:
     for match in FILE.finditer((DOCS / page).read_text()):
+        (folder / match["name"]).parent.mkdir(parents=True, exist_ok=True)
         (folder / match["name"]).write_text(match["code"])
 
 
@@ -40,7 +41,26 @@ def test_an_estimator_of_somebodys_runs_in_an_experiment(how, tmp_path):
     chosen = ["estimator._target_=quest.Quest"] if how == "by its class" else ["estimator=quest", "estimator.page=8"]
     command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "method=quest", "allocator=uniform"]
     command += ["evaluation.windows=1", "evaluation.context_tokens=64", "graphs.calibration_windows=1", "graphs.chunk_tokens=32"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(DOCS.parent)])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "quest" in done.stdout
+
+
+def test_a_study_of_somebodys_runs(tmp_path):
+    """As the page says, from the folder that holds it; again, nothing is measured; its settings are checked and swept."""
+    written("own_study.md", tmp_path)
+    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", "+exp=quarters", "evaluation.context_tokens=96"]
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "results" / "runs" / "quarters").iterdir()
+    assert (folder / "quarters.png").is_file()
+    assert "done before" in run(command, tmp_path).stderr
+    refused = run([*command, "study.window=3"], tmp_path)
+    assert refused.stderr == "error: study.window: there is no such setting; did you mean study.windows?\n"
+    refused = run([*command, "estimator=oracle"], tmp_path)
+    assert "estimator: quarters does not use it; it uses model, data, evaluation, seed" in refused.stderr
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(DOCS.parent)])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)

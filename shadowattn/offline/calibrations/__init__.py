@@ -1,7 +1,6 @@
 """Calibrations: the INT8 scale that suits some rows of Q or K. One file each.
 
-To add one: a frozen dataclass with a `scales` method in a file of its own name, a YAML of the same name in `conf/calibration/`
-and its dataclass in `experiments/parts.py`.
+To add one: a frozen dataclass with a `scales` method in a file of its own name, and a YAML of that name in `conf/calibration/`.
 """
 
 from typing import Protocol

@@ -1,7 +1,6 @@
 """Grids: from observed scales to the few static ones that graphs are built for. One file each.
 
-To add one: a frozen dataclass with a `scales` method in a file of its own name, a YAML of the same name in `conf/grid/` and its
-dataclass in `experiments/parts.py`.
+To add one: a frozen dataclass with a `scales` method in a file of its own name, and a YAML of that name in `conf/grid/`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Schedulers: the order of launches and heads. One file each (section 3.4).
 
-To add one: a frozen dataclass with a `plan` method in a file of its own name, a YAML of the same name in `conf/scheduler/` and
-its dataclass in `experiments/parts.py`.
+To add one: a frozen dataclass with a `plan` method in a file of its own name, and a YAML of that name in `conf/scheduler/`.
 """
 
 from typing import Protocol
