@@ -70,7 +70,7 @@ class Tensors:
         lists = Rule(query_block).lists(self.retention, self.positions)
         generator = torch.Generator().manual_seed(1)
         parts = [
-            NativeKernels().select(torch.rand(1, len(lists.offered), self.case.keys, generator=generator), one)
+            NativeKernels().select(torch.rand(1, len(lists.candidates), self.case.keys, generator=generator), one)
             for one in [Rule(query_block).lists(self.retention[:1], self.positions)] * len(self.heads)
         ]
         return Selection.cat(parts)
@@ -171,8 +171,8 @@ def flex(t: Tensors) -> dict[str, Call]:
     mask = BlockMask.from_kv_blocks(counts, padded[None], BLOCK_SIZE=FLEX_BLOCK, seq_lengths=(case.rows, case.keys))
     compiled = torch.compile(flex_attention, dynamic=False)
     keys = (order[..., None] * FLEX_BLOCK + torch.arange(FLEX_BLOCK)).flatten(2)
-    starts = torch.arange(heads * q_blocks + 1) * keys.shape[-1]
-    selection = Selection(keys.flatten().to(torch.int32), starts, t.positions, FLEX_BLOCK)
+    indptr = torch.arange(heads * q_blocks + 1) * keys.shape[-1]
+    selection = Selection(keys.flatten().to(torch.int32), indptr, t.positions, FLEX_BLOCK)
     return {
         "flex_attention, 64 × 64 blocks": lambda: compiled(t.q[None], t.k[None], t.v[None], block_mask=mask, enable_gqa=True),
         "attend, 64 × 64 blocks": lambda: NativeKernels().attend(t.q, t.k, t.v, selection, t.heads, scale=t.scale),
@@ -202,7 +202,7 @@ def decode(t: Tensors) -> dict[str, Call]:
 def _shared_list(t: Tensors) -> tuple[Tensor, Tensor]:
     lists = Rule().lists(t.retention[: t.k.shape[0]], t.positions)
     chosen = NativeKernels().select(torch.rand(t.k.shape[0], 1, t.case.keys), lists)
-    return chosen.indices, chosen.starts
+    return chosen.indices, chosen.indptr
 
 
 def _rows(block: int) -> str:

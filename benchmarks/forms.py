@@ -19,7 +19,7 @@ from shadowattn.graphs import GraphForm, GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
-from shadowattn.graphs.quantization import compile_int8, nncf_graph
+from shadowattn.graphs.nncf_graph import compile_int8, nncf_graph
 from shadowattn.types import Requant
 
 BASELINE = "torch float32"

@@ -35,7 +35,7 @@ from shadowattn.data.text import stdlib_corpus, token_windows
 from shadowattn.models import LoadedModel, load_bundled, load_random, model_shape
 from shadowattn.offline.ablations import zero
 from shadowattn.offline.exact import measure_exactly, measure_plainly
-from shadowattn.offline.work import Work, plan
+from shadowattn.offline.work import AblationWork, plan
 
 CANDIDATES = ("plain", "exact, torch", "exact")
 BAR = 1.8
@@ -43,7 +43,7 @@ LOSS_TOLERANCE = 1e-5
 UNITS = {"seconds": "s", "times_faster": "1", "peak_bytes": "bytes", "difference": "1"}
 
 
-def measure(name: str, loaded: LoadedModel, windows: Tensor, units: Units, work: list[Work], batch: int) -> None:
+def measure(name: str, loaded: LoadedModel, windows: Tensor, units: Units, work: list[AblationWork], batch: int) -> None:
     """One candidate on some of the work."""
     options = {"ablation": zero, "batch": batch}
     if name == "plain":
@@ -62,14 +62,14 @@ def calibration(loaded: LoadedModel, count: int) -> Tensor:
     return token_windows(text, loaded.tokenizer, tokens=128, windows=count, source="stdlib")
 
 
-def slices(loaded: LoadedModel, batch: int, layers: int) -> list[list[Work]]:
+def slices(loaded: LoadedModel, batch: int, layers: int) -> list[list[AblationWork]]:
     """The whole profile, `layers` layers at a time; the unchanged model goes with the last."""
     work = plan(model_shape(loaded.model), batch)
     last = model_shape(loaded.model).layers
     return [[piece for piece in work if first <= min(piece.layer, last - 1) < first + layers] for first in range(0, last, layers)]
 
 
-def time_slice(loaded: LoadedModel, windows: Tensor, work: list[Work], batch: int, rounds: int) -> dict:
+def time_slice(loaded: LoadedModel, windows: Tensor, work: list[AblationWork], batch: int, rounds: int) -> dict:
     """Seconds of each candidate in each round, and the largest relative difference of a loss from the plain method's."""
     with tempfile.TemporaryDirectory() as scratch:
         calls, folders = {}, {}
@@ -157,7 +157,7 @@ def _fresh_call(name, loaded, windows, work, batch, scratch: Path, folders: dict
     return call
 
 
-def _losses(folder: Path, work: list[Work]) -> Tensor:
+def _losses(folder: Path, work: list[AblationWork]) -> Tensor:
     units = Units(folder)
     return torch.tensor([units.read(key) for piece in work for key in piece.keys], dtype=torch.float64)
 

@@ -33,15 +33,15 @@ from experiments.provenance import called, origin, write_csv
 from shadowattn.artifacts import content_hash
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.graphs.planner import launch_sizes
-from shadowattn.graphs.quantize import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile
+from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.probe import Probe
 from shadowattn.online.schedulers.local_search import LocalSearch
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -90,7 +90,7 @@ def _call(pipeline: Pipeline, chunk: Chunk, parts: Parts) -> None:
 def measure_profile(chunk: Chunk, parts: Parts, threads: Threads) -> LatencyProfile:
     """At the chunk's own keys alone."""
     (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
-    probe = Probe(heads, groups, dim, rows, chunk.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
+    probe = LatencyProfiler(heads, groups, dim, rows, chunk.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
     lowest, highest = chunk.retention.min().item(), chunk.retention.max().item()
     return LatencyProfile(
         probe.binding(), tuple(probe.measure(keys, (lowest, chunk.retention.mean().item(), highest), repeats=5))

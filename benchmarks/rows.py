@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.machine import machine
+from experiments.environment import machine
 from experiments.source import current_code
 from shadowattn.artifacts import content_hash, sha256, versions, write_json
 from shadowattn.reporting.rows import Row, write_rows

@@ -25,7 +25,7 @@ from shadowattn.graphs.planner import (
     with_top_k,
 )
 from shadowattn.graphs.storage import MANIFEST
-from shadowattn.offline.outputs import OutputObservations, observe_outputs
+from shadowattn.offline.requantisation import OutputObservations, observe_outputs
 from shadowattn.threads import thread_budget
 from shadowattn.types import Requant, RetentionProfile, ScaleGrid
 

@@ -16,9 +16,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.checks import check
+from experiments.environment import machine
 from experiments.errors import ShardDoneError
 from experiments.lab import Lab
-from experiments.machine import machine
 from experiments.parts import build
 from experiments.progress import say
 from experiments.source import Code

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 from tqdm import tqdm
 
-from shadowattn.offline.work import Work
+from shadowattn.offline.work import AblationWork
 
 
 def bar(items: Iterable, title: str, *, total: int | None = None) -> tqdm:
@@ -18,7 +18,7 @@ def say(text: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
 
 
-def work_bar(work: Sequence[Work], title: str) -> Iterator[Work]:
+def work_bar(work: Sequence[AblationWork], title: str) -> Iterator[AblationWork]:
     """A progress bar over pieces of work of different cost, so that the time left is right; silent where there is no terminal."""
     form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
     with tqdm(total=sum(piece.cost for piece in work), desc=title, bar_format=form, disable=None, leave=False) as shown:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.machine import machine
+from experiments.environment import machine
 from experiments.source import source_hash
 from shadowattn.artifacts import read_json, sha256, versions, write_json, write_text
 from shadowattn.errors import InputError

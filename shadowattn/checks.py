@@ -102,7 +102,9 @@ def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **given: Tensor) -> None:
         if x.device.type != "cpu":
             raise InputError(f"{name}: expected a tensor in the CPU's memory, got one on {x.device}; use {name}.cpu()")
         if x.dtype not in dtypes:
-            raise InputError(f"{name}: expected {_names(dtypes)}, got {x.dtype}; convert it with {name}.{_CONVERT.get(dtypes[0], 'float')}()")
+            raise InputError(
+                f"{name}: expected {_names(dtypes)}, got {x.dtype}; convert it with {name}.{_CONVERT.get(dtypes[0], 'float')}()"
+            )
     if len({x.dtype for x in given.values()}) > 1:
         found = ", ".join(f"{name} {x.dtype}" for name, x in given.items())
         raise InputError(f"expected {', '.join(given)} of one dtype, got {found}; convert them to the same one")

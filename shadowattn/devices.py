@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import openvino as ov
 
+from shadowattn.device_check import check_device
 from shadowattn.errors import InputError
 from shadowattn.graphs.cpu import multiplies_exactly
-from shadowattn.selfcheck import check_device
 
 DEVICES = ("auto", "npu", "gpu", "cpu")
 SELFCHECK = "python -m experiments.run +exp=npu_selfcheck"

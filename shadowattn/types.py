@@ -49,15 +49,15 @@ class Heads:
 class Lists:
     """What each index list may and must hold, known before any score is.
 
-    List b ranks the keys 0 … offered[b] − 1. Within its budget the first `sinks` of them come first, then the last `recent`
+    List b ranks the keys 0 … candidates[b] − 1. Within its budget the first `sinks` of them come first, then the last `recent`
     of them, the nearest first, then the others by score; with `self_first` the very last, the row's own key, comes before
-    the sinks. `appended[b]` keys follow, whatever their scores: the own keys of a block of rows. `starts` int64 [H·B + 1]:
-    list (h, b) fills the places starts[h·B + b] … starts[h·B + b + 1] − 1.
+    the sinks. `tail[b]` keys follow, whatever their scores: the own keys of a block of rows. `indptr` int64 [H·B + 1]:
+    list (h, b) fills the places indptr[h·B + b] … indptr[h·B + b + 1] − 1.
     """
 
-    offered: Tensor  # int64 [B]
-    appended: Tensor  # int64 [B]
-    starts: Tensor
+    candidates: Tensor  # int64 [B]
+    tail: Tensor  # int64 [B]
+    indptr: Tensor
     positions: Tensor  # int64 [Q], as in Selection
     query_block: int
     sinks: int = 0
@@ -66,14 +66,14 @@ class Lists:
 
     def __getitem__(self, heads: slice) -> "Lists":
         """The lists of some neighbouring heads."""
-        first, last, _ = heads.indices((len(self.starts) - 1) // len(self.offered))
-        starts = self.starts[first * len(self.offered) : last * len(self.offered) + 1]
-        return replace(self, starts=starts - starts[0])
+        first, last, _ = heads.indices((len(self.indptr) - 1) // len(self.candidates))
+        indptr = self.indptr[first * len(self.candidates) : last * len(self.candidates) + 1]
+        return replace(self, indptr=indptr - indptr[0])
 
     @property
     def size(self) -> int:
         """Length of all lists together."""
-        return int(self.starts[-1])
+        return int(self.indptr[-1])
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Selection:
     heads of different retention have lists of different lengths.
     """
 
-    indices: Tensor  # int32 [n]; list (h, b) is indices[starts[h·B + b] : starts[h·B + b + 1]], ascending, no duplicates
-    starts: Tensor  # int64 [H·B + 1]
+    indices: Tensor  # int32 [n]; list (h, b) is indices[indptr[h·B + b] : indptr[h·B + b + 1]], ascending, no duplicates
+    indptr: Tensor  # int64 [H·B + 1]
     positions: Tensor  # int64 [Q], absolute position of every query row, ascending
     query_block: int
 
@@ -98,11 +98,11 @@ class Selection:
     @property
     def counts(self) -> Tensor:
         """Length of each list, int64 [H, B], at least 1."""
-        return self.starts.diff().view(-1, self.blocks)
+        return self.indptr.diff().view(-1, self.blocks)
 
     def list_of(self, head: int, block: int) -> Tensor:
         """One list, int32 [S]."""
-        start, end = self.starts[head * self.blocks + block : head * self.blocks + block + 2].tolist()
+        start, end = self.indptr[head * self.blocks + block : head * self.blocks + block + 2].tolist()
         return self.indices[start:end]
 
     def kept(self) -> int:
@@ -112,7 +112,7 @@ class Selection:
         rows = torch.full((self.blocks,), self.query_block)
         rows[-1] = len(self.positions) - (self.blocks - 1) * self.query_block
         pairs = int((self.counts * rows).sum())
-        block = torch.arange(self.blocks).repeat(self.counts.shape[0]).repeat_interleave(self.starts.diff())
+        block = torch.arange(self.blocks).repeat(self.counts.shape[0]).repeat_interleave(self.indptr.diff())
         late = self.indices > self.positions[block * self.query_block]  # keys that some row of the block does not see
         block, keys = block[late], self.indices[late]
         before = torch.searchsorted(self.positions, keys) - block * self.query_block
@@ -124,9 +124,9 @@ class Selection:
         offsets = [0]
         for part in parts:
             offsets.append(offsets[-1] + len(part.indices))
-        starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets, strict=False)]
-        starts.append(torch.tensor(offsets[-1:]))
-        return Selection(torch.cat([p.indices for p in parts]), torch.cat(starts), parts[0].positions, parts[0].query_block)
+        indptr = [part.indptr[:-1] + offset for part, offset in zip(parts, offsets, strict=False)]
+        indptr.append(torch.tensor(offsets[-1:]))
+        return Selection(torch.cat([p.indices for p in parts]), torch.cat(indptr), parts[0].positions, parts[0].query_block)
 
 
 @dataclass(frozen=True)

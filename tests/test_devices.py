@@ -1,12 +1,12 @@
 import openvino as ov
 import pytest
 
-from shadowattn import devices, selfcheck
+from shadowattn import device_check, devices
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphShape
 from shadowattn.graphs.cpu import multiplies_exactly
 from shadowattn.graphs.estimation import FLOAT, estimation_graph
-from tests.test_selfcheck import dying
+from tests.test_device_check import dying
 
 HAS_NPU = "NPU" in ov.Core().available_devices
 
@@ -31,7 +31,7 @@ def test_without_an_npu_asking_for_it_is_an_error():
 def test_a_listed_npu_that_aborts_is_not_used(monkeypatch, tmp_path):
     """The probe runs in a process of its own: a compiler that aborts takes only that one down."""
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
-    monkeypatch.setattr(selfcheck.sys, "executable", dying(tmp_path))
+    monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path))
     found = devices.find_estimate_device("auto")
     assert found.name == "CPU"
     assert "a small INT8 graph fails on it (the process ended with status -6" in found.reason
@@ -41,13 +41,13 @@ def test_a_listed_npu_that_aborts_is_not_used(monkeypatch, tmp_path):
 
 def test_a_listed_npu_that_works_is_used(monkeypatch):
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
-    monkeypatch.setattr(devices, "check_device", lambda name, cases: selfcheck.check_device("CPU", cases))
+    monkeypatch.setattr(devices, "check_device", lambda name, cases: device_check.check_device("CPU", cases))
     assert devices.find_estimate_device("auto").name == "NPU"
 
 
 def test_a_listed_device_that_ranks_wrongly_is_not_used(monkeypatch):
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
-    monkeypatch.setattr(devices, "check_device", lambda name, cases: [selfcheck.Outcome("probe", recall=0.5)])
+    monkeypatch.setattr(devices, "check_device", lambda name, cases: [device_check.Outcome("probe", recall=0.5)])
     assert "finds 50% of the top 20 %" in devices.find_estimate_device("auto").reason
 
 
@@ -68,7 +68,7 @@ def test_npuw_is_never_taken_for_an_npu():
 
 def test_of_several_gpus_the_first_is_taken(monkeypatch):
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "GPU.1", "GPU.0"])
-    monkeypatch.setattr(devices, "check_device", lambda name, cases: [selfcheck.Outcome("probe", recall=1.0)])
+    monkeypatch.setattr(devices, "check_device", lambda name, cases: [device_check.Outcome("probe", recall=1.0)])
     assert devices.find_estimate_device("gpu").name == "GPU.0"
     monkeypatch.setattr(devices, "_property", lambda core, name, wanted: f"{name} {wanted}")
     assert [capability.name for capability in devices.survey()] == ["CPU", "GPU.0", "GPU.1", "NPU"]

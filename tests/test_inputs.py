@@ -311,16 +311,16 @@ needs_native = pytest.mark.skipif(
 
 def attend_arguments() -> dict:
     q, k, v = qkv(4, 2, 3, 10, 8)
-    indices, starts = torch.arange(2, dtype=torch.int32).repeat(12), 2 * torch.arange(13)
+    indices, indptr = torch.arange(2, dtype=torch.int32).repeat(12), 2 * torch.arange(13)
     return {
         "q": q, "k": k, "v": v, "kv_head": torch.tensor([0, 0, 1, 1]), "positions": torch.arange(7, 10), "indices": indices,
-        "starts": starts, "query_block": 1, "scale": 0.3,
+        "indptr": indptr, "query_block": 1, "scale": 0.3,
     }  # fmt: skip
 
 
 def select_arguments() -> dict:
     lists = Rule().lists(torch.full((4,), 0.5, dtype=torch.float64), torch.arange(7, 10))
-    return {"scores": torch.randn(4, 3, 10), "offered": lists.offered, "appended": lists.appended, "starts": lists.starts} | {
+    return {"scores": torch.randn(4, 3, 10), "candidates": lists.candidates, "tail": lists.tail, "indptr": lists.indptr} | {
         "size": lists.size, "sinks": 0, "recent": 0, "self_first": False,
     }  # fmt: skip
 
@@ -346,8 +346,8 @@ def other_vectors(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 NATIVE = [
-    ("attend", attend_arguments, ("kv_head", "positions", "indices", "starts"), ("q", "k", "v"), ("query_block",)),
-    ("select", select_arguments, ("offered", "appended", "starts"), ("scores",), ("size", "sinks", "recent")),
+    ("attend", attend_arguments, ("kv_head", "positions", "indices", "indptr"), ("q", "k", "v"), ("query_block",)),
+    ("select", select_arguments, ("candidates", "tail", "indptr"), ("scores",), ("size", "sinks", "recent")),
     ("estimate", estimate_arguments, ("q_scales", "kv_head", "visible"), ("q", "packed"), ("keys", "query_block")),
     ("pack", pack_arguments, ("scales",), ("k", "packed"), ("first_key",)),
 ]

@@ -17,7 +17,9 @@ def test_there_are_three():
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_script_and_notebook_say_the_same(script):
     """After an edit: jupytext --sync notebooks/*.py"""
-    cells = [[(cell.cell_type, cell.source) for cell in jupytext.read(path).cells] for path in (script, script.with_suffix(".ipynb"))]
+    cells = [
+        [(cell.cell_type, cell.source) for cell in jupytext.read(path).cells] for path in (script, script.with_suffix(".ipynb"))
+    ]
     assert cells[0] == cells[1]
 
 

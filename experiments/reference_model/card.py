@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from experiments.machine import machine
+from experiments.environment import machine
 from experiments.reference_model.gates import SHORT_CONTEXT, Gates, Samples
 from experiments.reference_model.settings import ModelSize, Training
 from experiments.reference_model.targets import TARGETS, Target

@@ -14,8 +14,8 @@ from shadowattn.errors import InputError
 from shadowattn.kernels import choose
 from shadowattn.online.executor import ScorePool
 from shadowattn.online.latency import SCHEMA_VERSION, Latency, LatencyProfile
+from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class LatencyStudy(Study):
         return LatencyProfile.load(path), path
 
 
-def probe(lab: Lab, pipeline: Pipeline) -> Probe:
+def probe(lab: Lab, pipeline: Pipeline) -> LatencyProfiler:
     """What measures the main method's parts under a pipeline's thread budgets."""
     dtype = lab.loaded.model.dtype
-    return Probe(
+    return LatencyProfiler(
         heads=lab.shape.heads,
         kv_heads=lab.shape.kv_heads,
         head_dim=lab.shape.head_dim,

@@ -16,7 +16,7 @@ from shadowattn.reporting.rows import StageRow
 
 
 @dataclass(frozen=True)
-class LatencyProfiler(LatencyStudy):
+class MeasureLatency(LatencyStudy):
     """Every point of the profile, and what interpolation between them costs."""
 
     def measure(self, lab: Lab) -> list[StageRow]:

@@ -26,7 +26,7 @@ from shadowattn.evaluation.recall import GRANULARITIES, POOLED_ROWS, measure_rec
 from shadowattn.evaluation.recall import Recall as Found
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.buckets import DISTANCES
-from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
+from shadowattn.graphs.nncf_graph import compile_int8, input_steps, nncf_graph
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid, watch_attention
 from shadowattn.online.attention import Request

@@ -6,14 +6,14 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from experiments.environment import machine
 from experiments.lab import Lab
-from experiments.machine import machine
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.artifacts import versions, write_text
+from shadowattn.device_check import CASES, Outcome, check_device
 from shadowattn.devices import SELFCHECK, UNVERIFIED, Capability, drivers, survey
 from shadowattn.reporting.rows import Row
-from shadowattn.selfcheck import CASES, Outcome, check_device
 
 _UNITS = {"compile_s": "s", "median_ms": "ms", "p95_ms": "ms", "steps_off": "steps", "exact": "1", "recall": "1"}
 

@@ -21,9 +21,9 @@ from shadowattn.errors import InputError
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.latency import Latency, LatencyProfile, without_slowest
+from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan, Work
-from shadowattn.online.probe import Probe
 from shadowattn.online.simulation import simulate
 from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer, Number
@@ -165,7 +165,7 @@ class ValidateSimulator(LatencyStudy):
                     rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
         return rows
 
-    def draw_cases(self, probed: Probe, lengths: list[int], *, seed: int) -> list[Case]:
+    def draw_cases(self, probed: LatencyProfiler, lengths: list[int], *, seed: int) -> list[Case]:
         """Chunks of lengths that the profile has no point at, heads in mixed buckets, retentions alike and different.
 
         Some, spread evenly, are to fit contention on; the others are held out. Raises `InputError` where there are too few.
@@ -187,12 +187,14 @@ class ValidateSimulator(LatencyStudy):
             made.append(Case(between[round(at)], tuple(probed.mixed(draw)), tuple(retention), number not in fitted))
         return made
 
-    def _points(self, probed: Probe, lengths: list[int], name: str) -> list[dict]:
+    def _points(self, probed: LatencyProfiler, lengths: list[int], name: str) -> list[dict]:
         """Points of one pass; `off` launches one head at a time."""
         how = {"repeats": self.repeats, "sizes": [1] if name == "off" else None}
         return [asdict(point) for keys in lengths for point in probed.measure(keys, sorted(self.retentions), **how)]
 
-    def _call_times(self, probed: Probe, base: Pipeline, latency: LatencyProfile, cases: list[Case]) -> dict[str, list[float]]:
+    def _call_times(
+        self, probed: LatencyProfiler, base: Pipeline, latency: LatencyProfile, cases: list[Case]
+    ) -> dict[str, list[float]]:
         """Microseconds of whole calls by case and mode; `latency` is what `planned` plans by. All take turns."""
         calls = {}
         for number, case in enumerate(cases):
@@ -333,7 +335,7 @@ def _capacity(stages: Stages) -> int:
     return bank.shape_for(heads=bank.launch_heads[0], rows=rows, keys=stages.chunk.keys, head_dim=head_dim).keys
 
 
-def _switches(common: CaseRow, probed: Probe, retentions: list[float], cases: list[Case]) -> list[CaseRow]:
+def _switches(common: CaseRow, probed: LatencyProfiler, retentions: list[float], cases: list[Case]) -> list[CaseRow]:
     """How often a launch of one head follows one of another bucket: in the profile's chunks, and in those it is held to."""
     chains = {"profile": [[g.bucket for g in one.launches] for one in probed.layouts(retentions, [1])]}
     chains["chunks"] = [[probed.bank.slot(pair) for pair in case.pairs] for case in cases if case.held_out]

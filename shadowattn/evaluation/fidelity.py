@@ -59,7 +59,7 @@ def _probabilities(logits: Tensor, positions: Tensor) -> Tensor:
 
 def _as_mask(selection: Selection, keys: int) -> Tensor:
     """bool [H, Q, K] of one chunk: for measuring only."""
-    lists = torch.zeros(len(selection.starts) - 1, keys, dtype=torch.bool)
-    lists[torch.arange(len(lists)).repeat_interleave(selection.starts.diff()), selection.indices] = True
+    lists = torch.zeros(len(selection.indptr) - 1, keys, dtype=torch.bool)
+    lists[torch.arange(len(lists)).repeat_interleave(selection.indptr.diff()), selection.indices] = True
     rows = torch.arange(len(selection.positions)) // selection.query_block
     return lists.view(-1, selection.blocks, keys)[:, rows] & (torch.arange(keys) <= selection.positions[:, None])

@@ -10,7 +10,7 @@ from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
-from shadowattn.graphs.quantize import quantize
+from shadowattn.graphs.symmetric_int8 import quantize
 
 _TORCH = {"f32": torch.float32, "i8": torch.int8, "i32": torch.int32}
 

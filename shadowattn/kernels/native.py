@@ -42,14 +42,14 @@ class _Attend(Structure):
     _fields_ = _fields(
         "threads bfloat16 heads rows keys dim query_block",
         *((name, _Tensor) for name in ("q", "k", "v", "out")),
-        *((name, c_void_p) for name in ("kv_head", "positions", "indices", "starts")),
+        *((name, c_void_p) for name in ("kv_head", "positions", "indices", "indptr")),
         ("scale", c_float),
     )
 
 
 class _Lists(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("offered", "appended", "starts", "indices")),
+        *((name, c_void_p) for name in ("candidates", "tail", "indptr", "indices")),
         *((name, c_int64) for name in ("sinks", "recent", "self_first")),
     )
 
@@ -167,7 +167,7 @@ def attend(
     kv_head: Tensor,
     positions: Tensor,
     indices: Tensor | None,
-    starts: Tensor | None,
+    indptr: Tensor | None,
     query_block: int,
     scale: float,
 ) -> None:
@@ -178,31 +178,31 @@ def attend(
         _Attend(
             torch.get_num_threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
             *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
-            None if indices is None else indices.data_ptr(), None if starts is None else starts.data_ptr(), scale,
+            None if indices is None else indices.data_ptr(), None if indptr is None else indptr.data_ptr(), scale,
         ),
     )  # fmt: skip
 
 
 def _lists(
-    offered: Tensor, appended: Tensor, starts: Tensor, indices: Tensor, sinks: int, recent: int, self_first: bool
+    candidates: Tensor, tail: Tensor, indptr: Tensor, indices: Tensor, sinks: int, recent: int, self_first: bool
 ) -> _Lists:
-    return _Lists(*(x.data_ptr() for x in (offered, appended, starts, indices)), sinks, recent, self_first)
+    return _Lists(*(x.data_ptr() for x in (candidates, tail, indptr, indices)), sinks, recent, self_first)
 
 
 def select(
     scores: Tensor,
     indices: Tensor,
     *,
-    offered: Tensor,
-    appended: Tensor,
-    starts: Tensor,
+    candidates: Tensor,
+    tail: Tensor,
+    indptr: Tensor,
     sinks: int,
     recent: int,
     self_first: bool,
 ) -> None:
     """Writes the lists that `scores` [H, B, K], int8 or float32, call for into `indices`."""
     heads, lists, _ = scores.shape
-    to = _lists(offered, appended, starts, indices, sinks, recent, self_first)
+    to = _lists(candidates, tail, indptr, indices, sinks, recent, self_first)
     _run("select", _Select(torch.get_num_threads(), scores.dtype == torch.int8, heads, lists, _Tensor.of(scores), to))
 
 

@@ -20,7 +20,7 @@ class NativeKernels:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, heads: Heads, *, scale: float) -> Tensor:
         """Reads the selected keys where they lie; nothing is gathered."""
         return ops.attend(
-            q, k, v, heads.kv, selection.positions, selection.indices, selection.starts, selection.query_block, scale
+            q, k, v, heads.kv, selection.positions, selection.indices, selection.indptr, selection.query_block, scale
         )
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:
@@ -40,6 +40,6 @@ class NativeKernels:
     def select(self, scores: Tensor, lists: Lists) -> Selection:
         """Bisection over bytes, then full comparisons of what is left."""
         indices = ops.select(
-            scores, lists.offered, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent, lists.self_first
+            scores, lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first
         )
-        return Selection(indices, lists.starts, lists.positions, lists.query_block)
+        return Selection(indices, lists.indptr, lists.positions, lists.query_block)

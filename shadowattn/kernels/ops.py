@@ -24,7 +24,7 @@ def attend(
     kv_head: Tensor,
     positions: Tensor,
     indices: Tensor | None,
-    starts: Tensor | None,
+    indptr: Tensor | None,
     query_block: int,
     scale: float,
 ) -> Tensor:
@@ -33,40 +33,40 @@ def attend(
     checks.vector("positions", positions, q.shape[1])
     checks.ascending("positions", positions, least=0, below=k.shape[1])
     checks.integer("query_block", query_block, least=1)
-    if (starts is None) != (indices is None):
-        raise InputError("expected indices and starts, or neither for every key, got one of them")
-    if starts is not None:
-        _check_lists(indices, starts, q.shape[0] * -(-q.shape[1] // query_block), k.shape[1])
+    if (indptr is None) != (indices is None):
+        raise InputError("expected indices and indptr, or neither for every key, got one of them")
+    if indptr is not None:
+        _check_lists(indices, indptr, q.shape[0] * -(-q.shape[1] // query_block), k.shape[1])
     out = torch.empty(q.shape, dtype=q.dtype)
     native.attend(
-        _rows(q), _rows(k), _rows(v), out, kv_head=kv_head, positions=positions, indices=indices, starts=starts,
+        _rows(q), _rows(k), _rows(v), out, kv_head=kv_head, positions=positions, indices=indices, indptr=indptr,
         query_block=query_block, scale=scale,
     )  # fmt: skip
     return out
 
 
 @attend.register_fake
-def _(q, k, v, kv_head, positions, indices, starts, query_block, scale):
+def _(q, k, v, kv_head, positions, indices, indptr, query_block, scale):
     return q.new_empty(q.shape)
 
 
 @torch.library.custom_op("shadowattn::select", mutates_args=())
 def select(
-    scores: Tensor, offered: Tensor, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int, self_first: bool
+    scores: Tensor, candidates: Tensor, tail: Tensor, indptr: Tensor, size: int, sinks: int, recent: int, self_first: bool
 ) -> Tensor:
     """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
     checks.tensors((torch.float32, torch.int8), scores=scores)
     if scores.dim() != 3 or scores.shape[0] < 1:
         raise InputError(f"scores: expected [H, B, K], got {list(scores.shape)}")
-    _check_budgets(offered, appended, starts, size, sinks, recent, *scores.shape)
+    _check_budgets(candidates, tail, indptr, size, sinks, recent, *scores.shape)
     indices = torch.empty(size, dtype=torch.int32)
-    lists = {"offered": offered, "appended": appended, "starts": starts, "indices": indices}
+    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
     native.select(_rows(scores), **lists, sinks=sinks, recent=recent, self_first=self_first)
     return indices
 
 
 @select.register_fake
-def _(scores, offered, appended, starts, size, sinks, recent, self_first):
+def _(scores, candidates, tail, indptr, size, sinks, recent, self_first):
     return scores.new_empty(size, dtype=torch.int32)
 
 
@@ -125,9 +125,9 @@ def estimate_select(
     visible: Tensor,
     pooling: str,
     query_block: int,
-    offered: Tensor,
-    appended: Tensor,
-    starts: Tensor,
+    candidates: Tensor,
+    tail: Tensor,
+    indptr: Tensor,
     size: int,
     sinks: int,
     recent: int,
@@ -136,9 +136,9 @@ def estimate_select(
 ) -> Tensor:
     """`estimate` and `select` in one pass, tile by tile: no score ever reaches memory. Returns indices int32 [size]."""
     _check_estimate(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents)
-    _check_budgets(offered, appended, starts, size, sinks, recent, q.shape[0], _lists(q, pooling, query_block), keys)
+    _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], _lists(q, pooling, query_block), keys)
     indices = torch.empty(size, dtype=torch.int32)
-    lists = {"offered": offered, "appended": appended, "starts": starts, "indices": indices}
+    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
         exponents=exponents, lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
@@ -148,7 +148,7 @@ def estimate_select(
 
 @estimate_select.register_fake
 def _(
-    q, q_scales, packed, keys, kv_head, visible, pooling, query_block, offered, appended, starts, size, sinks, recent, self_first,
+    q, q_scales, packed, keys, kv_head, visible, pooling, query_block, candidates, tail, indptr, size, sinks, recent, self_first,
     exponents=None,
 ):  # fmt: skip
     return q.new_empty(size, dtype=torch.int32)
@@ -177,35 +177,35 @@ def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
     checks.within("kv_head", kv_head, least=0, most=k.shape[0] - 1)
 
 
-def _check_lists(indices: Tensor, starts: Tensor, lists: int, keys: int) -> None:
+def _check_lists(indices: Tensor, indptr: Tensor, lists: int, keys: int) -> None:
     """Lists of at least one key each, whose first and last keys exist."""
     checks.vector("indices", indices, indices.numel(), dtype=torch.int32)
-    checks.vector("starts", starts, lists + 1)
-    ends = starts.numpy()
+    checks.vector("indptr", indptr, lists + 1)
+    ends = indptr.numpy()
     if ends[0] != 0 or ends[-1] != len(indices) or (np.diff(ends) < 1).any():
-        raise InputError(f"starts: expected to rise from 0 to {len(indices)}, a key or more a list, got {ends[:3]} … {ends[-3:]}")
+        raise InputError(f"indptr: expected to rise from 0 to {len(indices)}, a key or more a list, got {ends[:3]} … {ends[-3:]}")
     listed = indices.numpy()
     if listed[ends[:-1]].min() < 0 or listed[ends[1:] - 1].max() >= keys:
         raise InputError(f"indices: expected keys of 0 … {keys - 1}, ascending in each list, got others")
 
 
 def _check_budgets(
-    offered: Tensor, appended: Tensor, starts: Tensor, size: int, sinks: int, recent: int, heads: int, lists: int, keys: int
+    candidates: Tensor, tail: Tensor, indptr: Tensor, size: int, sinks: int, recent: int, heads: int, lists: int, keys: int
 ) -> None:
-    """Places that hold exactly what is selected: lists of a key or more, none with more keys than it is offered and given."""
-    for name, x in (("offered", offered), ("appended", appended)):
+    """Places that hold exactly what is selected: lists of a key or more, none with more keys than its candidates and tail."""
+    for name, x in (("candidates", candidates), ("tail", tail)):
         checks.vector(name, x, lists)
-    checks.vector("starts", starts, heads * lists + 1)
+    checks.vector("indptr", indptr, heads * lists + 1)
     checks.integer("sinks", sinks)
     checks.integer("recent", recent)
-    checks.within("offered", offered, least=0, most=keys)
-    checks.within("appended", appended, least=0, most=checks.MOST)
-    ends = starts.numpy()
-    chosen = np.diff(ends).reshape(heads, lists) - appended.numpy()
+    checks.within("candidates", candidates, least=0, most=keys)
+    checks.within("tail", tail, least=0, most=checks.MOST)
+    ends = indptr.numpy()
+    chosen = np.diff(ends).reshape(heads, lists) - tail.numpy()
     empty = (np.diff(ends) < 1).any() or (chosen < 0).any()
-    if ends[0] != 0 or ends[-1] != size or empty or (chosen > offered.numpy()).any():
+    if ends[0] != 0 or ends[-1] != size or empty or (chosen > candidates.numpy()).any():
         raise InputError(
-            f"starts: expected to rise from 0 to {size}, each list by at most its offered and appended keys, got {ends[:3]} … "
+            f"indptr: expected to rise from 0 to {size}, each list by at most its candidates and tail keys, got {ends[:3]} … "
             f"{ends[-3:]}"
         )
 

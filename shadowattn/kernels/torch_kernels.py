@@ -54,17 +54,17 @@ class TorchKernels:
         scores = scores.float()
         key = torch.arange(scores.shape[-1])
         # A score of −∞ would tie with the hidden keys, so none may come in.
-        scores = scores.masked_fill(key >= lists.offered[:, None], -math.inf)
-        counts = lists.starts.diff().view(scores.shape[:2]) - lists.appended
+        scores = scores.masked_fill(key >= lists.candidates[:, None], -math.inf)
+        counts = lists.indptr.diff().view(scores.shape[:2]) - lists.tail
         # Of sinks and window as many as the budget holds, so that all who outrank the others are in, in any order.
         sinks = (counts - int(lists.self_first)).clamp(min=0, max=lists.sinks)
         recent = (counts - sinks).clamp(max=lists.recent)
-        forced = (key < sinks[..., None]) | (key >= (lists.offered - recent)[..., None])
-        scores = scores.masked_fill(forced & (key < lists.offered[:, None]), math.inf)
+        forced = (key < sinks[..., None]) | (key >= (lists.candidates - recent)[..., None])
+        scores = scores.masked_fill(forced & (key < lists.candidates[:, None]), math.inf)
         chosen = _top(scores, counts)
-        chosen |= (key >= lists.offered[:, None]) & (key < (lists.offered + lists.appended)[:, None])
+        chosen |= (key >= lists.candidates[:, None]) & (key < (lists.candidates + lists.tail)[:, None])
         indices = chosen.nonzero()[:, -1].to(torch.int32)  # over heads, lists and keys in ascending order
-        return Selection(indices, lists.starts, lists.positions, lists.query_block)
+        return Selection(indices, lists.indptr, lists.positions, lists.query_block)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float | None = None) -> Tensor:
@@ -95,11 +95,11 @@ def _top(scores: Tensor, counts: Tensor) -> Tensor:
 
 def _padded(selection: Selection, tile: slice) -> Tensor:
     """The lists `tile` of all heads, int64 [H, lists, S], padded with key 0."""
-    starts = selection.starts[:-1].view(-1, selection.blocks)[:, tile]
+    indptr = selection.indptr[:-1].view(-1, selection.blocks)[:, tile]
     counts = selection.counts[:, tile]
     slot = torch.arange(int(counts.max()))
     inside = slot < counts[..., None]
-    places = (starts[..., None] + slot).masked_fill(~inside, 0)
+    places = (indptr[..., None] + slot).masked_fill(~inside, 0)
     return selection.indices[places].to(torch.int64).masked_fill(~inside, 0)
 
 

@@ -15,14 +15,14 @@ from shadowattn.models.linear import choose_linear
 from shadowattn.models.registry import bypass_layer, replace_attention
 from shadowattn.models.shape import model_shape
 from shadowattn.offline.ablations import Ablated, Ablation, head_variants
-from shadowattn.offline.work import Progress, Work
+from shadowattn.offline.work import AblationWork, Progress
 
 
 def measure_exactly(
     model: PreTrainedModel,
     windows: Tensor,
     units: Units,
-    work: list[Work],
+    work: list[AblationWork],
     *,
     ablation: Ablation,
     batch: int,
@@ -59,7 +59,7 @@ def measure_plainly(
     model: PreTrainedModel,
     windows: Tensor,
     units: Units,
-    work: list[Work],
+    work: list[AblationWork],
     *,
     ablation: Ablation,
     batch: int,
@@ -81,7 +81,9 @@ def measure_plainly(
             units.put(key, losses(replace_attention(model, Ablated(piece.layer, head, ablation))))
 
 
-def _head_losses(layers: Layerwise, piece: Work, hidden: Tensor, windows: Tensor, ablation: Ablation, batch: int) -> Tensor:
+def _head_losses(
+    layers: Layerwise, piece: AblationWork, hidden: Tensor, windows: Tensor, ablation: Ablation, batch: int
+) -> Tensor:
     """float64 [n, W] for the n heads of a piece."""
 
     variants = head_variants([(head, ablation) for head in piece.heads])

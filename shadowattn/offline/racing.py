@@ -25,7 +25,7 @@ from shadowattn.errors import InputError
 from shadowattn.models.shape import model_shape
 from shadowattn.offline.exact import measure_exactly
 from shadowattn.offline.importance import named_ablation, summarise
-from shadowattn.offline.work import Progress, Work, plan, shard
+from shadowattn.offline.work import AblationWork, Progress, plan, shard
 from shadowattn.types import AblationLosses, Importance
 
 Allotment = Callable[[Importance], list[list[float]]]
@@ -88,7 +88,7 @@ def race_ablations(
     windows = windows[race.order(len(windows))]
     options = {"ablation": how, "batch": batch, "linear": linear}
     base = Units(units.folder / "base")
-    measure_exactly(model, windows, base, [Work(shape.layers, (), 1.0)], **options)
+    measure_exactly(model, windows, base, [AblationWork(shape.layers, (), 1.0)], **options)
     plain = base.read(f"L{shape.layers}")
     work = [piece for piece in plan(shape, batch) if piece.layer < shape.layers]
     found: dict[str, list[float]] = {key: [] for piece in work for key in piece.keys}
@@ -174,14 +174,14 @@ def _with_layer(means: Importance, layer: int, shift: float) -> Importance:
     return replace(means, layer_ppl=tuple(changed))
 
 
-def _running(work: list[Work], names: set[str]) -> list[Work]:
+def _running(work: list[AblationWork], names: set[str]) -> list[AblationWork]:
     """The pieces with only the ablations that still run."""
     running = []
     for piece in work:
         heads = tuple(head for head in piece.heads if f"L{piece.layer}_H{head}" in names)
         if heads or (not piece.heads and piece.keys[0] in names):
             share = len(heads) / len(piece.heads) if heads else 1.0
-            running.append(Work(piece.layer, heads, piece.cost * share))
+            running.append(AblationWork(piece.layer, heads, piece.cost * share))
     return running
 
 

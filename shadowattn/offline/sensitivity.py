@@ -13,7 +13,7 @@ from shadowattn.models.linear import choose_linear
 from shadowattn.models.shape import model_shape
 from shadowattn.offline.ablations import TopK, head_variants
 from shadowattn.offline.exact import measure_exactly
-from shadowattn.offline.work import Progress, Work, plan
+from shadowattn.offline.work import AblationWork, Progress, plan
 from shadowattn.types import Sensitivity
 
 MEASURES = ("error", "loss")
@@ -59,7 +59,7 @@ def sensitivity_grid(retentions: Sequence[float]) -> list[float]:
     return grid
 
 
-def _losses(model, windows: Tensor, units: Units, work: list[Work], retention: float, **options) -> list[list[float]]:
+def _losses(model, windows: Tensor, units: Units, work: list[AblationWork], retention: float, **options) -> list[list[float]]:
     own = Units(units.folder / f"loss@{retention:g}")
     measure_exactly(model, windows, own, work, ablation=TopK(retention), **options)
     shape = model_shape(model)
@@ -71,7 +71,15 @@ def _losses(model, windows: Tensor, units: Units, work: list[Work], retention: f
 
 
 def _errors(
-    model, windows: Tensor, units: Units, work: list[Work], grid: list[float], *, batch: int, linear: str, progress: Progress
+    model,
+    windows: Tensor,
+    units: Units,
+    work: list[AblationWork],
+    grid: list[float],
+    *,
+    batch: int,
+    linear: str,
+    progress: Progress,
 ) -> list[list[list[float]]]:
     """[retention][L][H]. A piece of work is done at all retentions, in one file for each head."""
     own = Units(units.folder / "error")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from shadowattn.errors import InputError
 from shadowattn.models.shape import ModelShape
 
-Progress = Callable[[Sequence["Work"]], Iterable["Work"]]
+Progress = Callable[[Sequence["AblationWork"]], Iterable["AblationWork"]]
 """Hands out pieces of work one after the other, and may show how far it is."""
 
 
 @dataclass(frozen=True)
-class Work:
+class AblationWork:
     """Heads of one layer ablated one at a time, or with no heads the whole layer bypassed.
 
     The layer after the last, with no heads, stands for the model as it is. `cost` is in layers that a window passes through.
@@ -33,19 +33,19 @@ class Work:
         return tuple(f"L{self.layer}_H{head}" for head in self.heads) or (f"L{self.layer}",)
 
 
-def plan(shape: ModelShape, batch: int) -> list[Work]:
+def plan(shape: ModelShape, batch: int) -> list[AblationWork]:
     """All ablations of a model, layer by layer, at most `batch` heads together."""
-    work = [Work(shape.layers, (), 1.0)]
+    work = [AblationWork(shape.layers, (), 1.0)]
     for layer in range(shape.layers):
         after = shape.layers - layer
-        work.append(Work(layer, (), after))
+        work.append(AblationWork(layer, (), after))
         for first in range(0, shape.heads, batch):
             heads = tuple(range(first, min(first + batch, shape.heads)))
-            work.append(Work(layer, heads, len(heads) * (after + 0.5)))
+            work.append(AblationWork(layer, heads, len(heads) * (after + 0.5)))
     return sorted(work, key=lambda piece: piece.layer)
 
 
-def shard(work: list[Work], index: int, count: int) -> list[Work]:
+def shard(work: list[AblationWork], index: int, count: int) -> list[AblationWork]:
     """Shard `index` of `count`: pieces dealt out so that all shards cost about the same.
 
     Raises `InputError` where there is no such shard.

@@ -136,11 +136,11 @@ def _members(selection: Selection, name: str, heads: int, positions: Tensor, key
     """Whether a list holds a key, bool [h, rows, K]. Raises `InputError` where lists are not as `Selection` says."""
     checks.instance(f"lists of {name}", selection, Selection, "return a shadowattn.types.Selection")
     blocks = -(-len(positions) // rule.query_block)
-    checks.vector("starts", selection.starts, heads * blocks + 1)
+    checks.vector("indptr", selection.indptr, heads * blocks + 1)
     checks.vector("indices", selection.indices, selection.indices.numel(), dtype=torch.int32)
-    lengths = selection.starts.diff()
-    if int(selection.starts[0]) or int(selection.starts[-1]) != len(selection.indices) or int(lengths.min()) < 1:
-        raise InputError(f"lists of {name}: expected starts that rise from 0 to {len(selection.indices)}, a key or more a list")
+    lengths = selection.indptr.diff()
+    if int(selection.indptr[0]) or int(selection.indptr[-1]) != len(selection.indices) or int(lengths.min()) < 1:
+        raise InputError(f"lists of {name}: expected indptr that rise from 0 to {len(selection.indices)}, a key or more a list")
     of_list = torch.arange(heads * blocks).repeat_interleave(lengths)
     indices = selection.indices.long()
     if int(indices.min()) < 0 or int(indices.max()) >= keys or not bool(((of_list * keys + indices).diff() > 0).all()):

@@ -33,7 +33,7 @@ def shared_decode(chunk: Chunk, parts: Parts) -> Tensor:
     selection = parts.kernels.select(shared[:, None], lists)
     # The group's heads are the rows of one block, all at the last position.
     at = chunk.positions.expand(count // groups).contiguous()
-    rows = Selection(selection.indices, selection.starts, at, count // groups)
+    rows = Selection(selection.indices, selection.indptr, at, count // groups)
     folded = chunk.q.reshape(groups, count // groups, dim)
     out = parts.kernels.attend(folded, chunk.k, chunk.v, rows, Heads.all(groups, groups), scale=chunk.scale)
     return out.view(chunk.q.shape)

@@ -1,6 +1,6 @@
 """What each stage takes on this machine: measured, bound to what it was measured with, interpolated in between (section 3.4).
 
-Schedulers and the simulator see it as a `plan.Work`. `online.probe` measures, `experiments/latency_profile.py` runs it.
+Schedulers and the simulator see it as a `plan.Work`. `online.latency_profiler` measures it, `+exp=latency_profile` runs that.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ class InterpolationError:
 
 @dataclass(frozen=True)
 class LatencyProfile:
-    """All points of one measurement, and in `binding` everything that they hold for (`probe.binding`)."""
+    """All points of one measurement, and in `binding` everything that they hold for (`LatencyProfiler.binding`)."""
 
     binding: dict[str, str | int]
     points: tuple[Latency, ...]

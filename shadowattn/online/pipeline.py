@@ -8,8 +8,8 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_overlapped, run_sequential
 from shadowattn.online.latency import REMEDY, LatencyProfile
+from shadowattn.online.latency_profiler import binding
 from shadowattn.online.plan import Group
-from shadowattn.online.probe import binding
 from shadowattn.online.schedulers import Scheduler
 from shadowattn.online.stages import Stages
 

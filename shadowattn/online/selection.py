@@ -1,4 +1,4 @@
-"""Scores in, key indices out. Causality lives here: a row is offered only the keys at or before its own position."""
+"""Scores in, key indices out. Causality lives here: the candidates of a row are the keys at or before its own position."""
 
 import math
 from dataclasses import dataclass
@@ -78,15 +78,15 @@ class Rule:
     def lists(self, retention: Tensor, positions: Tensor) -> Lists:
         """Budgets and places of all lists of heads with `retention` float64 [H], for rows at `positions` int64 [Q]."""
         if self.query_block == 1:
-            offered, appended, recent = positions + 1, torch.zeros_like(positions), self.recent
-            lengths = keep_counts(retention, offered)
+            candidates, tail, recent = positions + 1, torch.zeros_like(positions), self.recent
+            lengths = keep_counts(retention, candidates)
         else:
-            offered, recent = positions[:: self.query_block].contiguous(), max(0, self.recent - 1)  # the row's own key follows
-            appended = _last_of_blocks(positions, self.query_block) + 1 - offered
-            lengths = shared_keep_counts(retention, positions + 1, self.query_block) + appended
-        starts = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
+            candidates, recent = positions[:: self.query_block].contiguous(), max(0, self.recent - 1)  # the row's own key follows
+            tail = _last_of_blocks(positions, self.query_block) + 1 - candidates
+            lengths = shared_keep_counts(retention, positions + 1, self.query_block) + tail
+        indptr = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
         self_first = self.query_block == 1 and self.recent > 0
-        return Lists(offered, appended, starts, positions, self.query_block, self.sinks, recent, self_first)
+        return Lists(candidates, tail, indptr, positions, self.query_block, self.sinks, recent, self_first)
 
 
 def _last_of_blocks(x: Tensor, query_block: int) -> Tensor:

@@ -11,7 +11,7 @@ from shadowattn.evaluation import recall
 from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall, measured_rows, sampled_rows
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import estimation_graph
-from shadowattn.graphs.quantization import compile_int8, input_steps
+from shadowattn.graphs.nncf_graph import compile_int8, input_steps
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8

@@ -152,7 +152,7 @@ def test_an_override_without_effect_is_refused(override):
 
 
 def test_compared_methods_select_as_the_main_one_does():
-    config = compose(["+exp=quickstart", "selection=block32"])
+    config = compose(["+exp=quickstart", "selection=shared_32"])
     assert config.compare.oracle.selection.query_block == 32
 
 

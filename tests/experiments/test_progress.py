@@ -1,8 +1,8 @@
 from experiments.progress import work_bar
-from shadowattn.offline.work import Work
+from shadowattn.offline.work import AblationWork
 
 
 def test_work_comes_through_in_order_and_a_pipe_sees_nothing(capsys):
-    work = [Work(0, (0, 1), 3.0), Work(1, (), 1.0)]
+    work = [AblationWork(0, (0, 1), 3.0), AblationWork(1, (), 1.0)]
     assert list(work_bar(work, "ablate")) == work
     assert capsys.readouterr() == ("", "")

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.rows import save_result
 from experiments import provenance, source
-from experiments.machine import machine
+from experiments.environment import machine
 from experiments.provenance import joined, origin, portable, sidecar, state, write_csv
 from experiments.publish import check, publish
 from experiments.source import current_code

@@ -12,13 +12,13 @@ from benchmarks import bank as bank_benchmark
 from experiments.publish import read_reference
 from experiments.studies import query_block, validate_simulator
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
-from shadowattn import selfcheck
+from shadowattn import device_check
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.executor import Threads
-from shadowattn.online.probe import Probe
+from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device, save_device
 from shadowattn.online.simulation.device import Number
@@ -199,7 +199,7 @@ def test_the_bank_is_measured(run, monkeypatch, tmp_path):
 
 
 def test_a_self_check_without_an_npu_says_so(run, monkeypatch):
-    monkeypatch.setattr("experiments.studies.self_check.CASES", {"probe": selfcheck.CASES["probe"]})
+    monkeypatch.setattr("experiments.studies.self_check.CASES", {"probe": device_check.CASES["probe"]})
     folder = run("npu_selfcheck", "+exp=npu_selfcheck")
     report = (folder / "report.md").read_text()
     assert "no NPU was checked" in report
@@ -254,7 +254,7 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
 def test_held_out_chunks_are_none_that_the_profile_was_measured_on():
     profile = RetentionProfile(((0.2,) * 4,), ScaleGrid((0.01, 0.02, 0.04), (0.01, 0.02, 0.04)), 16, "", "", "")
     bank = GraphBank.build(profile, (GraphShape(1, 16, 16, 2048),))
-    probe = Probe(4, 2, 16, 16, torch.float32, Int8(bank), Rule(), TorchKernels(), Threads(1, 1, 1))
+    probe = LatencyProfiler(4, 2, 16, 16, torch.float32, Int8(bank), Rule(), TorchKernels(), Threads(1, 1, 1))
     lengths = probe.key_lengths(2048)
     study = ValidateSimulator(retentions=[0.1, 0.6])
     cases = study.draw_cases(probe, lengths, seed=0)

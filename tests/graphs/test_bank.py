@@ -15,7 +15,7 @@ from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.graph import Graph
-from shadowattn.graphs.quantize import absmax_scales, quantize
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantize
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8

@@ -24,15 +24,15 @@ def attention_float64(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: fl
 def best_keys(scores: Tensor, lists: Lists) -> Tensor:
     """All lists one after another, each by a stable sort."""
     found = []
-    counts = lists.starts.diff().view(scores.shape[:2])
+    counts = lists.indptr.diff().view(scores.shape[:2])
     for head in range(scores.shape[0]):
         for b in range(scores.shape[1]):
-            offered, appended = int(lists.offered[b]), int(lists.appended[b])
-            ranked = scores[head, b, :offered].double() + 0.0  # −0 is 0
-            window = list(range(offered))[::-1][: lists.recent]
-            sinks = list(range(min(lists.sinks, offered)))
+            candidates, tail = int(lists.candidates[b]), int(lists.tail[b])
+            ranked = scores[head, b, :candidates].double() + 0.0  # −0 is 0
+            window = list(range(candidates))[::-1][: lists.recent]
+            sinks = list(range(min(lists.sinks, candidates)))
             by_score = torch.sort(ranked, descending=True, stable=True).indices.tolist()
             order = list(dict.fromkeys([*window[: lists.self_first], *sinks, *window, *by_score]))
-            chosen = sorted(order[: int(counts[head, b]) - appended])
-            found.append(torch.tensor([*chosen, *range(offered, offered + appended)]))
+            chosen = sorted(order[: int(counts[head, b]) - tail])
+            found.append(torch.tensor([*chosen, *range(candidates, candidates + tail)]))
     return torch.cat(found).to(torch.int32)

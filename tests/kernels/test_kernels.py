@@ -60,7 +60,7 @@ def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_bloc
     positions = earlier + torch.arange(rows)
     retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
     lists = Rule(query_block).lists(retentions, positions)
-    selection = TorchKernels().select(torch.rand(count, len(lists.offered), rows + earlier), lists)
+    selection = TorchKernels().select(torch.rand(count, len(lists.candidates), rows + earlier), lists)
     made, context = implementation(name)
     with context:
         out = made.attend(q, k, v, selection, Heads.all(count, groups), scale=0.3)
@@ -139,19 +139,19 @@ def scores_of(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     self_first=st.booleans(),
     sinks=st.sampled_from([0, 0, 1, 5, 400]),
     recent=st.sampled_from([0, 0, 1, 5, 400]),
-    appended=st.sampled_from([0, 0, 3]),
+    tail=st.sampled_from([0, 0, 3]),
     seed=st.integers(0, 99),
 )
-def test_selects_the_exact_best(name, kind, keys, share, self_first, sinks, recent, appended, seed):
+def test_selects_the_exact_best(name, kind, keys, share, self_first, sinks, recent, tail, seed):
     generator = torch.Generator().manual_seed(seed)
     scores = scores_of(kind, (2, 3, keys), seed)
-    offered = torch.randint(1, keys + 1, (3,), generator=generator)
-    counts = (share * offered).ceil().long().clamp(min=int(appended == 0)).expand(2, -1)  # no list is empty
-    starts = torch.nn.functional.pad((counts + appended).flatten().cumsum(0), (1, 0))
+    candidates = torch.randint(1, keys + 1, (3,), generator=generator)
+    counts = (share * candidates).ceil().long().clamp(min=int(tail == 0)).expand(2, -1)  # no list is empty
+    indptr = torch.nn.functional.pad((counts + tail).flatten().cumsum(0), (1, 0))
     self_first = self_first and recent > 0  # the row's own key is the last of its window
-    lists = Lists(offered, torch.full((3,), appended), starts, offered, 1, sinks, recent, self_first)
-    if name == "torch" and appended:
-        scores = torch.nn.functional.pad(scores, (0, appended))  # the twin makes lists out of a mask over the keys
+    lists = Lists(candidates, torch.full((3,), tail), indptr, candidates, 1, sinks, recent, self_first)
+    if name == "torch" and tail:
+        scores = torch.nn.functional.pad(scores, (0, tail))  # the twin makes lists out of a mask over the keys
     made, context = implementation(name)
     with context:
         selection = made.select(scores, lists)
@@ -189,16 +189,16 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
     lists, kv = rule.lists(torch.full((count,), retention, dtype=torch.float64), positions), Heads.all(count, groups).kv
     packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
     with native.forced_level(name):
-        for part in (slice(0, keys // 3), slice(keys // 3, keys)):  # appended in two pieces
+        for part in (slice(0, keys // 3), slice(keys // 3, keys)):  # tail in two pieces
             ops.pack(k[:, part], k_scales, packed, part.start)
         indices = ops.estimate_select(
             scored, q_scales, packed, keys, kv, at + 1, rule.pooling, rule.query_block,
-            lists.offered, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
+            lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
         )  # fmt: skip
         scores = ops.estimate(scored, q_scales, packed, keys, kv, at + 1, rule.pooling, rule.query_block, exponents)
     products = (_quantized(scored, q_scales).double() @ _quantized(k, k_scales).double()[kv].transpose(1, 2)).float()
     pooled = rule.pool(products, positions, logit_scales)
-    seen = torch.arange(keys) < lists.offered[:, None] if rule.pooling != "rows" else torch.ones(1, keys, dtype=torch.bool)
+    seen = torch.arange(keys) < lists.candidates[:, None] if rule.pooling != "rows" else torch.ones(1, keys, dtype=torch.bool)
     if rule.pooling == "probability":  # sums of float32 exponentials against float64: the best keys but for near ties
         torch.testing.assert_close(scores.masked_fill(~seen, 0), pooled.masked_fill(~seen, 0), rtol=1e-5, atol=1e-7)
         assert indices.equal(TorchKernels().select(scores, lists).indices)
@@ -251,11 +251,11 @@ def test_operators_are_what_torch_expects_of_them():
     q, k, v = qkv(4, 2, 6, 40, 16)
     kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)
     lists = Rule().lists(torch.full((4,), 0.3, dtype=torch.float64), positions)
-    plan = (lists.offered, lists.appended, lists.starts, lists.size, 0, 0, False)
+    plan = (lists.candidates, lists.tail, lists.indptr, lists.size, 0, 0, False)
     indices = ops.select(torch.rand(4, 6, 40), *plan)
     packed = torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.attend, (q, k, v, kv, positions, indices, lists.starts, 1, 0.25), test_utils=checks)
+    torch.library.opcheck(ops.attend, (q, k, v, kv, positions, indices, lists.indptr, 1, 0.25), test_utils=checks)
     torch.library.opcheck(ops.select, (torch.rand(4, 6, 40), *plan), test_utils=checks)
     torch.library.opcheck(ops.pack, (k, torch.ones(2), packed, 0), test_utils=checks)
     torch.library.opcheck(ops.estimate, (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1), test_utils=checks)

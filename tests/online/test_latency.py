@@ -20,9 +20,9 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group
-from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
@@ -166,9 +166,9 @@ def on(stages: Stages, chunk: Chunk) -> Stages:
     return Stages(chunk, Parts(stages.estimator, stages.rule, stages.kernels))
 
 
-def probe_of(stages, **changes) -> Probe:
+def probe_of(stages, **changes) -> LatencyProfiler:
     options = {"estimator": stages.estimator, "rule": stages.rule, "kernels": stages.kernels, "threads": THREADS}
-    return Probe(HEADS, KV_HEADS, DIM, ROWS, stages.chunk.q.dtype, **options | changes)
+    return LatencyProfiler(HEADS, KV_HEADS, DIM, ROWS, stages.chunk.q.dtype, **options | changes)
 
 
 def measured(stages, **changes) -> LatencyProfile:

@@ -33,7 +33,7 @@ def test_bytes_count_every_operand():
     spans = Pipeline("off").run(stages := make_stages(Oracle()), keep_lists=True).timeline.spans
     estimate, select, attend = spans[:3]
     chunk = stages.chunk
-    listed = int(stages.rule.lists(chunk.retention, chunk.positions).starts[ROWS])
+    listed = int(stages.rule.lists(chunk.retention, chunk.positions).indptr[ROWS])
     assert estimate.bytes == 4 * (ROWS * DIM + KEYS * DIM + ROWS * KEYS)
     assert select.bytes == 4 * (ROWS * KEYS + listed)
     assert attend.bytes == 4 * (2 * ROWS * DIM + listed + 2 * listed * DIM)

@@ -17,7 +17,7 @@ typedef struct {
   int64_t head_stride, row_stride;
 } SaTensor;
 
-// Exact attention of each row over its list. Rows b·query_block … share list b, indices[starts[h·B + b] … starts[h·B + b + 1]),
+// Exact attention of each row over its list. Rows b·query_block … share list b, indices[indptr[h·B + b] … indptr[h·B + b + 1]),
 // ascending; a row uses the keys at or before its position. indices == NULL: every key up to the row's own (dense).
 typedef struct {
   int64_t threads, bfloat16;
@@ -26,17 +26,17 @@ typedef struct {
   const int64_t* kv_head;    // [H]
   const int64_t* positions;  // [Q], ascending
   const int32_t* indices;
-  const int64_t* starts;  // [H·B + 1]
+  const int64_t* indptr;  // [H·B + 1]
   float scale;
 } SaAttend;
 
-// Which keys an index list takes, from scores; see select.h. `starts` gives each list's length and place.
+// Which keys an index list takes, from scores; see select.h. `indptr` gives each list's length and place.
 typedef struct {
-  const int64_t* offered;  // [B] keys 0 … offered[b] − 1 compete
-  const int64_t* appended; // [B] keys offered[b] … offered[b] + appended[b] − 1 follow the chosen ones
-  const int64_t* starts;   // [H·B + 1]
+  const int64_t* candidates;  // [B] keys 0 … candidates[b] − 1 compete
+  const int64_t* tail;        // [B] keys candidates[b] … candidates[b] + tail[b] − 1 follow the chosen ones
+  const int64_t* indptr;      // [H·B + 1]
   int32_t* indices;
-  int64_t sinks, recent;  // the first and the last offered keys, which outrank all others
+  int64_t sinks, recent;  // the first and the last of the candidates, which outrank all others
   int64_t self_first;     // 1: the very last one, the row's own key, comes before the sinks
 } SaLists;
 

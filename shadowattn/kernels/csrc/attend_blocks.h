@@ -390,7 +390,7 @@ int attend_blocks(const SaAttend& a) {
     Block b{head, end - first, first, nullptr, 0, 0, lanes};
     if (b.rows <= 0) return b;
     if (a.indices) {
-      const int64_t* start = a.starts + head * lists + list;
+      const int64_t* start = a.indptr + head * lists + list;
       b.list = a.indices + start[0];
       b.to = start[1] - start[0];
     } else {

@@ -275,7 +275,7 @@ void attend_rows_task(const SaAttend& a, int64_t head, int64_t from, int64_t to,
   int64_t last_key = 0;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t list = head * lists + (from + r) / a.query_block;
-    const int32_t *begin = a.indices + a.starts[list], *end = a.indices + a.starts[list + 1];
+    const int32_t *begin = a.indices + a.indptr[list], *end = a.indices + a.indptr[list + 1];
     if (end[-1] > a.positions[from + r]) end = first_from(begin, end, a.positions[from + r] + 1);
     state[r] = {begin, end, begin, 0};
     last_key = max_of<int64_t>(last_key, end[-1]);
@@ -319,7 +319,7 @@ template <class T>
 int attend_rows(const SaAttend& a) {
   int64_t longest = 1;
   for (int64_t list = 0; list < a.heads * ceil_div(a.rows, a.query_block); ++list)
-    longest = max_of(longest, a.starts[list + 1] - a.starts[list]);
+    longest = max_of(longest, a.indptr[list + 1] - a.indptr[list]);
   longest = round_up(longest, VL);
   int64_t rows = max_of<int64_t>(min_of<int64_t>(kWeightBytes / (4 * longest), kRowsPerTask), 8);
   while (rows > 4 && a.heads * ceil_div(a.rows, rows) < 4 * a.threads) rows /= 2;  // enough tasks to share out

@@ -258,13 +258,13 @@ int estimate_rows(const SaEstimate& a) {
     quantize_rows<T>(a, head, from, to, x);
     const int64_t first_list = pooled ? at : from, end_list = pooled ? at + 1 : to;
     const bool all_keys = a.scores || !a.to.indices;
-    int64_t offered = all_keys ? a.keys : 0;
-    for (int64_t b = first_list; !all_keys && b < end_list; ++b) offered = max_of(offered, a.to.offered[b]);
+    int64_t candidates = all_keys ? a.keys : 0;
+    for (int64_t b = first_list; !all_keys && b < end_list; ++b) candidates = max_of(candidates, a.to.candidates[b]);
     if (a.pooling == SA_MAX) pool_rows<SA_MAX>(a, x, from, to - from, packed, scores);
     else if (a.pooling == SA_SUM) pool_rows<SA_SUM>(a, x, from, to - from, packed, scores);
     else if (a.pooling == SA_PROBABILITY)
       pool_probabilities(a, x, from, to - from, packed, a.exponents[head], reinterpret_cast<float*>(scores), scores + width, width);
-    else products_of<SA_ROWS>(to - from, packed, 0, round_up(offered, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.sums, scores, width);
+    else products_of<SA_ROWS>(to - from, packed, 0, round_up(candidates, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.sums, scores, width);
     for (int64_t b = first_list; b < end_list; ++b) {
       const int32_t* row = scores + (pooled ? 0 : (b - from) * width);
       if (!a.scores) {
@@ -275,7 +275,7 @@ int estimate_rows(const SaEstimate& a) {
         }
         if (a.pooling == SA_SUM) {  // sums exceed what float32 holds exactly: they are rounded as every other path rounds them
           float* rounded = reinterpret_cast<float*>(scores);
-          for (int64_t j = 0; j < a.to.offered[b]; ++j) {
+          for (int64_t j = 0; j < a.to.candidates[b]; ++j) {
             const int32_t sum = scores[j];
             rounded[j] = static_cast<float>(sum);
           }

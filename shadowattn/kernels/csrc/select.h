@@ -312,13 +312,13 @@ inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* fr
   return low;
 }
 
-// One list: the k best of the first n scores, then the appended keys. 0 ≤ k ≤ n.
+// One list: the k best of the first n scores, then the tail keys. 0 ≤ k ≤ n.
 template <class Scores>
 inline void select_list(const Scores& scores, const SaLists& to, int64_t list, int64_t at, char* scratch) {
-  const int64_t n = to.offered[at], appended = to.appended[at];
-  int32_t* out = to.indices + to.starts[list];
-  const int64_t k = to.starts[list + 1] - to.starts[list] - appended;
-  for (int64_t i = 0; i < appended; ++i) out[k + i] = static_cast<int32_t>(n + i);
+  const int64_t n = to.candidates[at], tail = to.tail[at];
+  int32_t* out = to.indices + to.indptr[list];
+  const int64_t k = to.indptr[list + 1] - to.indptr[list] - tail;
+  for (int64_t i = 0; i < tail; ++i) out[k + i] = static_cast<int32_t>(n + i);
   if (k >= n) {
     for (int64_t j = 0; j < n; ++j) out[j] = static_cast<int32_t>(j);
     return;
@@ -346,7 +346,7 @@ inline void select_list(const Scores& scores, const SaLists& to, int64_t list, i
 
 int select(const SaSelect* a) {
   int64_t longest = 1;
-  for (int64_t b = 0; b < a->lists; ++b) longest = max_of(longest, a->to.offered[b]);
+  for (int64_t b = 0; b < a->lists; ++b) longest = max_of(longest, a->to.candidates[b]);
   constexpr int64_t kListsPerTask = 8;
   const int64_t tasks = ceil_div(a->lists, kListsPerTask);
   return run_queue(a->heads * tasks, a->threads, select_bytes(longest), [&](int64_t t, char* scratch) {

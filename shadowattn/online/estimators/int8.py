@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
-from shadowattn.graphs.quantize import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.plan import Group

@@ -27,7 +27,7 @@ class Int8Device(Estimator):
     """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
 
     With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`). Where rows share a
-    list, graphs rank what lies before the block's own keys alone, and those are appended here.
+    list, graphs rank what lies before the block's own keys alone, and those are tail here.
     """
 
     bank: GraphBank
@@ -51,7 +51,7 @@ class Int8Device(Estimator):
             return self._select(chunk, rule, lists)
 
     def _select(self, chunk: Chunk, rule: Rule, lists: Lists) -> Selection:
-        budgets = lists.starts.diff().view(len(chunk.heads), -1) - lists.appended
+        budgets = lists.indptr.diff().view(len(chunk.heads), -1) - lists.tail
         wanted = -(-budgets // self.bank.form.pool[1])  # keys, or blocks of keys
         buckets = Buckets.of(self.bank, chunk)
         self.clipped += sum(buckets.clipped)
@@ -69,10 +69,12 @@ class Int8Device(Estimator):
         return self._keys(chosen, lists, chunk.positions, rule.query_block)
 
     def _keys(self, chosen: list[Tensor], lists: Lists, positions: Tensor, query_block: int) -> Selection:
-        """Blocks [B, k] of each head become the keys in them, as far as the list is offered any; the rows' own keys follow."""
+        """Blocks [B, k] of each head become the keys in them, as far as they are candidates of the list; its tail follows."""
         width = self.bank.form.pool[1]
-        ranked = lists.offered if query_block == 1 else lists.offered // width * width  # whole blocks of keys, where rows share
-        end = lists.offered + lists.appended
+        ranked = lists.candidates  # whole blocks of keys, where rows share
+        if query_block > 1:
+            ranked = ranked // width * width
+        end = lists.candidates + lists.tail
         tail = ranked[:, None] + torch.arange(int((end - ranked).max()))
         indices, counts = [], []
         for table in chosen:
@@ -82,8 +84,8 @@ class Int8Device(Estimator):
             keys, valid = torch.cat([keys, tail], 1), torch.cat([valid, tail < end[:, None]], 1)
             indices.append(keys[valid].to(torch.int32))
             counts.append(valid.sum(1))
-        starts = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0))
-        return Selection(torch.cat(indices), starts, positions, query_block)
+        indptr = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0))
+        return Selection(torch.cat(indices), indptr, positions, query_block)
 
     @staticmethod
     def check(rule: Rule) -> None:

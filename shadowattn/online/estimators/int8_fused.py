@@ -1,7 +1,7 @@
 """INT8 without a graph: native products of quantised Q with packed K, and the selection from them in the same pass.
 
 The same integers as the graphs' (`int8`), except midway between two steps, so the same keys; on a CPU that is also the NPU's
-stand-in it saves the scores their way to memory and back. K is quantised and packed once, as it is appended.
+stand-in it saves the scores their way to memory and back. K is quantised and packed once, as it is tail.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.graphs.quantize import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
@@ -111,9 +111,9 @@ class Int8Fused(Estimator):
             exponents = q_scales * keys.scales[chunk.heads.kv] * (chunk.scale * math.log2(math.e))
         indices = ops.estimate_select(
             asked.q, q_scales, keys.packed, keys.length, chunk.heads.kv, asked.positions + 1, rule.pooling, rule.query_block,
-            lists.offered, lists.appended, lists.starts, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
+            lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
         )  # fmt: skip
-        return Selection(indices, lists.starts, chunk.positions, rule.query_block)
+        return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
 
     def _keys(self, chunk: Chunk) -> PackedKeys:
         """The chunk's keys packed: what is new of them, or all where their scales have changed."""

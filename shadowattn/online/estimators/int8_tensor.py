@@ -12,7 +12,7 @@ from torch import Tensor
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
-from shadowattn.graphs.quantize import absmax_scales, quantize
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantize
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.threads import compile_hints, current_budget, thread_budget

@@ -13,7 +13,7 @@ from torch import Tensor
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.quantize import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.types import Requant, ScaleGrid

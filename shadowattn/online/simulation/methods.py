@@ -8,8 +8,8 @@ import numpy as np
 from shadowattn.errors import InputError
 from shadowattn.online.plan import Group
 from shadowattn.online.schedulers.johnson import Johnson
-from shadowattn.online.simulation.course import simulate
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer, known
+from shadowattn.online.simulation.events import simulate
 
 # What C/G-Block-Sparse pools, in either direction.
 _BLOCK = 64
@@ -73,8 +73,8 @@ def _pipelined(device: Device, layer: Layer, chunk: ChunkShape, retention: float
     groups = [Group(tuple(range(at, min(at + size, layer.heads)))) for at in range(0, layer.heads, size)]
     work = device.work(layer, chunk, groups, [retention] * layer.heads, query_block=query_block)
     how = {"wake_us": known(device.wake_us), "between_us": known(device.between_us), "device": device.estimate_on}
-    course = simulate(work, Johnson().plan(work), cores=device.cores.value, **how)
-    return Cost(course.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
+    timeline = simulate(work, Johnson().plan(work), cores=device.cores.value, **how)
+    return Cost(timeline.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
 
 
 def pooled(device: Device, layer: Layer, chunk: ChunkShape, retention: float) -> Cost:

@@ -1,6 +1,6 @@
 """Does a device compile and run the estimation graphs, and are its integers right? Each form by itself, in another process.
 
-`python -m shadowattn.selfcheck DEVICE CASE …` prints one JSON line a case. It runs apart because a device's compiler may abort
+`python -m shadowattn.device_check DEVICE CASE …` prints one JSON line a case. It runs apart because a device's compiler may abort
 rather than raise; `check_device` starts it again behind the case that it died in.
 """
 
@@ -20,7 +20,7 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
-from shadowattn.graphs.quantize import quantize
+from shadowattn.graphs.symmetric_int8 import quantize
 from shadowattn.types import Requant
 
 _CHUNK = GraphShape(4, 128, 64, 1024)
@@ -135,7 +135,7 @@ def check_device(device: str, cases: Sequence[str] = tuple(CASES), *, progress: 
 
 def _worker(device: str, cases: Sequence[str]) -> tuple[list[str], str]:
     """The lines that a process printed before it was through or died, and what it died of."""
-    command = [sys.executable, "-m", "shadowattn.selfcheck", device, *cases]
+    command = [sys.executable, "-m", "shadowattn.device_check", device, *cases]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as expired:

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from shadowattn.kernels import choose
-from shadowattn.online import executor, probe
+from shadowattn.online import executor, latency_profiler
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile, without_slowest
+from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.probe import Probe
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Stages
 from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, bank, make_stages
@@ -72,16 +72,16 @@ class ClockedInt8(Int8):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (executor, probe):
+    for module in (executor, latency_profiler):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
     return clock
 
 
-def probe_on(clock, bank) -> Probe:
+def probe_on(clock, bank) -> LatencyProfiler:
     estimator = ClockedInt8(bank)
     estimator.clock = clock
     dtype = make_stages(Int8(bank)).chunk.q.dtype
-    return Probe(HEADS, KV_HEADS, DIM, ROWS, dtype, estimator, Rule(), Clocked(clock), Threads(), pool=None)
+    return LatencyProfiler(HEADS, KV_HEADS, DIM, ROWS, dtype, estimator, Rule(), Clocked(clock), Threads(), pool=None)
 
 
 def test_a_launch_costs_what_it_costs_after_another_bucket(clock, bank):

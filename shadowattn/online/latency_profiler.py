@@ -17,7 +17,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
-from shadowattn.graphs.quantize import INT8_MAX
+from shadowattn.graphs.symmetric_int8 import INT8_MAX
 from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
@@ -42,7 +42,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Probe:
+class LatencyProfiler:
     """What is measured: chunks of `rows` rows of a layer with such heads, by these parts.
 
     `pool` is where scores are copied to, as pipelines that overlap do; None: read where the launch left them, as `off` does.

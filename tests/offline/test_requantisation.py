@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shadowattn.errors import InputError
-from shadowattn.offline.outputs import OutputObservations, largest_product, observe_outputs
+from shadowattn.offline.requantisation import OutputObservations, largest_product, observe_outputs
 from shadowattn.types import Requant
 from tests.profiles import GRID
 from tests.tiny import tiny_model

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.quantize import quantize
+from shadowattn.graphs.symmetric_int8 import quantize
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.scales import RunningScales, watch_attention
 from shadowattn.online.attention import Request

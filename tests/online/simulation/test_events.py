@@ -1,4 +1,4 @@
-"""The simulated course: the model of an order where nothing is in short supply, and the executor's rules where something is."""
+"""The event simulation: the model of an order where nothing is in short supply, and the executor's rules where something is."""
 
 import math
 

@@ -5,10 +5,10 @@ import sys
 import pytest
 import torch
 
-from shadowattn import selfcheck
+from shadowattn import device_check
+from shadowattn.device_check import CASES, check_device, run_case
 from shadowattn.errors import InputError
 from shadowattn.graphs.cpu import multiplies_exactly
-from shadowattn.selfcheck import CASES, check_device, run_case
 
 
 def dying(folder, *, after: int = 0, how: str = "os.abort()") -> str:
@@ -40,7 +40,7 @@ def test_a_device_that_is_not_there_says_so():
 
 
 def test_a_case_that_kills_the_process_is_reported_and_the_rest_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(selfcheck.sys, "executable", dying(tmp_path, after=1))
+    monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path, after=1))
     cases = ["probe", "static", "static, mask", "runtime scales"]
     outcomes = check_device("CPU", cases)
     assert [o.case for o in outcomes] == cases
@@ -49,18 +49,18 @@ def test_a_case_that_kills_the_process_is_reported_and_the_rest_run(monkeypatch,
 
 
 def test_a_device_that_hangs_is_given_up(monkeypatch, tmp_path):
-    monkeypatch.setattr(selfcheck, "_TIMEOUT_S", 1)
-    monkeypatch.setattr(selfcheck.sys, "executable", dying(tmp_path, how="import time; time.sleep(60)"))
+    monkeypatch.setattr(device_check, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path, how="import time; time.sleep(60)"))
     assert check_device("CPU", ["probe"])[0].error == "no answer within 1 s"
 
 
 def test_wrong_scores_are_found_out():
     shape, form = CASES["static"]
     product = torch.arange(float(shape.heads * shape.rows * shape.keys)).view(shape.heads, shape.rows, shape.keys) % 997
-    step = selfcheck._SCALE**2
+    step = device_check._SCALE**2
     right = (product * step).float()
-    assert selfcheck._compare(right, product, shape, form) == (0.0, 1.0, 1.0)
-    steps_off, exact, recall = selfcheck._compare(-right, product, shape, form)
+    assert device_check._compare(right, product, shape, form) == (0.0, 1.0, 1.0)
+    steps_off, exact, recall = device_check._compare(-right, product, shape, form)
     assert steps_off == 2 * 996
     assert exact < 0.01
     assert recall < 0.5

@@ -1,4 +1,4 @@
-"""What would run when: the executor's course, event by event, for given costs (section 3.4).
+"""Event simulation: what the executor would run when, for given costs (section 3.4).
 
 It follows `online.executor`: the device runs launches in their order and hands over each head whose turn has come, at most
 `queue_heads` of which wait between two stages; a full queue holds up the stage before it.
@@ -45,8 +45,8 @@ def simulate(
         if not 0 <= us < math.inf:
             raise InputError(f"{name}: expected a time of at least 0 µs, got {us}")
     alone = mode == "off"
-    course = _Course(work, plan, 1 if alone else math.inf, queue_heads, cores, device, 0.0 if alone else wake_us, between_us)
-    return Timeline(tuple(sorted(course.run(), key=lambda span: span.start_us)), "simulated")
+    events = _Events(work, plan, 1 if alone else math.inf, queue_heads, cores, device, 0.0 if alone else wake_us, between_us)
+    return Timeline(tuple(sorted(events.run(), key=lambda span: span.start_us)), "simulated")
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Task:
     left_us: float
 
 
-class _Course:
+class _Events:
     def __init__(
         self,
         work: Work,

@@ -5,7 +5,7 @@ import pytest
 
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphShape
-from shadowattn.graphs.quantization import compile_int8, input_steps, nncf_graph
+from shadowattn.graphs.nncf_graph import compile_int8, input_steps, nncf_graph
 
 SHAPE = GraphShape(4, 16, 64, 48, group=2)
 
