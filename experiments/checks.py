@@ -1,11 +1,12 @@
 """What is refused before any work: for each group of the configuration that a study needs, what cannot be computed as asked."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.banks import OUTPUTS
 from experiments.offline import check_fixed_budget
-from experiments.parts import build, part_name
+from experiments.parts import OBSERVE, build, part_name
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.estimation import INPUTS
@@ -64,6 +65,9 @@ def _check_importance(lab: "Lab") -> None:
     for name, least in (("windows", 0), ("window_tokens", 2), ("batch", 1)):
         check_count(f"importance.{name}", importance[name], least=least)
     Race(**importance.race)
+    scales = importance.activation_scales
+    if scales not in (None, OBSERVE) and not Path(scales).expanduser().is_file():
+        raise InputError(f"importance.activation_scales: expected a file, got {scales!r}; set importance.activation_scales=FILE")
     if importance.method == "racing" and importance.weighting == "batches":
         raise InputError("importance.weighting: expected windows with method=racing, which stops in the middle of batches")
     shard([], lab.of("shard").index, lab.of("shard").count)
@@ -101,9 +105,12 @@ def _check_decode(lab: "Lab") -> None:
         raise InputError("decode=shared: ranks keys by scores, and graphs that select return none; use decode=dense")
 
 
-def _check_compare(lab: "Lab") -> None:
-    if "dense" in lab.methods:
+def _check_name(lab: "Lab") -> None:
+    if lab.of("method") == "dense" or "dense" in lab.methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
+
+
+def _check_compare(lab: "Lab") -> None:
     if lab.of("method") in lab.of("compare"):
         raise InputError(f"method: {lab.of('method')!r} is one of those to compare with; call the method something else")
 
@@ -119,6 +126,7 @@ _GROUPS: dict[str, Callable[["Lab"], None]] = {
     "grid": lambda lab: build(lab.of("grid")),
     "pipeline": lambda lab: lab.pipeline,
     "decode": _check_decode,
+    "method": _check_name,
     "compare": _check_compare,
 }
 

@@ -26,10 +26,12 @@ def typed(override: str) -> str:
     return override[2:] if override.startswith("++") and _OF_A_PART.match(override[2:]) else override
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """The configuration of `python -m experiments.run OVERRIDES`, parts as their YAMLs have them."""
+def composed(overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfig:
+    """The configuration of `python -m experiments.run OVERRIDES`, parts as their YAMLs have them; `folders` hold further ones."""
+    paths = ",".join(f"file://{Path(folder).absolute()}" for folder in folders)
+    further = [f"hydra.searchpath=[{paths}]"] if folders else []
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", [settable(one) for one in overrides])
+        return hydra.compose("config", [*(settable(one) for one in overrides), *further])
 
 
 def choices() -> dict[str, list[str]]:

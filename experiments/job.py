@@ -5,7 +5,8 @@ A run's folder holds results of one code (`code.json`). A finished run of other 
 
 import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.checks import check
+from experiments.config import Config
 from experiments.environment import machine
 from experiments.errors import ShardDoneError
 from experiments.lab import Lab
+from experiments.overrides import check_used
 from experiments.parts import build
 from experiments.progress import say
 from experiments.source import Code
@@ -31,7 +34,7 @@ from shadowattn.reporting.rows import write_rows
 from shadowattn.runs import load_run
 
 
-def run_job(config: DictConfig, command: str) -> Path:
+def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> Path:
     """Measures what a complete configuration asks for, or finds it measured, prints its table, and returns the run's folder.
 
     `command` repeats the run. Raises `InputError` on what cannot be measured as asked, before anything is written, and
@@ -44,6 +47,9 @@ def run_job(config: DictConfig, command: str) -> Path:
     kind = get_object(config.study._target_)
     if not (isinstance(kind, type) and issubclass(kind, Study)):
         raise InputError(f"study._target_: expected a class derived from Study, got {config.study._target_}")
+    if unknown := sorted(set(kind.needs) - {one.name for one in fields(Config)}):
+        raise InputError(f"{config.study._target_}.needs: expected settings of the configuration, got {', '.join(unknown)}")
+    check_used(config, overrides, kind.needs)
     study = build(config.study)
     check_targets({key: config[key] for key in study.needs})
     lab = Lab(config, study.needs)

@@ -102,7 +102,8 @@ class Lab:
         return {key: value for key, value in resolved.items() if key in self.needs or key in ("experiment", "study")}
 
     def config_hash(self, inputs: dict[str, Any]) -> str:
-        """12 hexadecimal digits for what decides the results, files by their content. `inputs`: what the study adds."""
+        """12 hexadecimal digits for what decides the results, files by their content. `inputs`: what counts in place of
+        settings of the study, or beside them."""
         hashed = {key: by_content(value) for key, value in self.settings().items() if key not in _BY_CONTENT}
         if "model" in self.needs:
             hashed |= {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)}
@@ -114,7 +115,8 @@ class Lab:
             hashed["device"] = self.device.label
         if "kernel" in self.needs:
             hashed["kernel"] = self.kernel
-        return content_hash(hashed | {"shadowattn": versions()["shadowattn"]} | inputs)
+        hashed["study"] = hashed["study"] | inputs
+        return content_hash(hashed | {"shadowattn": versions()["shadowattn"]})
 
     @cached_property
     def offline(self) -> Offline:

@@ -93,5 +93,6 @@ def _keys_of_parts() -> Iterator[str]:
     for path in sorted(_CONF.glob("*/*.yaml")):
         content = yaml.safe_load(path.read_text()) or {}
         group, part = ("study", content.get("study") or {}) if path.parent.name == "exp" else (path.parent.name, content)
-        schema = settings_of(part["_target_"]) if "_target_" in part else None
-        yield from (f"{group}.{name}" for name in getattr(schema, "__dataclass_fields__", {}) if not name.startswith("_"))
+        settings = settings_of(part["_target_"]) if "_target_" in part else None
+        names = [] if settings is None else [*settings.schema.__dataclass_fields__, *settings.others]
+        yield from (f"{group}.{name}" for name in names if not name.startswith("_"))

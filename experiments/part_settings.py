@@ -7,10 +7,10 @@ by a run and is no setting.
 
 import ast
 from collections.abc import Iterator
-from dataclasses import MISSING, field, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, field, make_dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, Optional, Union
 
 import omegaconf
 from omegaconf import DictConfig, OmegaConf
@@ -19,9 +19,20 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.targets import Definition, definition
 from shadowattn.errors import InputError
 
-_PLAIN = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "Any": Any, "Sequence": list}
-# A parameter without a default that may be None is None; another has to be given.
-_REQUIRED = object()
+_PLAIN = {
+    **{"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "Any": Any, "Sequence": list},
+    **{"tuple": Any, "Literal": Any, "Path": str, "Optional": Optional, "Union": Union},
+}
+# A parameter that has to be given; one whose default only running the source tells, which is not passed unless it is set.
+_REQUIRED, _UNREAD = object(), object()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`schema` a dataclass of the settings whose defaults are known; `others` may be set too, to any value."""
+
+    schema: type
+    others: tuple[str, ...] = ()
 
 
 def complete(config: DictConfig) -> None:
@@ -29,36 +40,49 @@ def complete(config: DictConfig) -> None:
     value of another type.
     """
     for parent, name, key in list(_parts(config, "")):
-        schema = settings_of(parent[name]._target_)
-        if schema is not None:
-            made = _typed(parent[name], schema, key)
+        settings = settings_of(parent[name]._target_)
+        if settings is not None:
+            made = _typed(parent[name], settings, key)
             with omegaconf.open_dict(parent):
                 parent[name] = made
 
 
 @cache
-def settings_of(target: str) -> type | None:
-    """A dataclass of a part's settings; None where the source does not tell (a method, a function with `**options`)."""
+def settings_of(target: str) -> Settings | None:
+    """What a part can be set to; None where the source does not tell (a method, a function with `**options`)."""
     found = definition(target)
     if found is None:
         return None
     parameters = dict(_parameters(found))
     if "**" in parameters:
         return None
-    fields = [("_target_", str, field(default=target))]
+    made, others = [("_target_", str, field(default=target))], []
     for name, (annotation, default, where) in parameters.items():
         kind = _type(annotation, where)
         if kind is None:
             continue
-        value = _value(default, where, optional=_optional(annotation))
-        if value is _REQUIRED and is_dataclass(kind):
-            made = field(default_factory=kind)
+        value = _value(default, where)
+        if value is _REQUIRED and _optional(annotation):
+            value = None
+        if value is _UNREAD:
+            others.append(name)
+        elif isinstance(value, str) and value == _NESTED:
+            made.append((name, kind, field(default_factory=kind)))
         elif isinstance(value, list | dict):
-            made = field(default_factory=lambda value=value: value)
+            made.append((name, _storable(kind, value), field(default_factory=lambda value=value: value)))
         else:
-            made = field(default="???" if value is _REQUIRED else value)
-        fields.append((name, kind, made))
-    return make_dataclass(target.rsplit(".", 1)[-1], fields)
+            value = "???" if value is _REQUIRED else value
+            made.append((name, _storable(kind, value), field(default=value)))
+    return Settings(make_dataclass(target.rsplit(".", 1)[-1], made), tuple(others))
+
+
+def _storable(kind: Any, value: Any) -> Any:
+    """The type, or any where a configuration cannot hold it, or where the default is of another."""
+    try:
+        OmegaConf.structured(make_dataclass("Probe", [("x", kind, field(default_factory=lambda: value))]))
+    except (OmegaConfBaseException, ValueError, TypeError):
+        return Any
+    return kind
 
 
 def declared(target: str, name: str) -> Any:
@@ -69,7 +93,8 @@ def declared(target: str, name: str) -> Any:
             if isinstance(statement, ast.AnnAssign | ast.Assign) and statement.value is not None:
                 targets = [statement.target] if isinstance(statement, ast.AnnAssign) else statement.targets
                 if any(isinstance(one, ast.Name) and one.id == name for one in targets):
-                    return _literal(statement.value)
+                    value = _literal(statement.value, found)
+                    return None if value is _UNREAD else value
         found = next(_bases(found), None)
     return None
 
@@ -85,19 +110,19 @@ def _parts(node: DictConfig, key: str) -> Iterator[tuple[DictConfig, str, str]]:
             yield node, name, whole
 
 
-def _typed(part: DictConfig, schema: type, key: str) -> DictConfig:
-    known = [name for name in schema.__dataclass_fields__ if name != "_target_"]
+def _typed(part: DictConfig, settings: Settings, key: str) -> DictConfig:
+    schema = settings.schema
+    known = [*(name for name in schema.__dataclass_fields__ if name != "_target_"), *settings.others]
+    made, given = OmegaConf.structured(schema), OmegaConf.to_container(part)
     for name in part:
-        if name not in known and not str(name).startswith("_"):
+        if name in settings.others or str(name).startswith("_"):
+            with omegaconf.open_dict(made):
+                made[name] = given[name]
+            continue
+        if name not in known:
             near = get_close_matches(str(name), known, n=1)
             meant = f"did you mean {key}.{near[0]}?" if near else f"{schema.__name__} takes {', '.join(known) or 'none'}"
             raise InputError(f"{key}.{name}: there is no such setting; {meant}")
-    made, given = OmegaConf.structured(schema), OmegaConf.to_container(part)
-    for name in part:
-        if str(name).startswith("_"):
-            with omegaconf.open_dict(made):
-                made[name] = part[name]
-            continue
         try:
             made = OmegaConf.merge(made, {name: given[name]})
         except OmegaConfBaseException as error:
@@ -105,28 +130,37 @@ def _typed(part: DictConfig, schema: type, key: str) -> DictConfig:
     return made
 
 
-def _parameters(found: Definition) -> Iterator[tuple[str, tuple[ast.expr, ast.expr | None, Definition]]]:
+def _parameters(found: Definition) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr | None, Definition]]]:
     """Name, annotation, default and place of every parameter; `**` where any name is taken. Later ones replace earlier ones."""
+    if isinstance(found.node, ast.FunctionDef):
+        yield from _arguments(found.node, found)
+        return
+    own = next((part for part in found.node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+    if own is not None:
+        yield from _arguments(own, found)
+        return
+    inherited: dict[str, Any] = {}
+    for base in reversed(list(_bases(found))):  # of two, the first counts
+        inherited |= dict(_parameters(base))
+    for part in found.node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            if _is_no_argument(part):
+                inherited.pop(part.target.id, None)
+            else:
+                inherited[part.target.id] = (part.annotation, part.value, found)
+    yield from inherited.items()
+
+
+def _arguments(made: ast.FunctionDef, found: Definition) -> Iterator[tuple[str, tuple]]:
+    if made.args.kwarg is not None:
+        yield "**", (None, None, found)
+    positional = [*made.args.posonlyargs, *made.args.args]
     if isinstance(found.node, ast.ClassDef):
-        for base in _bases(found):
-            yield from _parameters(base)
-        made = next((part for part in found.node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
-        if made is None:
-            for part in found.node.body:
-                if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and not _is_no_argument(part):
-                    yield part.target.id, (part.annotation, part.value, found)
-            return
-    else:
-        made = found.node
-    arguments = made.args
-    if arguments.kwarg is not None:
-        yield "**", (ast.Constant(None), None, found)
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    both = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+        positional = positional[1:]  # self
+    defaults = [None] * (len(positional) - len(made.args.defaults)) + made.args.defaults
+    both = [*zip(positional, defaults, strict=True), *zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)]
     for argument, default in both:
-        if argument.annotation is not None:
-            yield argument.arg, (argument.annotation, default, found)
+        yield argument.arg, (argument.annotation, default, found)
 
 
 def _is_no_argument(field: ast.AnnAssign) -> bool:
@@ -140,55 +174,69 @@ def _bases(found: Definition) -> Iterator[Definition]:
             yield resolved
 
 
-def _type(annotation: ast.expr, where: Definition) -> Any:
-    """The type that an annotation of plain types, or of dataclasses beside it, stands for; None for any other."""
-    if isinstance(annotation, ast.Constant):
-        return None
-    names = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+def _type(annotation: ast.expr | None, where: Definition) -> Any:
+    """The type that an annotation of plain types, or of dataclasses, stands for; None where it names any other class."""
+    if annotation is None:
+        return Any
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):  # in quotes
+        annotation = ast.parse(annotation.value, mode="eval").body
+    if isinstance(annotation, ast.Subscript) and _text(annotation.value).split(".")[-1] in ("Literal", "tuple", "Tuple"):
+        return Any
     if any(isinstance(node, ast.Attribute) for node in ast.walk(annotation)):
         return None
     known = {}
-    for name in names:
+    for name in {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}:
         if name in _PLAIN:
             known[name] = _PLAIN[name]
             continue
         nested = None if _optional(annotation) else where.resolve(name)  # an optional one is what a run builds
         if nested is None or not isinstance(nested.node, ast.ClassDef) or not nested.node.decorator_list:
             return None
-        known[name] = settings_of(nested.name)
+        known[name] = settings_of(nested.name).schema
     return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {"__builtins__": {}}, known)
 
 
-def _optional(annotation: ast.expr) -> bool:
-    return any(isinstance(node, ast.Constant) and node.value is None for node in ast.walk(annotation))
+def _optional(annotation: ast.expr | None) -> bool:
+    nodes = [] if annotation is None else list(ast.walk(annotation))
+    none = any(isinstance(node, ast.Constant) and node.value is None for node in nodes)
+    return none or any(isinstance(node, ast.Name) and node.id == "Optional" for node in nodes)
 
 
-def _value(default: ast.expr | None, where: Definition, *, optional: bool) -> Any:
+# In place of a default: the dataclass of the parameter's own type, as it is by default.
+_NESTED = "<its own>"
+
+
+def _value(default: ast.expr | None, where: Definition) -> Any:
     if default is None:
-        return None if optional else _REQUIRED
-    if isinstance(default, ast.Call) and _text(default.func) == "field":
+        return _REQUIRED
+    if isinstance(default, ast.Call) and _text(default.func).split(".")[-1] == "field":
         given = {keyword.arg: keyword.value for keyword in default.keywords}
         if "default" in given:
             return _literal(given["default"], where)
         made = given.get("default_factory")
+        if made is None:
+            return _REQUIRED
         if isinstance(made, ast.Lambda):
             return _literal(made.body, where)
-        return {"list": [], "dict": {}, "tuple": []}.get(_text(made), _REQUIRED) if made is not None else _REQUIRED
+        if _text(made) in ("list", "dict", "tuple"):
+            return {} if _text(made) == "dict" else []
+        return _NESTED if isinstance(made, ast.Name) and where.resolve(made.id) is not None else _UNREAD
     return _literal(default, where)
 
 
-def _literal(node: ast.expr, where: Definition | None = None) -> Any:
+def _literal(node: ast.expr, where: Definition) -> Any:
+    """The value of a literal, or of a name of the module that stands for one; `_UNREAD` for any other expression."""
     if isinstance(node, ast.Tuple) and any(isinstance(one, ast.Starred) for one in node.elts):
-        parts = [_literal(one.value) if isinstance(one, ast.Starred) else (_literal(one),) for one in node.elts]
-        return tuple(value for part in parts for value in part)
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
-        if where is None or not isinstance(node, ast.Name):
-            return _REQUIRED if where is not None else None
+        parts = [_literal(one.value, where) if isinstance(one, ast.Starred) else (_literal(one, where),) for one in node.elts]
+        values = [value for part in parts for value in (part if isinstance(part, tuple | list) else (_UNREAD,))]
+        return _UNREAD if any(value is _UNREAD for value in values) else tuple(values)
+    if isinstance(node, ast.Name):
         value = where.constant(node.id)
-        return _REQUIRED if value is MISSING else value
-    return list(value) if isinstance(value, tuple) and where is not None else value
+        return _UNREAD if value is MISSING else value
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return _UNREAD
 
 
 def _text(node: ast.AST) -> str:

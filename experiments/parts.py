@@ -11,7 +11,7 @@ from shadowattn.errors import InputError
 
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
-# Settings that name a file: its content is hashed, not where it lies.
+# Settings that may name a file: its content is hashed then, not where it lies.
 _FILES = ("path", "activation_scales", "profile")
 
 
@@ -44,14 +44,11 @@ def by_content(settings: Any) -> Any:
     """Settings with the SHA-256 of a file in place of its path."""
     if isinstance(settings, dict):
         return {
-            key: _file_hash(key, value) if key in _FILES and value not in (None, OBSERVE) else by_content(value)
+            key: sha256(Path(value).expanduser()) if key in _FILES and _is_file(value) else by_content(value)
             for key, value in settings.items()
         }
     return [by_content(value) for value in settings] if isinstance(settings, list) else settings
 
 
-def _file_hash(key: str, path: str) -> str:
-    try:
-        return sha256(Path(path).expanduser())
-    except OSError as error:
-        raise InputError(f"{key}: expected a file, got {path!r}, which cannot be read; set {key}=FILE") from error
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).expanduser().is_file()

@@ -38,7 +38,7 @@ def read_reference(path: Path) -> pd.DataFrame:
 
 
 def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]:
-    """Writes the CSV, where it comes from, and for several retentions the figure, of one finished run; returns what it wrote.
+    """Writes the CSV, where it comes from, and the first figure of one finished run; returns what it wrote.
 
     `run`: its folder, or the CSV of a benchmark that writes one. Raises `InputError` where the rows are altered, or not of the
     code that is checked out; with `anyway` the second is written down instead.

@@ -18,6 +18,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # Hydra's own report of an error is five lines; with this it raises, and `main` prints one.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
@@ -40,16 +41,19 @@ from shadowattn.errors import InputError
 REUSE = ("same", "any")
 
 
-def run(config: DictConfig, *, command: str = "") -> Path:
+def run(config: DictConfig, *, command: str = "", overrides: Sequence[str] = ()) -> Path:
     """Measures what a composed configuration asks for, unless that is done, and returns the run's folder.
 
-    `command` is what `meta.json` says repeats it. Raises `InputError` on what is misspelt or cannot be measured as asked, before
-    anything is written.
+    `command` is what `meta.json` says repeats it, `overrides` what was asked for, which the study has to use. Raises `InputError`
+    on what is misspelt or cannot be measured as asked, before anything is written.
     """
     config = _complete(config)
+    needs = declared(config.study._target_, "needs")
+    if needs is not None:  # else known once it is imported
+        check_used(config, overrides, needs)
     from experiments.job import run_job  # imports torch
 
-    return run_job(config, command)
+    return run_job(config, command, overrides)
 
 
 def main() -> None:
@@ -63,49 +67,53 @@ def main() -> None:
         given, swept = HydraConfig.get(), HydraConfig.get().mode == RunMode.MULTIRUN
         overrides = [typed(one) for one in given.overrides.task]
         outcome = {"overrides": overrides, "folder": "", "error": "stopped"}
+        name = f"job {given.job.num} ({' '.join(overrides)}): " if swept else ""
         if swept:
-            sweeps.record(Path(given.sweep.dir), given.job.num, outcome)
+            sweeps.record(given.job.num, outcome)
         try:
             outcome["folder"], outcome["error"] = str(_job(config)), ""
         except InputError as error:  # here and not around `job`: the other jobs of a sweep go on
             outcome["error"] = _one_line(error)
-            name = f"job {given.job.num} ({' '.join(overrides)}): " if swept else ""
             _print_error(f"{name}{outcome['error']}")
             failed.append(outcome["error"])
-        except Exception as error:
+        except Exception as error:  # a defect: its trace is of use
+            if not swept:
+                raise
             outcome["error"] = f"{type(error).__name__}: {_one_line(error)}"
-            raise
+            traceback.print_exc()
+            _print_error(f"{name}{outcome['error']}")
+            failed.append(outcome["error"])
         finally:
             if swept:
-                sweeps.record(Path(given.sweep.dir), given.job.num, outcome)
+                sweeps.record(given.job.num, outcome)
 
     sys.argv = [sys.argv[0], *arguments]
     try:
-        if _asks(arguments, {"--help", "-h"}):
-            _print_help([one for one in arguments if not one.startswith("-")])
-        elif arguments[-2:] == ["--cfg", "job"] or arguments[:2] == ["--cfg", "job"]:
-            _print_config([one for one in arguments if one not in ("--cfg", "job")])
+        if {"--help", "-h"} & set(arguments):
+            _print_help(*_parted([one for one in arguments if one not in ("--help", "-h")]))
+        elif "--cfg" in arguments and arguments[arguments.index("--cfg") + 1 :][:1] == ["job"]:
+            at = arguments.index("--cfg")
+            _print_config(*_parted(arguments[:at] + arguments[at + 2 :]))
         else:
             job()
     except InputError as error:
         _print_error(_one_line(error))
         sys.exit(2)
-    except (HydraException, OmegaConfBaseException) as error:
-        message = _one_line(error)
-        _print_error(answer(message) or message)
-        sys.exit(2)
-    except OSError as error:
-        passed = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-        if "sweep" not in passed or "run_job" in passed:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        if _is_ours(error):
             raise
-        # Hydra makes a folder of its own among the results before the first job.
-        _print_error(_unwritable(str(error.filename).split("/sweeps")[0], error))
+        message = _one_line(error)
+        if isinstance(error, OSError) and not isinstance(
+            error, HydraException
+        ):  # Hydra makes a folder of its own among the results before the first job
+            message = _unwritable(str(error.filename).split("/sweeps")[0], error)
+        _print_error(answer(message) or message)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
     for folder in sweeps.Begun.folders:
-        failed = sweeps.finish(folder)
+        failed = sweeps.finish(folder) or failed
         if failed:
             _print_error(f"{len(failed)} jobs of the sweep failed, the others are done: {'; '.join(failed)}")
     if failed:
@@ -115,12 +123,8 @@ def main() -> None:
 def _job(config: DictConfig) -> Path | str:
     """One job of the command line."""
     overrides = list(HydraConfig.get().overrides.task)
-    _check_settings(config)
-    needs = declared(config.study.get("_target_", ""), "needs") if OmegaConf.is_dict(config.study) else None
-    if needs is not None:
-        check_used(config, overrides, needs)
     try:
-        return run(config, command=_command(overrides))
+        return run(config, command=_command(overrides), overrides=overrides)
     except ShardDoneError as done:
         print(done, file=sys.stderr)
         return ""
@@ -137,7 +141,7 @@ def _complete(config: DictConfig) -> DictConfig:
 
 
 def _check_settings(config: DictConfig) -> None:
-    if not OmegaConf.is_dict(config.study) or "_target_" not in config.study:
+    if not OmegaConf.is_dict(config.study) or not isinstance(config.study.get("_target_"), str):
         raise InputError(
             f"study: expected a study by its class, got {config.study!r}; choose one with +exp=NAME or study._target_=MODULE.NAME"
         )
@@ -152,6 +156,8 @@ def _check_settings(config: DictConfig) -> None:
 
 def _check_results(results: str) -> None:
     """Raises `InputError` where results cannot be written; leaves nothing behind."""
+    if not results:
+        raise InputError("paths.results: expected a folder to write to, got an empty name")
     folder = Path(results).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
@@ -168,27 +174,43 @@ def _unwritable(results: str, error: OSError) -> str:
     )
 
 
-def _asks(arguments: list[str], options: set[str]) -> bool:
-    given = {argument for argument in arguments if argument.startswith("-")}
-    return bool(given) and given <= options
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Overrides, and folders of further configuration. Raises `InputError` on other options."""
+    overrides, folders, left = [], [], list(arguments)
+    while left:
+        one = left.pop(0)
+        if one in ("--config-dir", "-cd"):
+            folders.append(left.pop(0))
+        elif one.startswith("--config-dir="):
+            folders.append(one.partition("=")[2])
+        elif one.startswith("-"):
+            raise InputError(f"{one}: expected overrides and --config-dir beside --help and --cfg job; leave it out")
+        else:
+            overrides.append(one)
+    return overrides, folders
 
 
-def _print_help(overrides: list[str]) -> None:
+def _is_ours(error: BaseException) -> bool:
+    """Whether an error was raised while a job ran, and not by Hydra beforehand: that is a defect."""
+    return any(Path(frame.filename).name == "job.py" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _print_help(overrides: list[str], folders: list[str]) -> None:
     """Hydra's page, in a second instead of four: Hydra also lists all groups, which the template does not ask for."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        template = hydra.compose("config", overrides, return_hydra_config=True).hydra.help.template
+        template = hydra.compose("config", return_hydra_config=True).hydra.help.template
     lines = [
         line
         for group, names in choices().items()
         for line in textwrap.wrap(", ".join(names), 112, initial_indent=f"{group:12}", subsequent_indent=" " * 12)
     ]
-    page = {"CHOICES": "\n".join(lines), "CONFIG": OmegaConf.to_yaml(_needed(composed(overrides)))}
+    page = {"CHOICES": "\n".join(lines), "CONFIG": OmegaConf.to_yaml(_needed(composed(overrides, folders)))}
     print(Template(template).substitute(page))
 
 
-def _print_config(overrides: list[str]) -> None:
+def _print_config(overrides: list[str], folders: list[str]) -> None:
     """What a job would be asked: the study's own settings and what it needs, with every default."""
-    print(OmegaConf.to_yaml(_needed(composed(overrides))), end="")
+    print(OmegaConf.to_yaml(_needed(composed(overrides, folders))), end="")
 
 
 def _needed(config: DictConfig) -> DictConfig:

@@ -4,6 +4,7 @@ Every job leaves its outcome as a file in the sweep's folder, so that the comman
 processes and machines too.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,18 +23,23 @@ _DRAWN = ("loss_increase", "recall")  # else the first of the table
 _MOST = 6  # metrics in a table
 
 
+# Tells a sweep's jobs, which a launcher may run in other processes, where to leave their outcomes.
+_FOLDER = "SHADOWATTN_SWEEP"
+
+
 class Begun(Callback):
-    """Where the sweeps that this process began have their jobs leave outcomes: a launcher's jobs may run in other processes."""
+    """The folders of the sweeps that this process began."""
 
     folders: ClassVar[list[Path]] = []
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self.folders.append(Path(config.hydra.sweep.dir))
+        self.folders.append(Path(config.hydra.sweep.dir).absolute())
+        os.environ[_FOLDER] = str(self.folders[-1])
 
 
-def record(folder: Path, job: int, outcome: dict[str, Any]) -> None:
+def record(job: int, outcome: dict[str, Any]) -> None:
     """Keeps what became of a job: `overrides`, the run's `folder`, and an `error`, empty where there is none."""
-    write_json(folder / f"job_{job}.json", outcome)
+    write_json(Path(os.environ[_FOLDER]) / f"job_{job}.json", outcome)
 
 
 def finish(folder: Path) -> list[str]:

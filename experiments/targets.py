@@ -30,7 +30,7 @@ def named_targets(settings: Any, key: str = "") -> dict[str, str]:
         settings = dict(enumerate(settings))
     if not isinstance(settings, dict):
         return {}
-    found = {f"{key}_target_": settings["_target_"]} if settings.get("_target_") else {}
+    found = {f"{key}_target_": settings["_target_"]} if "_target_" in settings else {}
     for name, value in settings.items():
         found |= named_targets(value, f"{key}{name}.")
     return found
@@ -39,6 +39,8 @@ def named_targets(settings: Any, key: str = "") -> dict[str, str]:
 def check_modules(settings: Any) -> None:
     """Raises `InputError` where a part's module, or its name within that, is not there. Imports nothing."""
     for key, target in named_targets(settings).items():
+        if not isinstance(target, str) or not target:
+            raise InputError(f"{key}: expected MODULE.NAME, got {target!r}")
         names = target.split(".")
         if not all(name.isidentifier() for name in names):
             raise _unknown(key, target, "that is no dotted name")
@@ -61,13 +63,24 @@ class Definition:
     node: ast.ClassDef | ast.FunctionDef
 
     def resolve(self, name: str) -> "Definition | None":
-        """What a name stands for in the same module: defined there, or imported."""
-        return definition(f"{self._module}.{name}")
+        """What a name, or MODULE.NAME, stands for in the same module: defined there, or imported."""
+        first, _, rest = name.partition(".")
+        if not rest:
+            return definition(f"{self._module}.{name}")
+        for statement in _tree(self.path).body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                for alias in statement.names:
+                    if (alias.asname or alias.name) == first:
+                        base = "" if isinstance(statement, ast.Import) else f"{_origin(statement, self._module, self.path)}."
+                        return definition(f"{base}{alias.name}.{rest}")
+        return None
 
     def constant(self, name: str) -> Any:
         """The literal value of a name of the same module; `MISSING` where there is none."""
         for statement in _tree(self.path).body:
-            if isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in statement.targets):
+            plain, typed = isinstance(statement, ast.Assign), isinstance(statement, ast.AnnAssign)
+            targets = statement.targets if plain else [statement.target] if typed and statement.value else []
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 try:
                     return ast.literal_eval(statement.value)
                 except ValueError:
@@ -92,10 +105,16 @@ def definition(target: str) -> Definition | None:
         if isinstance(statement, ast.ImportFrom):
             for alias in statement.names:
                 if (alias.asname or alias.name) == name:
-                    package = module if source.name == "__init__.py" else module.rpartition(".")[0]
-                    base = resolve_name("." * statement.level + (statement.module or ""), package) if statement.level else None
-                    return definition(f"{base or statement.module}.{alias.name}")
+                    return definition(f"{_origin(statement, module, source)}.{alias.name}")
     return None
+
+
+def _origin(statement: ast.ImportFrom, module: str, path: Path) -> str:
+    """The module that a statement of `module` imports from."""
+    if not statement.level:
+        return statement.module
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return resolve_name("." * statement.level + (statement.module or ""), package)
 
 
 @cache

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.progress import bar
 from experiments.studies.simulated import Simulated, SimulatedRow
+from shadowattn.errors import InputError
 from shadowattn.online.simulation.device import LAYERS, Device
 from shadowattn.online.simulation.methods import METHODS
 from shadowattn.reporting import simulation_figures
@@ -20,6 +21,11 @@ class Fig10(Simulated):
     """Prompts of `lengths` tokens."""
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.lengths or min(self.lengths) < 1:
+            raise InputError(f"study.lengths: expected at least one number of tokens, got {self.lengths}")
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"fig10": simulation_figures.fig10(rows)}

@@ -38,6 +38,7 @@ class Fig9(LatencyStudy):
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "method", "retention", "estimator", "allocator", "selection", "importance"),
         *("sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "pipeline", "scheduler"),
+        *("threads",),
     )
 
     def __post_init__(self):

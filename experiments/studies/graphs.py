@@ -43,7 +43,7 @@ class Graphs(Study):
     limits: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     prompts: int = 500
     longest: int = 4096
-    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "calibration", "grid", "graphs")
+    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "calibration", "grid", "graphs", "threads")
 
     def __post_init__(self):
         check_count("study.prompts", self.prompts)

@@ -27,6 +27,7 @@ class LatencyStudy(Study):
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "method", "estimator", "selection", "calibration", "grid", "graphs"),
         *("device", "kernel", "pipeline", "scheduler"),
+        *("threads",),
     )
 
     def __post_init__(self):

@@ -184,4 +184,4 @@ def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: f
 
 def cell_key(name: str, retention: float) -> str:
     """What the file of a cell is called."""
-    return f"{name}@{retention:g}"
+    return f"{name}@{retention:.15g}"

@@ -48,9 +48,12 @@ class QueryBlock(Quality):
         *("model", "data", "evaluation", "task", "seed", "retention", "method", "estimator", "allocator", "selection"),
         *("importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "decode"),
         *("pipeline", "scheduler"),
+        *("threads",),
     )
 
     def __post_init__(self):
+        if not self.query_blocks or not self.block_scores:
+            raise InputError("study.query_blocks, study.block_scores: expected at least one of each beside per-row lists")
         check_count("study.rounds", self.rounds)
         check_count("study.rows", self.rows)
 
@@ -60,7 +63,10 @@ class QueryBlock(Quality):
                 f"selection.query_block: expected 1, whose lists are what shared ones are compared with, got "
                 f"{lab.main.selection.query_block}; set study.query_blocks instead"
             )
-        for method in self.methods(lab).values():
+        methods = self.methods(lab)
+        if methods[lab.main.name] is not lab.main:
+            raise InputError(f"method: {lab.main.name!r} is the name of a block's method; call the main one something else")
+        for method in methods.values():
             check_method(lab, method)
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:

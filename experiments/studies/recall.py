@@ -124,13 +124,13 @@ class Recall(Study):
 
     def measure(self, lab: Lab) -> list[RecallRow]:
         """Rows of every estimate; those finished before are not measured again."""
-        units, windows = lab.units("cells"), lab.heldout()
+        units, windows = lab.units("recall"), lab.heldout()
         say(f"recall: {len(self.estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
         rows = []
         for name, estimate in bar(list(self.estimates.items()), "recall"):
             found = Found(**units.get(name, lambda estimate=estimate: asdict(self._recall(lab, estimate, windows))))
             rows += self._rows(lab, name, estimate, found)
-        return rows + self._quality_rows(lab, units)
+        return rows + self._quality_rows(lab, lab.units("quality"))
 
     def _recall(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Found:
         made = {"one": self._estimator(lab, estimate)}
@@ -201,7 +201,7 @@ class Recall(Study):
         common = {"retention": retention, "estimate_device": lab.device.label, "unit": "nat"}
         losses, increases = {}, {}
         for name, estimate in bar(list(chosen.items()), "quality"):
-            cell = units.get(f"quality-{name}", lambda estimate=estimate: asdict(self._quality(lab, estimate, windows)))
+            cell = units.get(f"estimate {name}", lambda estimate=estimate: asdict(self._quality(lab, estimate, windows)))
             losses[name] = cell["window_losses"]
             row = replace(_common(lab, name, estimate, n=len(windows)), **common)
             increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])

@@ -1,7 +1,7 @@
 """The report of a user who has a device that we have not: what compiles on it, whether its integers are right, and how fast."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 from rich.table import Table
@@ -21,6 +21,8 @@ _UNITS = {"compile_s": "s", "median_ms": "ms", "p95_ms": "ms", "steps_off": "ste
 @dataclass(frozen=True)
 class SelfCheck(Study):
     """Every form of estimation graph on every device of this machine; no model, no text."""
+
+    needs: ClassVar[tuple[str, ...]] = ("threads",)
 
     def inputs(self) -> dict[str, Any]:
         """Its subject is what is installed here."""

@@ -1,5 +1,6 @@
 """Every YAML composes, and every part it names can be built."""
 
+import sys
 from dataclasses import fields
 from functools import cache
 
@@ -8,12 +9,14 @@ from hydra.errors import HydraException
 from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 
+import experiments.run
 from experiments.compose import CONF, composed
 from experiments.config import Config
 from experiments.overrides import check_known, check_used
 from experiments.part_settings import complete, declared, settings_of
 from experiments.parts import build
 from experiments.studies.base import Study
+from experiments.targets import definition
 from shadowattn.errors import InputError
 from shadowattn.offline.allocators import Allocator
 from shadowattn.online.estimators import Estimator
@@ -132,11 +135,11 @@ def test_settings_are_those_of_the_source(tmp_path, monkeypatch):
         "class Plain:\n    def __init__(self, a: int, b: float | None, *, c: bool = True): ...\n\n"
         "def open_ended(a: int = 1, **options): ...\n"
     )
-    names = [one.name for one in fields(settings_of("theirs.Part"))]
-    assert names == ["_target_", "first", "third"]
-    assert OmegaConf.structured(settings_of("theirs.Part")).first == 3
+    names = [one.name for one in fields(settings_of("theirs.Part").schema)]
+    assert names == ["_target_", "first", "second", "third"]
+    assert OmegaConf.structured(settings_of("theirs.Part").schema).first == 3
     assert declared("theirs.Part", "needs") == ("model",)
-    plain = OmegaConf.structured(settings_of("theirs.Plain"))
+    plain = OmegaConf.structured(settings_of("theirs.Plain").schema)
     assert OmegaConf.is_missing(plain, "a")
     assert (plain.b, plain.c) == (None, True)
     assert settings_of("theirs.open_ended") is None
@@ -161,3 +164,99 @@ def test_a_part_is_one_short_file(group, name):
     """Three lines besides comments; groups without a class hold values only."""
     lines = [line for line in (CONF / group / f"{name}.yaml").read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) <= 3 or not lines[0].startswith("_target_") or name in ("random_layer", "retrieval_kv_lengths")
+
+
+AWKWARD = """
+from dataclasses import dataclass, field
+from typing import Literal, Optional
+import math
+import streams as st
+from streams import Base
+
+SIZE: int = 8
+
+@dataclass
+class Inner:
+    depth: int = 1
+
+@dataclass
+class Given:
+    inner: Inner = field(default_factory=lambda: Inner(depth=7))
+
+@dataclass
+class A:
+    page: int = 4
+
+@dataclass
+class B:
+    page: int = 8
+
+@dataclass
+class Two(A, B):
+    pass
+
+class OwnInit(Base):
+    def __init__(self, page: int = 8):
+        self.page = page
+
+@dataclass
+class Fixed(Base):
+    sinks: int = field(default=3, init=False)
+
+@dataclass
+class ByModule(st.Base):
+    page: int = 4 * 8
+    size: int = SIZE
+    most: float = math.inf
+
+@dataclass
+class Typed:
+    quoted: "int" = 8
+    maybe: Optional[int] = None
+    never: int = None
+    one_of: Literal["a", "b"] = "a"
+    both: int | list[int] = 3
+
+def plain(page=8): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "others"),
+    [
+        ("Given", {}, ("inner",)),  # only running it tells the default: it is not passed unless it is set
+        ("Two", {"page": 4}, ()),
+        ("OwnInit", {"page": 8}, ()),
+        ("Fixed", {}, ()),
+        ("ByModule", {"sinks": 5, "size": 8}, ("page", "most")),
+        ("Typed", {"quoted": 8, "maybe": None, "never": None, "one_of": "a", "both": 3}, ()),
+        ("plain", {"page": 8}, ()),
+    ],
+)
+def test_awkward_parts_are_read_as_python_reads_them(name, settings, others, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "streams.py").write_text("from dataclasses import dataclass\n\n@dataclass\nclass Base:\n    sinks: int = 5\n")
+    (tmp_path / "awkward.py").write_text(AWKWARD)
+    for module in ("awkward", "streams"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for cached in (settings_of, definition):
+        cached.cache_clear()
+    found = settings_of(f"awkward.{name}")
+    assert found.others == others
+    shown = OmegaConf.to_container(OmegaConf.structured(found.schema))
+    assert {key: value for key, value in shown.items() if key != "_target_"} == settings
+    config = compose([f"estimator._target_=awkward.{name}", *([f"estimator.{others[0]}=9"] if others else [])])
+    built = build(config.estimator)
+    if others:
+        assert getattr(built, others[0]) == 9
+    if name != "plain":
+        assert {key: getattr(built, key) for key in settings} == settings
+
+
+def test_further_configuration_is_printed_too(tmp_path, monkeypatch, capsys):
+    (tmp_path / "estimator").mkdir()
+    (tmp_path / "estimator" / "mine.yaml").write_text("_target_: shadowattn.online.estimators.streaming.Streaming\nsinks: 9\n")
+    for options in (["--cfg", "job"], ["--help"]):
+        monkeypatch.setattr(sys, "argv", ["run", "--config-dir", str(tmp_path), "estimator=mine", *options])
+        experiments.run.main()
+        assert "sinks: 9" in capsys.readouterr().out

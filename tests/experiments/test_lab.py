@@ -9,6 +9,7 @@ from experiments.lab import Lab
 from experiments.part_settings import complete
 from experiments.parts import build, by_content
 from shadowattn.errors import InputError
+from shadowattn.online.simulation.description import load_device, save_device
 
 
 @dataclass
@@ -63,5 +64,25 @@ def test_files_count_by_their_content(tmp_path):
     first = by_content({"allocator": {"path": str(tmp_path / "a")}, "list": [1]})
     (tmp_path / "a").write_text("2")
     assert by_content({"allocator": {"path": str(tmp_path / "a")}, "list": [1]}) != first
-    with pytest.raises(InputError, match="which cannot be read; set path=FILE"):
-        by_content({"path": str(tmp_path / "b")})
+    assert by_content({"path": "no file", "profile": ["a"]}) == {"path": "no file", "profile": ["a"]}  # somebody's own settings
+
+
+def test_a_device_counts_by_what_its_description_holds(tmp_path):
+    """Two files of one content are one run; where they lie is of no matter."""
+    made = []
+    for name in ("x", "y"):
+        path = save_device(load_device("snapdragon_8_gen_3"), tmp_path / f"{name}.yaml")
+        config = composed(["+exp=fig15", f"study.device={path}"])
+        complete(config)
+        study = build(config.study)
+        made.append(Lab(config, study.needs).config_hash(study.inputs()))
+    assert made[0] == made[1]
+
+
+def test_times_depend_on_the_number_of_threads():
+    hashes = set()
+    for threads in (1, 2):
+        config = composed(["+exp=npu_selfcheck", f"threads={threads}"])
+        complete(config)
+        hashes.add(Lab(config, build(config.study).needs).config_hash({}))
+    assert len(hashes) == 2

@@ -136,6 +136,14 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["data=text", "data.path={empty}"], "empty"),
         (["data=text", "data.path={short}"], "evaluation.context_tokens"),
         (["data=text", "data.path={line}", "evaluation.context_tokens=4"], "importance.window_tokens"),
+        (["model=null"], "Config group override must be a string"),
+        (["study._target_=3"], "study: expected a study by its class"),
+        (["estimator._target_=null"], "estimator._target_: expected MODULE.NAME, got None"),
+        (["+exp=fig10", "study.lengths=[]"], "study.lengths: expected at least one number of tokens"),
+        (["+exp=study_query_block", "method=max_8"], "is the name of a block's method"),
+        (["+exp=study_query_block", "method=dense"], "'dense' is the baseline's name"),
+        (["+exp=study_query_block", "study.query_blocks=[]"], "expected at least one of each"),
+        (["-m", "--cfg", "job"], "-m: expected overrides and --config-dir beside --help and --cfg job"),
         (["reuse=all"], "reuse: expected one of same, any"),
         (["retenton=0.1"], "retenton: there is no such setting; did you mean retention?"),
         (["+retenton=0.1"], "retenton: there is no such setting; did you mean retention?"),
@@ -236,7 +244,7 @@ def test_a_failing_job_of_a_sweep_is_named_and_the_others_run(tiny_folder, tmp_p
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors[0].startswith("error: job 0 (retention=2 estimator=oracle")
     assert "(0, 1]" in errors[0]
-    assert errors[1].startswith("error: 1 jobs of the sweep failed, the others are done: job 0 (retention=2 ")
+    assert errors[1].startswith("error: 1 jobs of the sweep failed, the others are done: job 0 (retention=2)")
     assert "Traceback" not in done.stderr
     (folder,) = (tmp_path / "runs" / "default").iterdir()
     assert (folder / "meta.json").is_file()

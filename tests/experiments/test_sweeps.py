@@ -1,6 +1,7 @@
 """Sweeps come together: one table and one figure over all jobs, and a status, whatever launched them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,9 +38,10 @@ def test_all_jobs_end_in_one_table_one_figure_and_a_status(launcher, tmp_path):
     assert json.loads((folder / "job_1.json").read_text())["error"].startswith("retention: expected a share")
 
 
-def test_a_job_that_was_killed_counts_as_failed(tmp_path, capsys):
-    sweeps.record(tmp_path, 0, {"overrides": ["seed=0"], "folder": str(tmp_path / "run"), "error": ""})
-    sweeps.record(tmp_path, 1, {"overrides": ["seed=1"], "folder": "", "error": "stopped"})
+def test_a_job_that_was_killed_counts_as_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHADOWATTN_SWEEP", str(tmp_path))
+    sweeps.record(0, {"overrides": ["seed=0"], "folder": str(tmp_path / "run"), "error": ""})
+    sweeps.record(1, {"overrides": ["seed=1"], "folder": "", "error": "stopped"})
     assert sweeps.finish(tmp_path) == ["job 1 (seed=1)"]
 
 
@@ -70,3 +72,36 @@ def test_an_experiment_of_other_rows_is_gathered_too(tmp_path):
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "sweeps").iterdir()
     assert {path.name for path in Path(folder).iterdir()} >= {"rows.csv"}
+
+
+STUDY = """
+from dataclasses import dataclass
+from experiments.studies.base import Study
+
+@dataclass(frozen=True)
+class Odd(Study):
+    count: int = 1
+
+    def measure(self, lab):
+        if self.count == 2:
+            raise RuntimeError("boom")
+        return [lab.row()]
+
+    def table(self, rows, title):
+        return title
+"""
+
+
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]], ids=["in turn", "processes"])
+def test_a_defect_in_one_job_is_named_and_the_others_run(launcher, tmp_path):
+    (tmp_path / "odd.py").write_text(STUDY)
+    how = ["study._target_=odd.Odd", "study.count=1,2,3", f"paths.results={tmp_path / 'a'},{tmp_path / 'b'}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "experiments.run", "-m", *launcher, *how]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: 2 jobs of the sweep failed, the others are done: job ")
+    assert last.count("study.count=2") == 2
+    assert "RuntimeError: boom" in done.stderr  # with its trace
+    assert len(list(tmp_path.glob("[ab]/runs/*/*/meta.json"))) == 4
