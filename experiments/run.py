@@ -103,9 +103,8 @@ def main() -> None:
         if _is_ours(error):
             raise
         message = _one_line(error)
-        if isinstance(error, OSError) and not isinstance(
-            error, HydraException
-        ):  # Hydra makes a folder of its own among the results before the first job
+        # Hydra makes a folder of its own among the results before the first job.
+        if isinstance(error, OSError) and not isinstance(error, HydraException):
             message = _unwritable(str(error.filename).split("/sweeps")[0], error)
         _print_error(answer(message) or message)
         sys.exit(2)
