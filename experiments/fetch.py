@@ -21,9 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from experiments.progress import bar, say
-from shadowattn.artifacts import write_json
+from shadowattn.artifacts import cache_folder, write_json
 from shadowattn.errors import InputError
-from shadowattn.models.load import cache_folder
 
 _BLOCK = 1 << 20  # bytes read at a time
 

@@ -27,8 +27,9 @@ from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
-from shadowattn.kernels import break_even, choose, native
+from shadowattn.kernels import choose, native
 from shadowattn.models import LoadedModel, ModelShape, model_shape
+from shadowattn.online.break_even import break_even
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile

@@ -22,6 +22,15 @@ SCHEMA_VERSION = 1
 _PACKAGES = ("shadowattn", "torch", "openvino", "nncf", "transformers", "tokenizers", "numpy", "scipy", "ortools")
 
 
+def cache_folder() -> Path:
+    """Where fetched models and what was measured of this machine are kept: $SHADOWATTN_CACHE, else `shadowattn` in the user's
+    cache directory.
+    """
+    if own := os.environ.get("SHADOWATTN_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shadowattn"
+
+
 def content_hash(value: Any) -> str:
     """12 hexadecimal digits of the SHA-256 of a JSON value, independent of key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -31,6 +31,12 @@ def hub_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """What is measured of this machine, once for all tests of a process, and nothing of the user's."""
+    os.environ.setdefault("SHADOWATTN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """Real texts and models that are not part of the repository."""

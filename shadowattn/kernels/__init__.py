@@ -17,9 +17,6 @@ from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.types import Heads, Lists, Selection
 
 KERNELS = ("auto", "native", "torch")
-# Retentions above which a whole sparse chunk took longer than our own dense attention: `python -m benchmarks.attention --only
-# retention`, the lowest of three shapes, by whether rows have lists of their own and by bytes of an element.
-_BREAK_EVEN = {("own", 4): 0.36, ("own", 2): 0.22, ("shared", 4): 0.86, ("shared", 2): 0.80}
 
 
 class Kernels(Protocol):
@@ -62,13 +59,3 @@ def choose(kernel: str, *, head_dim: int, dtype: torch.dtype) -> Kernels:
         )
     native.require()
     return NativeKernels()
-
-
-def break_even(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
-    """The retention above which dense attention is faster, as measured with the native kernels; 1, never, with the torch twins.
-
-    Blocks of fewer than 16 rows leave lanes empty and count as lists of their own.
-    """
-    if kernels.name != "native":
-        return 1.0
-    return _BREAK_EVEN["shared" if query_block >= 16 else "own", dtype.itemsize]

@@ -104,14 +104,29 @@ def path() -> Path | None:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none."""
+    """The compiled kernels, or None where there are none. Raises `InputError` where they are of another interface than this."""
     found = path()
     if found is None:
         return None
     loaded = ctypes.CDLL(str(found))
+    _check_interface(loaded, found)
     for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
     return loaded
+
+
+def _check_interface(loaded: ctypes.CDLL, found: Path) -> None:
+    """A library of other source would read arguments from wrong places."""
+    expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * len(_FUNCTIONS))()
+    try:
+        loaded.shadowattn_struct_bytes(compiled)
+    except AttributeError:
+        compiled = ()
+    if list(compiled) != expected:
+        raise InputError(
+            f"{found}: expected kernels with argument structs of {expected} bytes, got {list(compiled) or 'an older interface'}; "
+            "compile them again: install shadowattn again"
+        )
 
 
 def highest_level() -> int:

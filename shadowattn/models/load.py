@@ -1,6 +1,5 @@
 """A model and its tokenizer from the package, a local folder or the Hugging Face hub. Safetensors only."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
 
+from shadowattn.artifacts import cache_folder
 from shadowattn.errors import InputError
 from shadowattn.models.shape import fingerprint
 
@@ -42,13 +42,6 @@ def load_local(path: str | None, *, dtype: str = "float32", trust_remote_code: b
             f"{sorted(p.name for p in folder.iterdir())[:8]}; convert the checkpoint with save_pretrained"
         )
     return _load(str(folder), folder.resolve().name, dtype, local_files_only=True, trust_remote_code=trust_remote_code)
-
-
-def cache_folder() -> Path:
-    """Where fetched models are kept: $SHADOWATTN_CACHE, else `shadowattn` in the user's cache directory."""
-    if own := os.environ.get("SHADOWATTN_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shadowattn"
 
 
 def load_smollm2(*, dtype: str = "float32") -> LoadedModel:

@@ -10,7 +10,8 @@ from shadowattn import checks
 from shadowattn.budget import head_retentions
 from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
-from shadowattn.kernels import KERNELS, Kernels, break_even, choose
+from shadowattn.kernels import KERNELS, Kernels, choose
+from shadowattn.online.break_even import break_even
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode

@@ -1,5 +1,6 @@
 """Both twins, and every instruction set that this processor has, against the specification in float64."""
 
+import ctypes
 import math
 import os
 import subprocess
@@ -296,3 +297,20 @@ def test_one_copy_of_openmp_is_loaded():
     if not os.path.exists("/proc/self/maps"):
         pytest.skip("/proc/self/maps is Linux's")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_library_of_another_interface_is_refused(monkeypatch):
+    """Its structs would be read at wrong places; so would an older one be, which cannot say how large they are."""
+    if native.path() is None:
+        return
+    loaded = ctypes.CDLL(str(native.path()))
+    native._check_interface(loaded, native.path())
+
+    class Longer(ctypes.Structure):
+        _fields_ = (*native._Pack._fields_, ("one_more", ctypes.c_int64))
+
+    monkeypatch.setitem(native._FUNCTIONS, "pack", Longer)
+    with pytest.raises(InputError, match=r"expected kernels with argument structs of .* compile them again"):
+        native._check_interface(loaded, native.path())
+    with pytest.raises(InputError, match="an older interface"):
+        native._check_interface(ctypes.CDLL(None), native.path())

@@ -87,6 +87,8 @@ typedef struct {
 
 // Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2.
 SA_API int shadowattn_highest_level(void);  // of this processor and this build
+// Bytes of SaAttend, SaSelect, SaPack and SaEstimate, so that a caller of other declarations is found out before it calls.
+SA_API void shadowattn_struct_bytes(int64_t bytes[4]);
 SA_API int shadowattn_attend(int level, const SaAttend*);
 SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);

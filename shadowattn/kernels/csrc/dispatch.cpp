@@ -27,6 +27,10 @@ extern "C" int shadowattn_highest_level(void) {
 #endif
 }
 
+extern "C" void shadowattn_struct_bytes(int64_t bytes[4]) {
+  bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
+}
+
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level]->attend(x); }
 extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[level]->select(x); }
 extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level]->pack(x); }

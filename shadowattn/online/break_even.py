@@ -1,0 +1,91 @@
+"""The retention above which dense attention is faster than a whole sparse chunk, measured on this machine.
+
+Processors differ too much for one number: measured once for each dtype and kind of lists, in a few seconds, and kept in the cache
+folder by processor, compiled kernels and instruction set.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shadowattn.artifacts import cache_folder, read_json, sha256, write_json
+from shadowattn.errors import InputError
+from shadowattn.kernels import Kernels, native
+from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.machine import cores, processor
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.executor import Threads, run_batched
+from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
+from shadowattn.types import Heads
+
+RETENTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+# Blocks of fewer rows leave lanes empty and count as lists of their own.
+_SHARED_ROWS = 32
+_HEADS, _KV_HEADS, _HEAD_DIM, _ROWS, _KEYS, _ROUNDS = 4, 2, 64, 256, 8192, 5
+
+
+def break_even(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
+    """A retention in (0, 1]; 1, never, with the torch twins. Lists are those of one row, or shared by 16 or more.
+
+    One chunk of random tensors: estimate by the native kernels, selection and attention, against our own dense attention.
+    """
+    return 1.0 if kernels.name != "native" else _kept(dtype, query_block >= 16, native.level(), cache_folder())
+
+
+@cache
+def _kept(dtype: torch.dtype, shared: bool, level: int, folder: Path) -> float:
+    key = f"{'shared' if shared else 'own'} {str(dtype).removeprefix('torch.')}"
+    made = f"{processor()}, {cores()} cores, kernels {sha256(native.path())[:12]}, {native.LEVELS[level]}"
+    path = folder / "break_even.json"
+    try:
+        known = read_json(path, "measured again")
+    except InputError:  # not there yet, or damaged
+        known = {}
+    if key not in known.get(made, {}):
+        value = measure(NativeKernels(), dtype, _SHARED_ROWS if shared else 1)
+        known[made] = known.get(made, {}) | {key: value}
+        write_json(path, known)
+    return float(known[made][key])
+
+
+def measure(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
+    """The same, measured now: interleaved calls, medians of their quotients, linear in between."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(_HEADS, _ROWS, _HEAD_DIM, generator=generator).to(dtype)
+    k, v = (torch.randn(_KV_HEADS, _KEYS, _HEAD_DIM, generator=generator).to(dtype) for _ in range(2))
+    parts = Parts(Int8Fused.of(q, k), Rule(query_block), kernels)
+    heads, scale = Heads.all(_HEADS, _KV_HEADS), _HEAD_DIM**-0.5
+    calls: list[Callable[[], object]] = [
+        lambda: kernels.dense(q, k, v, heads, causal_offset=_KEYS - _ROWS, scale=scale),
+        *(_sparse(Chunk.of(q, k, v, retention=retention, scale=scale), parts) for retention in RETENTIONS),
+    ]
+    seconds = np.array([[_seconds(call) for call in calls] for _ in range(_ROUNDS + 1)][1:])  # the first round warms up
+    return crossing(RETENTIONS, np.median(seconds[:, :1] / seconds[:, 1:], axis=0))
+
+
+def crossing(retentions: Sequence[float], ratios: Sequence[float]) -> float:
+    """Where `ratios`, times faster than dense, fall to 1; 1 where they never do, the least retention where they all are below."""
+    above = np.asarray(ratios) >= 1
+    if not above.any():
+        return float(retentions[0])
+    last = int(np.flatnonzero(above)[-1])
+    if last + 1 == len(ratios):
+        return 1.0
+    share = (ratios[last] - 1) / (ratios[last] - ratios[last + 1])
+    return float(retentions[last] + share * (retentions[last + 1] - retentions[last]))
+
+
+def _sparse(chunk: Chunk, parts: Parts) -> Callable[[], object]:
+    return lambda: run_batched(Stages(chunk.rewound(), parts), threads=Threads(), keep_lists=False)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
