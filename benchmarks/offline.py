@@ -34,7 +34,7 @@ from shadowattn.artifacts import Units, content_hash
 from shadowattn.data.text import stdlib_corpus, token_windows
 from shadowattn.models import LoadedModel, load_bundled, load_random, model_shape
 from shadowattn.offline.ablations import zero
-from shadowattn.offline.exact import measure_exactly, measure_plainly
+from shadowattn.offline.shared_ablations import measure_exactly, measure_plainly
 from shadowattn.offline.work import AblationWork, plan
 
 CANDIDATES = ("plain", "exact, torch", "exact")

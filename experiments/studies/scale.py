@@ -1,12 +1,14 @@
 """Attention of prompts of 4 thousand to a million tokens, and of 4 to 64 heads, simulated: where the estimate limits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.checks import check_count
 from experiments.progress import bar
 from experiments.studies.simulated import Simulated, SimulatedRow
+from shadowattn.errors import InputError
 from shadowattn.online.simulation.device import LAYERS, Device, Layer
 from shadowattn.online.simulation.methods import known_methods, pooled
 from shadowattn.reporting import simulation_figures
@@ -14,24 +16,37 @@ from shadowattn.reporting import simulation_figures
 
 @dataclass(frozen=True)
 class Scale(Simulated):
-    """Time of one layer, and the shares of it in which the device and the core work."""
+    """Time of one layer, and the shares of it in which the device and the core work.
+
+    Qwen2-1.5B's on prompts of `tokens` tokens; layers of `heads` heads of dimension `head_dim` on `heads_tokens` tokens.
+    """
+
+    tokens: list[int] = field(default_factory=lambda: [4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576])
+    heads: list[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])
+    head_dim: int = 128
+    heads_tokens: int = 32768
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("tokens", "heads"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise InputError(f"study.{name}: expected at least one number above 0, got {getattr(self, name)}")
+        check_count("study.head_dim", self.head_dim)
+        check_count("study.heads_tokens", self.heads_tokens)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"study_scale": simulation_figures.scale(rows)}
 
     def simulate(self, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
-        """Qwen2-1.5B's layer against context; and a layer of head dimension 128 against heads, at 32 thousand tokens.
-
-        Methods in floating point are left out where nothing is known of the device's.
-        """
+        """Methods in floating point are left out where nothing is known of the device's."""
         methods = known_methods(device) | {"ours, 32-row blocks": pooled}
-        cells = [(LAYERS["Qwen2-1.5B"], 4096 << step, "context") for step in range(9)]
-        cells += [(Layer(heads, heads, 128), 32768, "heads") for heads in (4, 8, 16, 32, 64)]
+        cells = [(LAYERS["Qwen2-1.5B"], tokens, "context") for tokens in self.tokens]
+        cells += [(Layer(heads, heads, self.head_dim), self.heads_tokens, "heads") for heads in self.heads]
         rows = []
         for layer, tokens, against in bar(cells, "simulate"):
             for name, method in methods.items():
                 cost = self.cost(device, layer, method, tokens, row.retention)
-                of = replace(row, model="Qwen2-1.5B" if against == "context" else "D 128", method=name, data=against)
+                of = replace(row, model="Qwen2-1.5B" if against == "context" else f"D {self.head_dim}", method=name, data=against)
                 of = replace(of, context_tokens=tokens, heads=layer.heads)
                 rows.append(replace(of, metric="latency", value=cost.total_us / 1e3))
                 rows.append(replace(of, metric="estimate_share", value=cost.estimate_us / cost.total_us, unit="1"))

@@ -15,7 +15,7 @@ from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.models.shape import ModelShape, model_shape
 from shadowattn.offline.ablations import BY_NAME, Ablation
-from shadowattn.offline.exact import measure_exactly, measure_plainly
+from shadowattn.offline.shared_ablations import measure_exactly, measure_plainly
 from shadowattn.offline.work import Progress, plan, shard
 from shadowattn.types import AblationLosses, Importance
 

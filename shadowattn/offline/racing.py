@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.models.shape import model_shape
-from shadowattn.offline.exact import measure_exactly
 from shadowattn.offline.importance import named_ablation, summarise
+from shadowattn.offline.shared_ablations import measure_exactly
 from shadowattn.offline.work import AblationWork, Progress, plan, shard
 from shadowattn.types import AblationLosses, Importance
 

@@ -12,7 +12,7 @@ from shadowattn.models.layerwise import layerwise
 from shadowattn.models.linear import choose_linear
 from shadowattn.models.shape import model_shape
 from shadowattn.offline.ablations import TopK, head_variants
-from shadowattn.offline.exact import measure_exactly
+from shadowattn.offline.shared_ablations import measure_exactly
 from shadowattn.offline.work import AblationWork, Progress, plan
 from shadowattn.types import Sensitivity
 

@@ -351,3 +351,18 @@ def test_wrong_options_of_graphs_are_refused(run, capsys, arguments, message):
     with pytest.raises(SystemExit):
         run("default", "experiment=default", *arguments)
     assert message in capsys.readouterr().err
+
+
+def test_every_figure_of_a_model_counts_what_it_is_a_mean_of(run):
+    few = {"repeat_rows": 2, "block_tokens": 16, "text_rows": 2, "text_tokens": 128, "key_value_documents": 3}
+    few |= {"key_value_pairs": 4, "needle_documents": 4, "needle_tokens": 160}
+    settings = [f"study.samples.{name}={value}" for name, value in few.items()]
+    folder = run("model_gates", "+exp=model_gates", "evaluation.windows=3", "importance.windows=2", *settings)
+    rows = rows_of(folder).drop_duplicates("metric").set_index("metric")
+    assert rows.n["key_value_accuracy"] == rows.n["key_value_accuracy_low"] == 3
+    assert rows.n["needle_accuracy"] == 4
+    assert rows.n["copy_gain"] == 2
+    assert rows.n["context_gain"] == rows.n["loss_at_0"] == 2
+    assert rows.n["random_loss_increase"] == rows.n["oracle_loss_increase"] == 3  # windows
+    assert rows.value["random_loss_increase_low"] <= rows.value["random_loss_increase"]
+    assert {path.name for path in folder.glob("*.png")} == {"importance.png", "loss_by_position.png"}
