@@ -211,15 +211,18 @@ def decode() -> str:
 
 def pipeline() -> str:
     """A chunk's time in every mode of the pipeline."""
-    rows = _rows("benchmark_pipeline")
+    rows = _rows("pipeline_speed")
     rows = rows[rows.metric == "time"]
     methods = ["int8 batched", "int8 off", "int8 overlap", "int8 fused", "int8 planned", "int8_fused batched"]
     lines = [
-        [f"{SHAPES[model]}, {keys}", *(f"{_one(rows, model=model, keys=keys, method=method):.1f}" for method in methods)]
-        for model, keys in rows[["model", "keys"]].drop_duplicates().itertuples(index=False)
+        [
+            f"{SHAPES[model]}, {keys}",
+            *(f"{_one(rows, model=model, context_tokens=keys, method=method):.1f}" for method in methods),
+        ]
+        for model, keys in rows[["model", "context_tokens"]].drop_duplicates().itertuples(index=False)
     ]
     header = ["ms; shape, keys", *(f"`{method}`" for method in methods)]
-    return _table(header, lines, "benchmark_pipeline", f"medians of {int(rows.n.max())} rounds")
+    return _table(header, lines, "pipeline_speed", f"medians of {int(rows.n.max())} rounds")
 
 
 def interpolation() -> str:

@@ -111,7 +111,7 @@ def test_compiled_graphs_are_kept_in_the_folder(loaded, text, tmp_path):
     ("options", "message"),
     [
         ({"retention": 2}, "retention"),
-        ({"allocator": "fair"}, "allocator: expected one of uniform"),
+        ({"allocator": "fair"}, "allocator: expected one of artifact, error_greedy"),
         ({"allocator": Uniform}, "allocator: expected a Allocator"),
         ({"importance": "half"}, "importance: expected one of zero, uniform"),
         ({"folder": 3}, "folder: expected a path"),

@@ -366,3 +366,19 @@ def test_every_figure_of_a_model_counts_what_it_is_a_mean_of(run):
     assert rows.n["random_loss_increase"] == rows.n["oracle_loss_increase"] == 3  # windows
     assert rows.value["random_loss_increase_low"] <= rows.value["random_loss_increase"]
     assert {path.name for path in folder.glob("*.png")} == {"importance.png", "loss_by_position.png"}
+
+
+def test_modes_of_the_pipeline_are_timed_side_by_side(run):
+    few = ["study.shapes=[qwen2-0.5b]", "study.keys=[256]", "study.rows=32", "study.rounds=2", "study.repeats=1"]
+    folder = run("pipeline_speed", "+exp=pipeline_speed", *few)
+    rows = rows_of(folder)
+    times = rows[rows.metric == "time"].set_index("method")
+    modes = {"batched", "off", "overlap", "overlap, all cores each", "fused", "planned"}
+    assert set(times.index) == {f"int8 {mode}" for mode in modes} | {
+        f"int8_fused {mode}" for mode in ("batched", "off", "overlap")
+    }
+    assert (times.low <= times.value).all()
+    assert (times.value <= times.high).all()
+    faster = rows[rows.metric == "times_faster_than_batched"].set_index("method").value
+    assert faster["int8 batched"] == faster["int8_fused batched"] == 1
+    assert (folder / "pipeline_speed.png").is_file()
