@@ -188,9 +188,10 @@ def _check_subject(lab: "Lab") -> None:
         if tokens > shape.context_tokens:
             raise InputError(f"{key}: the model's context is {shape.context_tokens} tokens, got {tokens}; set it to no more")
     if "allocator" in lab.needs:
-        for method in lab.methods.values():
+        methods = lab.methods.values() if "estimator" in lab.needs else ()
+        for allocator in [method.allocator for method in methods] or [lab.of("allocator")]:
             for retention in lab.retentions:
-                check_fixed_budget(method.allocator, retention, shape)
+                check_fixed_budget(allocator, retention, shape)
     if "kernel" in lab.needs:
         lab.kernel  # noqa: B018 - refuses kernels that do not fit
     if "data" in lab.needs and lengths:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from experiments.compose import composed
+from experiments.checks import check
+from experiments.compose import choices, composed
 from experiments.lab import Lab
-from experiments.part_settings import complete
+from experiments.part_settings import complete, declared
 from experiments.parts import build, by_content
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device, save_device
@@ -86,3 +87,17 @@ def test_times_depend_on_the_number_of_threads():
         complete(config)
         hashes.add(Lab(config, build(config.study).needs).config_hash({}))
     assert len(hashes) == 2
+
+
+@pytest.mark.parametrize("name", choices()["exp"])
+def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name):
+    """With the settings of importance that ask for most."""
+    config = composed([f"+exp={name}"])
+    if "importance" in declared(config.study._target_, "needs"):
+        config = composed([f"+exp={name}", "importance=racing"])
+    complete(config)
+    study = build(config.study)
+    made = Lab(config, study.needs)
+    study.check(made)
+    check(made)
+    assert made.config_hash(study.inputs())
