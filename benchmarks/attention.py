@@ -36,10 +36,10 @@ from benchmarks import candidates, memory
 from benchmarks.attention_bars import bars_table
 from benchmarks.attention_figures import draw
 from benchmarks.candidates import SHAPES, Case, Tensors
-from benchmarks.interleave import Timing, interleave, ratio
 from experiments.provenance import called, joined, origin, write_csv
 from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
+from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.machine import processor
 from shadowattn.models.linear import has_onednn, onednn

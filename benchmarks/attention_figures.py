@@ -12,6 +12,8 @@ import matplotlib.ticker
 import numpy as np
 import pandas as pd
 
+from shadowattn.online.break_even import crossing
+
 _SHOWN = {
     "own dense": ("0.4", "-"),
     "attend, per row": ("tab:blue", ":"),
@@ -39,14 +41,7 @@ def draw(rows: pd.DataFrame, folder: Path) -> list[Path]:
 
 def break_even(retentions: np.ndarray, ratios: np.ndarray) -> float | None:
     """The retention at which a ratio falls to 1, linear between its neighbours; None where it never does."""
-    above = ratios >= 1
-    if above.all() or not above.any():
-        return None
-    last = int(np.flatnonzero(above)[-1])
-    if last + 1 == len(ratios):
-        return None
-    share = (ratios[last] - 1) / (ratios[last] - ratios[last + 1])
-    return float(retentions[last] + share * (retentions[last + 1] - retentions[last]))
+    return crossing(retentions, ratios) if ratios.max() >= 1 > ratios[-1] else None
 
 
 def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
@@ -119,7 +114,7 @@ def roofline(rows: pd.DataFrame, path: Path) -> Path:
     axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     axis.set_yticks([100, 200, 400, 800])
-    axis.set_title(_caption(rows), fontsize=9)
+    axis.set_title(_caption(rows).replace(", native", "\nnative"), fontsize=8)  # two lines: the legend stands beside them
     return _save(figure, path)
 
 

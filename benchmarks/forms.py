@@ -14,12 +14,12 @@ import torch
 from openvino import opset13 as op
 
 from benchmarks.bank import SHAPES
-from benchmarks.interleave import Timing, interleave
 from shadowattn.graphs import GraphForm, GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.nncf_graph import compile_int8, nncf_graph
+from shadowattn.interleave import Timing, interleave
 from shadowattn.types import Requant
 
 BASELINE = "torch float32"

@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.interleave import interleave
 from benchmarks.rows import save_result
 from experiments.provenance import called
 from experiments.source import source_hash
 from shadowattn.artifacts import Units, content_hash
 from shadowattn.data.text import stdlib_corpus, token_windows
+from shadowattn.interleave import interleave
 from shadowattn.models import LoadedModel, load_bundled, load_random, model_shape
 from shadowattn.offline.ablations import zero
 from shadowattn.offline.shared_ablations import measure_exactly, measure_plainly

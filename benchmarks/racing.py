@@ -26,11 +26,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.interleave import interleave, ratio
 from benchmarks.offline import calibration
 from benchmarks.rows import save_result
 from experiments.provenance import called
 from shadowattn.artifacts import Units, content_hash
+from shadowattn.interleave import interleave, ratio
 from shadowattn.models import LoadedModel, load_bundled, load_local
 from shadowattn.offline import (
     Race,

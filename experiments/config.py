@@ -169,7 +169,7 @@ class Config:
     paths: Paths = field(default_factory=Paths)
 
 
-# What every run has; a study need not name it, and no hash holds it.
+# What every run has. A study need not name it; what it does name, such as the threads of a timing, is in its hash.
 ALWAYS = ("experiment", "study", "threads", "shard", "reuse", "paths")
 # Settings that are a part, named by `_target_`, with settings of its own.
 PARTS = tuple(one.name for one in fields(Config) if one.type is Any and one.name != "dense_above")

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from experiments.errors import ShardDoneError
 from experiments.parts import OBSERVE, build, by_content, part_name
 from experiments.progress import bar, say, work_bar
-from shadowattn.artifacts import Stage
+from shadowattn.artifacts import Stage, tuples
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import (
     Race,
@@ -64,7 +64,7 @@ class Offline:
                     "the same command then goes on"
                 )
             stage.finish(asdict(losses))
-        return AblationLosses(**_tuples(stage.read()))
+        return AblationLosses(**tuples(stage.read()))
 
     @cached_property
     def importance(self) -> Importance:
@@ -100,7 +100,7 @@ class Offline:
                 progress=lambda w: bar(w, "calibrate"),
             )
             stage.finish(asdict(observations))
-        return ScaleObservations(**_tuples(stage.read()))
+        return ScaleObservations(**tuples(stage.read()))
 
     @cached_property
     def grid(self) -> ScaleGrid:
@@ -178,7 +178,7 @@ class Offline:
                 progress=lambda work: work_bar(work, "sensitivity"),
             )
             stage.finish(asdict(found))
-        return Sensitivity(**_tuples(stage.read()))
+        return Sensitivity(**tuples(stage.read()))
 
 
 def check_fixed_budget(allocator: Any, retention: float, shape: Any) -> None:
@@ -187,12 +187,3 @@ def check_fixed_budget(allocator: Any, retention: float, shape: Any) -> None:
     if not made.needs:
         table = [[1.0] * shape.heads] * shape.layers
         made.allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
-
-
-def _tuples(content: dict[str, Any]) -> dict[str, Any]:
-    """What JSON made lists of."""
-
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-    return {name: tuples(value) for name, value in content.items()}

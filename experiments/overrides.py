@@ -5,17 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.compose import CONF
 from experiments.config import ALWAYS, PARTS, Config
 from experiments.part_settings import settings_of
 from shadowattn.errors import InputError
 
-_CONF = Path(__file__).parents[1] / "conf"
 # Whatever a user calls methods.
 _FREE = ("compare",)
 _UNKNOWN = re.compile(r"Could not (?:override|append to config)\D*?'(?P<key>[\w.]+)'|Key '(?P<leaf>\w+)' (?:is )?not in")
@@ -90,7 +89,7 @@ def _keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def _keys_of_parts() -> Iterator[str]:
-    for path in sorted(_CONF.glob("*/*.yaml")):
+    for path in sorted(CONF.glob("*/*.yaml")):
         content = yaml.safe_load(path.read_text()) or {}
         group, part = ("study", content.get("study") or {}) if path.parent.name == "exp" else (path.parent.name, content)
         settings = settings_of(part["_target_"]) if "_target_" in part else None

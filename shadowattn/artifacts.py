@@ -57,6 +57,15 @@ def read_json(path: Path, remedy: str) -> Any:
         raise InputError(f"{path} cannot be read ({error}); {remedy}") from error
 
 
+def tuples(content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with tuples for lists, however deep: what frozen dataclasses were written from."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    return {name: frozen(value) for name, value in content.items()}
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

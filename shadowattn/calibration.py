@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from shadowattn import checks
-from shadowattn.artifacts import Stage, library_code
+from shadowattn.artifacts import Stage, library_code, tuples
 from shadowattn.data.text import token_windows
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
@@ -137,7 +137,7 @@ class Calibration:
         if not stage.done:
             how = {"ablation": self.ablation, "progress": self.progress}
             stage.finish(asdict(measure_ablations(self.model, self.importance_tokens, stage.units, **how)))
-        return summarise(AblationLosses(**_tuples(stage.read())))
+        return summarise(AblationLosses(**tuples(stage.read())))
 
     @cached_property
     def sensitivity(self) -> Sensitivity:
@@ -147,7 +147,7 @@ class Calibration:
         if not stage.done:
             how = {"measure": measure, "retentions": RETENTIONS, "progress": self.progress}
             stage.finish(asdict(measure_sensitivity(self.model, self.tokens, stage.units, **how)))
-        return Sensitivity(**_tuples(stage.read()))
+        return Sensitivity(**tuples(stage.read()))
 
     @cached_property
     def observations(self) -> ScaleObservations:
@@ -156,7 +156,7 @@ class Calibration:
         if not stage.done:
             how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
             stage.finish(asdict(observe_scales(self.model, self.tokens, **how)))
-        return ScaleObservations(**_tuples(stage.read()))
+        return ScaleObservations(**tuples(stage.read()))
 
     @cached_property
     def scales(self) -> ScaleGrid:
@@ -231,12 +231,3 @@ def _read(path: Path) -> str:
         return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"text: expected a file of UTF-8 text, got {str(path)!r} ({error})") from error
-
-
-def _tuples(content: dict) -> dict:
-    """What JSON made lists of."""
-
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-    return {name: tuples(value) for name, value in content.items()}

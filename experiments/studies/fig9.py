@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from benchmarks.interleave import interleave
 from experiments.cells import estimator_of
 from experiments.checks import check_count
 from experiments.lab import Lab
@@ -18,6 +17,7 @@ from experiments.progress import say
 from experiments.studies.latency import LatencyStudy
 from shadowattn.artifacts import write_json
 from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.interleave import interleave
 from shadowattn.kernels import choose
 from shadowattn.method import attach
 from shadowattn.online.attention import Attended

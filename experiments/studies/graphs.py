@@ -10,13 +10,13 @@ from rich.table import Table
 
 from benchmarks import bank as bank_benchmark
 from benchmarks import forms as forms_benchmark
-from benchmarks.interleave import Timing, ratio
 from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.devices import survey
 from shadowattn.graphs.planner import POLICIES, chunk_lengths, plan_capacities
+from shadowattn.interleave import Timing, ratio
 from shadowattn.reporting import graph_figures
 from shadowattn.reporting.rows import Row
 

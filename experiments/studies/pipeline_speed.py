@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from benchmarks.candidates import SHAPES, Case, Tensors
-from benchmarks.interleave import interleave
 from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
 from experiments.parts import build
@@ -25,6 +24,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.graphs.planner import launch_sizes
 from shadowattn.graphs.symmetric_int8 import absmax_scales
+from shadowattn.interleave import interleave
 from shadowattn.kernels import choose, native
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
@@ -36,10 +36,19 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import pipeline_figures
-from shadowattn.reporting.rows import SpreadRow
+from shadowattn.reporting.rows import Row
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 ESTIMATORS = ("int8", "int8_fused")
+
+
+@dataclass(frozen=True)
+class SpreadRow(Row):
+    """A row about a median: `low` and `high` are the quartiles. `chunk_rows` query rows were computed."""
+
+    low: float = 0.0
+    high: float = 0.0
+    chunk_rows: int = 0
 
 
 @dataclass(frozen=True)

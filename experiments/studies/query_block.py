@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from rich.console import Group
 from rich.table import Table
 
-from benchmarks.interleave import interleave, ratio
 from experiments.checks import check_count, check_method
 from experiments.lab import Lab, MethodSettings
 from experiments.progress import say
 from experiments.studies.quality import Pair, Quality
 from shadowattn.errors import InputError
+from shadowattn.interleave import interleave, ratio
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from scipy import stats
 
-from benchmarks.interleave import interleave
 from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import part_name
 from experiments.progress import bar, say
 from experiments.studies.latency import LatencyStudy, probe
 from shadowattn.errors import InputError
+from shadowattn.interleave import interleave
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.latency import Latency, LatencyProfile, without_slowest

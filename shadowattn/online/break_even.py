@@ -4,7 +4,6 @@ Processors differ too much for one number: measured once for each dtype and kind
 folder by processor, compiled kernels and instruction set.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from shadowattn.artifacts import cache_folder, read_json, sha256, write_json
 from shadowattn.errors import InputError
+from shadowattn.interleave import interleave, ratio
 from shadowattn.kernels import Kernels, native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.machine import cores, processor
@@ -61,12 +61,11 @@ def measure(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
     k, v = (torch.randn(_KV_HEADS, _KEYS, _HEAD_DIM, generator=generator).to(dtype) for _ in range(2))
     parts = Parts(Int8Fused.of(q, k), Rule(query_block), kernels)
     heads, scale = Heads.all(_HEADS, _KV_HEADS), _HEAD_DIM**-0.5
-    calls: list[Callable[[], object]] = [
-        lambda: kernels.dense(q, k, v, heads, causal_offset=_KEYS - _ROWS, scale=scale),
-        *(_sparse(Chunk.of(q, k, v, retention=retention, scale=scale), parts) for retention in RETENTIONS),
-    ]
-    seconds = np.array([[_seconds(call) for call in calls] for _ in range(_ROUNDS + 1)][1:])  # the first round warms up
-    return crossing(RETENTIONS, np.median(seconds[:, :1] / seconds[:, 1:], axis=0))
+    calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=_KEYS - _ROWS, scale=scale)}
+    for retention in RETENTIONS:
+        calls[str(retention)] = _sparse(Chunk.of(q, k, v, retention=retention, scale=scale), parts)
+    timings = interleave(calls, rounds=_ROUNDS)
+    return crossing(RETENTIONS, [ratio(timings["dense"], timings[str(retention)]) for retention in RETENTIONS])
 
 
 def crossing(retentions: Sequence[float], ratios: Sequence[float]) -> float:
@@ -83,9 +82,3 @@ def crossing(retentions: Sequence[float], ratios: Sequence[float]) -> float:
 
 def _sparse(chunk: Chunk, parts: Parts) -> Callable[[], object]:
     return lambda: run_batched(Stages(chunk.rewound(), parts), threads=Threads(), keep_lists=False)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

@@ -115,7 +115,7 @@ def quality_against_query_block(rows: pd.DataFrame) -> Figure:
     axes[1, 2].legend(*axes[0, 1].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
     axes[1, 2].axis("off")
     first, windows = sparse.iloc[0], errors.n.iloc[0]
-    axes[0, 0].figure.suptitle(
+    drawn.suptitle(
         f"{first.model} on {first.data}, retention {first.retention:g}, n = {windows} windows (loss ± standard error) · "
         f"measured, kernel {first.kernel}; times on random tensors",
         fontsize=9,

@@ -17,7 +17,7 @@ def bank(rows: pd.DataFrame) -> Figure:
     _padding(axes[1, 0], rows)
     _forms(axes[1, 1], rows)
     first = rows.iloc[0]
-    axes[0, 0].figure.suptitle(f"bank of static INT8 Q·K graphs · {first.measured} on OpenVINO's CPU device", fontsize=9)
+    drawn.suptitle(f"bank of static INT8 Q·K graphs · {first.measured} on OpenVINO's CPU device", fontsize=9)
     return drawn
 
 

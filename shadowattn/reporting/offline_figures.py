@@ -111,7 +111,7 @@ def allocators(rows: pd.DataFrame) -> Figure:
     if len(found):
         _gains(axes[-1], found)
     row = sparse.iloc[0]
-    axes[0].figure.suptitle(
+    drawn.suptitle(
         f"{row.model} on {row.data}, windows of {row.context_tokens} tokens, loss ± one standard error · {row.measured}, "
         f"estimator {row.estimator}, kernel {row.kernel}",
         fontsize=9,

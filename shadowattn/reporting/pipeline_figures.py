@@ -28,9 +28,9 @@ def gantt(rows: pd.DataFrame) -> Figure:
     for axis in axes.flat[len(methods) :]:
         axis.axis("off")
     handles = [matplotlib.patches.Patch(color=color, label=f"head {head}") for head, color in colors.items()]
-    axes.flat[0].figure.legend(handles=handles, loc="outside lower center", ncol=min(8, len(handles)), fontsize=7)
+    drawn.legend(handles=handles, loc="outside lower center", ncol=min(8, len(handles)), fontsize=7)
     first = spans.iloc[0]
-    axes.flat[0].figure.suptitle(
+    drawn.suptitle(
         f"{first.model}, layer {first.layer}, {first.context_tokens} keys, mean retention {first.retention:.3g} · "
         f"{first.measured}, n = {took.n.iloc[0]} calls each, shown: that of median span · INT8 estimate on "
         f"{first.estimate_device}, kernel {first.kernel}",
@@ -69,9 +69,10 @@ def latency(rows: pd.DataFrame) -> Figure:
             axis.plot(p95.index, p95 / 1e3, linestyle=":", linewidth=1, color=f"C{color}")
         axis.set(xlabel="keys", ylabel="ms (dotted: p95)", title=stage, ylim=(0, None))
         axis.legend(fontsize=7)
-    first = points.iloc[0]
-    axes[0].figure.suptitle(
-        f"{first.model}: a launch, and one head's selection and attention, alone · {first.measured}, "
+    first, least, most = points.iloc[0], points.n.min(), points.n.max()
+    calls = f"n = {least} calls" if least == most else f"n = {least} to {most} calls"
+    drawn.suptitle(
+        f"{first.model}: a launch, and one head's selection and attention, alone, {calls} a point · {first.measured}, "
         f"INT8 estimate on {first.estimate_device}, kernel {first.kernel}",
         fontsize=9,
     )

@@ -37,7 +37,7 @@ def recall(rows: pd.DataFrame) -> Figure:
     axes[3].axis("off")
     _heads(axes[2], rows)
     first = rows.iloc[0]
-    axes[0].figure.suptitle(_title(first), fontsize=9)
+    drawn.suptitle(_title(first), fontsize=9)
     return drawn
 
 
@@ -120,7 +120,7 @@ def buckets(rows: pd.DataFrame) -> Figure:
     axes[0, 0].legend(fontsize=7)
     first = rows.iloc[0]
     loss = f", n = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
-    axes[0, 0].figure.suptitle(_title(first) + loss, fontsize=9)
+    drawn.suptitle(_title(first) + loss, fontsize=9)
     return drawn
 
 

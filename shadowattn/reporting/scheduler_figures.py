@@ -29,7 +29,7 @@ def gaps(rows: pd.DataFrame) -> Figure:
         axis.axhline(1000, color="0.6", linestyle="--", linewidth=1)
         axis.set(yscale="log", xlabel="heads of a layer", ylabel=f"µs to plan, {costs} costs")
     axes[0, 0].legend(fontsize=7)
-    axes[0, 0].figure.suptitle(
+    drawn.suptitle(
         f"n = {rows.n.max()} works a point; lengths of orders simulated, planning time measured; dashed: targets", fontsize=9
     )
     return drawn

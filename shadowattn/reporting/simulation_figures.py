@@ -33,12 +33,14 @@ def validation(rows: pd.DataFrame) -> Figure:
         axis.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color="0.9", zorder=0)
         axis.set(xscale="log", yscale="log", xlabel="measured ms", ylabel="SIMULATED ms")
         axis.set_title(f"costs from the {by}", fontsize=9)
+        plain_ticks(axis.xaxis)
+        plain_ticks(axis.yaxis)
     axes.flat[0].legend(fontsize=8)
     held_out = makespans.case.nunique() - len(fitted)
     calls = int(makespans[makespans.measured == "measured"].n.max())
     title = f"one layer's chunk: {rows.model.iloc[0]}, {calls} calls each, band of 10 %"
     chunks = f"filled: {held_out} held-out chunks; hollow: {len(fitted)} that contention was fitted on"
-    axes.flat[0].figure.suptitle(f"{title}\n{chunks}", fontsize=9)
+    drawn.suptitle(f"{title}\n{chunks}", fontsize=9)
     return drawn
 
 
@@ -65,7 +67,7 @@ def fig10(rows: pd.DataFrame) -> Figure:
     cases = found.n.max()
     where = f"{rows.device.iloc[0]}, one layer at retention {rows.retention.iloc[0]:g}"
     title = f"SIMULATED, {where}, n = {cases} cases, one description"
-    axes.flat[0].figure.suptitle(f"{title}\n{'; '.join(texts)}", fontsize=9)
+    drawn.suptitle(f"{title}\n{'; '.join(texts)}", fontsize=9)
     return drawn
 
 
@@ -83,7 +85,7 @@ def fig15(rows: pd.DataFrame) -> Figure:
     axes.flat[0].legend(fontsize=8)
     title = f"SIMULATED, {rows.device.iloc[0]}, {rows.context_tokens.iloc[0]} tokens, one layer, n = {len(rows)}, one description"
     known = "the middle core's speed fitted to Fig. 10's mean, the others' assumed; nothing published to hold it to"
-    axes.flat[0].figure.suptitle(f"{title}\n{known}", fontsize=9)
+    drawn.suptitle(f"{title}\n{known}", fontsize=9)
     return drawn
 
 
@@ -135,7 +137,7 @@ def scale(rows: pd.DataFrame) -> Figure:
     axes[1, 0].legend(fontsize=7)
     title = f"SIMULATED, {rows.device.iloc[0]}: Qwen2-1.5B against context; head dimension 128 at 32768 tokens against heads"
     known = f"one description, n = {(rows.metric == 'latency').sum()} times; nothing published or measured to hold it to"
-    axes[0, 0].figure.suptitle(f"{title}\n{known}", fontsize=9)
+    drawn.suptitle(f"{title}\n{known}", fontsize=9)
     return drawn
 
 
@@ -169,5 +171,5 @@ def parameters(rows: pd.DataFrame) -> Figure:
     axes[1, 1].set(xlabel="share of sets for which it holds", xlim=(0, 1), yticks=[])
     title = f"SIMULATED, Snapdragon 8 Gen 3: {sets.value:.0f} of {sets.n} parameter sets fit"
     fitted = "fitted to: launches of 2, 3, 4 ms, Fig. 4a at 20 %, mean of Fig. 10; the rest of the published is held out"
-    axes[0, 0].figure.suptitle(f"{title}\n{fitted}", fontsize=9)
+    drawn.suptitle(f"{title}\n{fitted}", fontsize=9)
     return drawn

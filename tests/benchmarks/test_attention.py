@@ -11,7 +11,7 @@ import torch
 from benchmarks import candidates, memory
 from benchmarks.attention_figures import break_even
 from benchmarks.candidates import Case, Tensors
-from benchmarks.interleave import Timing, interleave, ratio
+from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
