@@ -8,7 +8,7 @@ import pandas as pd
 from rich.table import Table
 
 _SDPA, _OWN = "times faster than sdpa", "times faster than own dense"
-_TOTAL, _BLOCKS = "total (int8_fused), per row", "total (int8_fused), 32-row blocks, first_row"
+_TOTAL, _BLOCKS = "total (int8_fused), per row", "total (int8_fused), 32-row blocks, leading_query"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ BARS = (
     *(
         Bar(f"total ({estimator}), {rows}", "peak beyond q, k, v and output", 256, 256, at_most=True)
         for estimator in ("int8_fused", "int8")
-        for rows in ("per row", "32-row blocks, first_row")
+        for rows in ("per row", "32-row blocks, leading_query")
     ),
 )
 

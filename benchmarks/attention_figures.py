@@ -20,8 +20,8 @@ _SHOWN = {
     "total (int8_fused), per row": ("tab:blue", "-"),
     "total (int8), per row": ("tab:green", "-"),
     "attend, 32-row blocks": ("tab:orange", ":"),
-    "total (int8_fused), 32-row blocks, first_row": ("tab:orange", "-"),
-    "total (int8), 32-row blocks, first_row": ("tab:red", "-"),
+    "total (int8_fused), 32-row blocks, leading_query": ("tab:orange", "-"),
+    "total (int8), 32-row blocks, leading_query": ("tab:red", "-"),
 }
 
 

@@ -129,7 +129,9 @@ def stages(t: Tensors) -> dict[str, Call]:
     }
 
 
-def totals(t: Tensors, block: int, block_score: str = "first_row", estimators: tuple[str, ...] = ESTIMATORS) -> dict[str, Call]:
+def totals(
+    t: Tensors, block: int, block_score: str = "leading_query", estimators: tuple[str, ...] = ESTIMATORS
+) -> dict[str, Call]:
     """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`."""
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
     make = {"int8": _graph_total, "int8_fused": _fused_total}

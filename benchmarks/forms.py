@@ -65,7 +65,7 @@ def _graph(shape: GraphShape, form: GraphForm, q: torch.Tensor, k: torch.Tensor)
     model = estimation_graph(shape, form, _SCALE, _SCALE)
     graph = Graph(compile_int8(model, what=str(form)), shape, form, (_SCALE, _SCALE), Arena([model]))
     scales = {"q_scales": torch.full((len(q),), _SCALE), "k_scales": torch.full((len(k),), _SCALE)}
-    graph.run(q, k, **scales, first_row=_KEYS - _ROWS)
+    graph.run(q, k, **scales, first_position=_KEYS - _ROWS)
     return graph.infer
 
 

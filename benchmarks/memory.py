@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 CANDIDATES = (
-    *("sdpa", "own dense", "total (int8_fused), per row", "total (int8_fused), 32-row blocks, first_row"),
-    *("total (int8), per row", "total (int8), 32-row blocks, first_row"),
+    *("sdpa", "own dense", "total (int8_fused), per row", "total (int8_fused), 32-row blocks, leading_query"),
+    *("total (int8), per row", "total (int8), 32-row blocks, leading_query"),
 )
 
 

@@ -166,10 +166,10 @@ def _check_place(method: "MethodSettings") -> None:
 
 def _check_pipeline(lab: "Lab", method: "MethodSettings") -> None:
     mode = lab.pipeline.mode
-    if mode in ("fused", "planned") and (method.on_device or method.estimator_class.selects):
+    if mode in ("grouped", "planned") and (method.on_device or method.estimator_class.selects):
         raise InputError(
             f"pipeline={mode}: {method.name} selects while it estimates, so that there are no scores to launch for; use "
-            "pipeline=batched, off or overlap"
+            "pipeline=batched, serial or overlap"
         )
     if mode == "planned":
         lab.pipeline.profile.check({"estimator": method.estimator_class.__name__})

@@ -64,7 +64,7 @@ class SelectionConfig:
     """`place` host or device, where whole blocks of `key_block` keys can be chosen. The rest is `online.selection.Rule`."""
 
     query_block: int = 1
-    block_score: str = "first_row"
+    block_score: str = "leading_query"
     sinks: int = 0
     recent: int = 0
     place: str = "host"

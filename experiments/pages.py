@@ -141,11 +141,11 @@ _SPEED = {
     "attend, per row": "attend, a list for every row",
     "attend, 32-row blocks": "attend, a list for 32 rows",
     "total (int8_fused), per row": "all of it, a list for every row",
-    "total (int8_fused), 32-row blocks, first_row": "all of it, a list for 32 rows (`first_row`)",
+    "total (int8_fused), 32-row blocks, leading_query": "all of it, a list for 32 rows (`leading_query`)",
     "total (int8_fused), 32-row blocks, max": "all of it, a list for 32 rows (`max`)",
     "total (int8_fused), 32-row blocks, probability": "all of it, a list for 32 rows (`probability`)",
     "total (int8), per row": "the same by OpenVINO's graphs (`int8`), a list for every row",
-    "total (int8), 32-row blocks, first_row": "by OpenVINO's graphs, a list for 32 rows (`first_row`)",
+    "total (int8), 32-row blocks, leading_query": "by OpenVINO's graphs, a list for 32 rows (`leading_query`)",
 }
 
 
@@ -213,7 +213,7 @@ def pipeline() -> str:
     """A chunk's time in every mode of the pipeline."""
     rows = _rows("pipeline_speed")
     rows = rows[rows.metric == "time"]
-    methods = ["int8 batched", "int8 off", "int8 overlap", "int8 fused", "int8 planned", "int8_fused batched"]
+    methods = ["int8 batched", "int8 serial", "int8 overlap", "int8 grouped", "int8 planned", "int8_fused batched"]
     lines = [
         [
             f"{SHAPES[model]}, {keys}",

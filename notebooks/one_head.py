@@ -51,7 +51,7 @@ retentions = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8]
 def kept(scores: torch.Tensor, retention: float) -> torch.Tensor:
     """The keys that every row keeps, bool [Q, K], by the definition that all fast paths are held to."""
     budget = torch.full((1,), retention)
-    return reference.select(scores[None].float(), budget, visible, 1, "first_row")[0]
+    return reference.select(scores[None].float(), budget, visible, 1, "leading_query")[0]
 
 
 # %% [markdown]

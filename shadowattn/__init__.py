@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shadowattn.online.check_estimator import check_estimator
     from shadowattn.online.chunk import Chunk
     from shadowattn.online.estimators import Estimator
-    from shadowattn.online.path import sparse_attention
+    from shadowattn.online.functional import sparse_attention
     from shadowattn.runs import Run, load_run
 
 __all__ = [
@@ -41,7 +41,7 @@ _MODULES = {
     "calibrate": "shadowattn.calibration",
     "check_estimator": "shadowattn.online.check_estimator",
     "load_run": "shadowattn.runs",
-    "sparse_attention": "shadowattn.online.path",
+    "sparse_attention": "shadowattn.online.functional",
 }
 
 

@@ -91,7 +91,7 @@ def run_case(device: str, case: str) -> Outcome:
         if case == POSITIVE:
             q, k = q.abs(), k.abs()
         scales = {"q_scales": torch.full((len(q),), _SCALE), "k_scales": torch.full((len(k),), _SCALE)}
-        out = graph.run(q, k, **scales, first_row=shape.keys - shape.rows).clone()
+        out = graph.run(q, k, **scales, first_position=shape.keys - shape.rows).clone()
         seconds = []
         while len(seconds) < _RUNS and sum(seconds) < _LONG_S:
             start = time.perf_counter()

@@ -17,7 +17,7 @@ from shadowattn.models.shape import ModelShape, check_device, fingerprint, model
 from shadowattn.online.attention import Attended, SparseAttention
 from shadowattn.online.estimators import Estimator, check_estimator_type
 from shadowattn.online.estimators.int8 import Int8
-from shadowattn.online.path import ESTIMATORS, check_attention, estimator_of, named_estimator
+from shadowattn.online.functional import ESTIMATORS, check_attention, estimator_of, named_estimator
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.types import RetentionProfile
 
@@ -42,7 +42,7 @@ class Method:
     bank: GraphBank | None = None
     estimator: str | Estimator | None = None
     query_block: int = 1
-    block_score: str = "first_row"
+    block_score: str = "leading_query"
     sinks: int = 0
     recent: int = 0
     kernel: str = "auto"
@@ -163,7 +163,7 @@ class Method:
         if self.estimator is not None:
             return named_estimator(self.estimator)
         native = choose("auto", head_dim=shape.head_dim, dtype=model.dtype).name == "native"
-        launched = self.pipeline is not None and self.pipeline.mode in ("fused", "planned")  # which need scores
+        launched = self.pipeline is not None and self.pipeline.mode in ("grouped", "planned")  # which need scores
         return named_estimator("int8_fused" if native and not launched else "int8")  # which choose the same keys
 
 

@@ -37,7 +37,7 @@ def topk_attention(
     causal_offset: int,
     query_block: int = 1,
     scale: float | None = None,
-    block_score: str = "first_row",
+    block_score: str = "leading_query",
     sinks: int = 0,
     recent: int = 0,
 ) -> Tensor:
@@ -73,7 +73,7 @@ def select(
     up to itself, and `budget.shared_keep_counts` keys before the block, ranked as above with the window of the block's first
     row. Their scores come from the rows in one of five ways:
 
-    `first_row`: the scores of the block's first row. No row's selection depends on a later token.
+    `leading_query`: the scores of the block's first row. No row's selection depends on a later token.
     `pooled_query`: the scores of the block's mean query, which are the mean over the block's rows.
     `max`, `sum`: the largest score, or the sum, over the rows of the block.
     `probability`: the sum over the rows of softmax(score · scale), each row over the keys that it sees. Unlike raw scores, which
@@ -147,7 +147,7 @@ def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_
 
 def _list_scores(scores: Tensor, seen: Tensor, block_score: str, scale: float) -> Tensor:
     """What a list ranks its keys by, [K], for the scores [rows, K] of its rows and which keys each of them sees."""
-    if block_score == "first_row":
+    if block_score == "leading_query":
         return scores[0]
     if block_score == "max":
         return scores.masked_fill(~seen, -math.inf).amax(0)
@@ -157,7 +157,7 @@ def _list_scores(scores: Tensor, seen: Tensor, block_score: str, scale: float) -
         return scores.double().mean(0).float()
     if block_score == "probability":
         return torch.softmax((scores.double() * scale).masked_fill(~seen, -math.inf), 1).sum(0).float()
-    raise InputError(f"block_score: expected first_row, pooled_query, max, sum or probability, got {block_score!r}")
+    raise InputError(f"block_score: expected leading_query, pooled_query, max, sum or probability, got {block_score!r}")
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ def _check_selection(
     head_retentions(retention, heads)
     checks.vector("visible", visible, rows)
     checks.ascending("visible", visible, least=1, below=keys + 1)
-    checks.one_of("block_score", block_score, ("first_row", "pooled_query", "max", "sum", "probability"))
+    checks.one_of("block_score", block_score, ("leading_query", "pooled_query", "max", "sum", "probability"))
     if checks.number("scale", scale) <= 0 or (block_score == "probability" and not bool(scores.isfinite().all())):
         raise InputError(f"expected a positive scale, and finite scores for probabilities, got scale={scale} or infinite scores")
     sizes = ("query_block", query_block, 1), ("sinks", sinks, 0), ("recent", recent, 0)

@@ -108,7 +108,7 @@ def inputs(seed: int, rows: int = 64):
     return q, k, v
 
 
-@pytest.mark.parametrize("mode", ["batched", "off", "overlap", "fused"])
+@pytest.mark.parametrize("mode", ["batched", "serial", "overlap", "grouped"])
 def test_two_threads_on_one_bank_get_what_one_thread_gets(bank, mode, monkeypatch):
     """Each thread with its own prompt; every inference waits for the other's, if that can come."""
     prompts = [inputs(seed) for seed in range(2)]

@@ -21,7 +21,7 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
-from shadowattn.online.path import ESTIMATORS
+from shadowattn.online.functional import ESTIMATORS
 from shadowattn.online.selection import Rule
 from shadowattn.types import Requant, RetentionProfile, ScaleGrid
 from tests.tensors import qkv
@@ -72,7 +72,7 @@ def shown(value) -> str:
 
 @pytest.mark.parametrize(("name", "value"), ATTENTION, ids=[f"{name} {shown(value)}" for name, value in ATTENTION])
 def test_sparse_attention_refuses(name, value, monkeypatch):
-    monkeypatch.setattr("shadowattn.online.path.run_batched", None)  # no work is done
+    monkeypatch.setattr("shadowattn.online.functional.run_batched", None)  # no work is done
     q, k, v = qkv(4, 2, 4, 10, 8)
     for estimator in ESTIMATORS:
         options = {"retention": 0.5, "causal_offset": 6, "estimator": estimator} | {name: value}
@@ -151,7 +151,7 @@ def test_integers_of_numpy_are_integers(integer):
 def test_a_block_much_higher_than_the_chunk_takes_no_memory():
     """A block is padded to its full height."""
     q, k, v = qkv(4, 2, 5, 60, 8)
-    for block_score in ("first_row", "max"):
+    for block_score in ("leading_query", "max"):
         for rows in (1, 5):
             how = {"causal_offset": 55, "estimator": "oracle", "block_score": block_score}
             huge, fitting = (
@@ -213,7 +213,7 @@ def test_reference_select_refuses_what_does_not_fit(change):
     else:
         scores = scores[0]
     with pytest.raises(InputError):
-        reference.select(scores, retention, visible, 1, "first_row")
+        reference.select(scores, retention, visible, 1, "leading_query")
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=shown)

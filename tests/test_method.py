@@ -89,7 +89,7 @@ def test_a_bank_of_another_model_is_refused():
         pass
 
 
-@pytest.mark.parametrize("mode", ["batched", "fused"])
+@pytest.mark.parametrize("mode", ["batched", "grouped"])
 def test_without_an_estimator_every_pipeline_runs(mode):
     with Method(0.2, pipeline=Pipeline(mode))(MODEL) as run:
         logits()

@@ -49,7 +49,7 @@ SCORES = torch.tensor([[[9.0, 1, 5, 0, 99, 99], [0, 12, 0, 0, 0, 99], [0, 11, 20
 @pytest.mark.parametrize(
     ("block_score", "best"),
     [
-        ("first_row", 0),  # 9
+        ("leading_query", 0),  # 9
         ("pooled_query", 2),  # 25 / 3
         ("max", 2),  # 20
         ("sum", 2),  # 25
@@ -107,7 +107,7 @@ def test_a_row_keeps_itself_then_sinks_then_its_nearest_keys(keys, retention, si
     """Also where the budget is smaller than sinks and window together."""
     scores = torch.randn(1, 1, keys, generator=torch.Generator().manual_seed(seed))
     retentions = torch.tensor([retention], dtype=torch.float64)
-    kept = select(scores, retentions, torch.tensor([keys]), 1, "first_row", sinks, recent)[0, 0].nonzero()[:, 0].tolist()
+    kept = select(scores, retentions, torch.tensor([keys]), 1, "leading_query", sinks, recent)[0, 0].nonzero()[:, 0].tolist()
     budget = max(1, math.ceil(retention * keys))
     order = list(dict.fromkeys([keys - 1, *range(min(sinks, keys)), *range(keys - 2, max(-1, keys - 1 - recent), -1)]))
     assert len(kept) == budget

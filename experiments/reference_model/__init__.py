@@ -1,1 +1,1 @@
-"""What `experiments.train_reference_model` is made of: corpus, tokenizer, initialisation, optimizer, gates, card."""
+"""What `experiments.train_reference_model` is made of: corpus, tokenizer, initialisation, optimizer, checks, card."""

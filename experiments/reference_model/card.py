@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from experiments.environment import machine
-from experiments.reference_model.gates import SHORT_CONTEXT, Gates, Samples
+from experiments.reference_model.checks import SHORT_CONTEXT, Checks, Samples
 from experiments.reference_model.settings import ModelSize, Training
 from experiments.reference_model.targets import TARGETS, Target
 from experiments.reference_model.trainer import Trainer
@@ -23,13 +23,13 @@ _LOCAL_FIELDS = {"output_dir", "export_dir", "export", "threads", "device", "com
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on the exported weights: gates, loss (nat) by position, and a text that they wrote.
+    """What was measured on the exported weights: checks, loss (nat) by position, and a text that they wrote.
 
     `shared`: the share of runs of four lines in the held-out files that also stand in the training text.
     """
 
     shared: float
-    gates: Gates
+    checks: Checks
     samples: Samples
     loss_by_position: list[float]
     generated: str
@@ -57,7 +57,7 @@ and the retrieval documents of `shadowattn.data.retrieval`, and nothing else; it
 
 ## What it can do
 
-Measured by `experiments/reference_model/gates.py` on these files with dense attention in float32, with 95 % intervals: Student's
+Measured by `experiments/reference_model/checks.py` on these files with dense attention in float32, with 95 % intervals: Student's
 over rows or windows, Clopper and Pearson's over documents. A target is met where the whole interval lies beyond it.
 
 The held-out text is made of standard-library files that are not in the training split. Files repeat one another:
@@ -67,7 +67,7 @@ the training text (`training_runs.npy` holds the hashes of its runs; `python -m 
 Single lines and names do occur in both, as in any two programs. No seed of a measurement served training; the words asked
 for were never keys there, though they occurred as values.
 
-{_gate_table(measured.gates, measured.samples)}
+{_check_table(measured.checks, measured.samples)}
 
 Loss on held-out standard-library text by position, nat per token, windows of {len(measured.loss_by_position)} tokens:
 
@@ -148,36 +148,36 @@ def _training_facts(trainer: Trainer) -> str:
     return "\n".join(f"- {fact}" for fact in facts)
 
 
-def _gate_table(gates: Gates, samples: Samples) -> str:
-    half, means = samples.text_tokens // 2, gates.means()
+def _check_table(checks: Checks, samples: Samples) -> str:
+    half, means = samples.text_tokens // 2, checks.means()
     blocks = f"{means['first_copy_loss']:.2f} to {means['second_copy_loss']:.2f} nat"
     contexts = f"{means['early_text_loss']:.2f} to {means['late_text_loss']:.2f} nat"
     rows = [
-        _gate(
+        _check(
             f"repeated random block of {samples.block_tokens} tokens: fall of the loss, first copy to second, {blocks}",
-            gates.copy_gain,
+            checks.copy_gain,
             "rows",
             ".1%",
             TARGETS["copy_gain"],
         ),
-        _gate(
+        _check(
             f"held-out text: fall of the loss of the same tokens from {SHORT_CONTEXT}-{2 * SHORT_CONTEXT} tokens of context to "
             f"{half}-{samples.text_tokens}, {contexts}",
-            gates.context_gain,
+            checks.context_gain,
             "windows",
             ".3f",
             TARGETS["context_gain"],
         ),
-        _gate(
+        _check(
             f"key-value retrieval, {samples.key_value_pairs} pairs, keys never asked for in training, exact match",
-            gates.key_value_accuracy,
+            checks.key_value_accuracy,
             "documents",
             ".1%",
             TARGETS["key_value_accuracy"],
         ),
-        _gate(
+        _check(
             f"needle in {samples.needle_tokens} tokens of held-out text, all depths, exact match",
-            gates.needle_accuracy,
+            checks.needle_accuracy,
             "documents",
             ".1%",
             TARGETS["needle_accuracy"],
@@ -186,7 +186,7 @@ def _gate_table(gates: Gates, samples: Samples) -> str:
     return _table(("check", "measured", "95 % interval", "n", "target", ""), rows)
 
 
-def _gate(meaning: str, measured: Interval, of: str, form: str, target: Target) -> tuple[str, ...]:
+def _check(meaning: str, measured: Interval, of: str, form: str, target: Target) -> tuple[str, ...]:
     nat = " nat" if target.unit == "nat" else ""
     ends = f"{measured.low:{form}} to {measured.high:{form}}{nat}"
     least = f"{target.value:.2f} nat" if nat else f"{target.value:.0%}"

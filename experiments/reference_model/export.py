@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from experiments.reference_model.card import LOSS_CURVE, Measured, render_card
 from experiments.reference_model.checkpoint import replacing
-from experiments.reference_model.gates import Samples, heldout_loss_by_position, measure_gates
+from experiments.reference_model.checks import Samples, heldout_loss_by_position, measure_checks
 from experiments.reference_model.trainer import Trainer, build_model
 from shadowattn.data.overlap import shared_fraction
 from shadowattn.data.stdlib import stdlib_text
@@ -41,7 +41,7 @@ def export_model(trainer: Trainer, folder: Path, *, samples: Samples | None = No
         long_rows = dataclasses.replace(samples, text_tokens=size.max_position_embeddings, text_rows=_LONG_ROWS)
         measured = Measured(
             shared=shared_fraction(stdlib_text("heldout"), trainer.trained_runs),
-            gates=measure_gates(model, trainer.tokenizer, trainer.heldout, samples),
+            checks=measure_checks(model, trainer.tokenizer, trainer.heldout, samples),
             samples=samples,
             loss_by_position=heldout_loss_by_position(model, trainer.tokenizer, trainer.heldout, long_rows).tolist(),
             generated=_generate(model, trainer.tokenizer),

@@ -53,7 +53,7 @@ class Training:
     warmup_steps: int = 60
     decay_share: float = 0.45  # of the tokens, at the end, over which the learning rate falls to zero
     checkpoint_every_steps: int = 100
-    gates_every_steps: int = 150
+    checks_every_steps: int = 150
     device: str = "auto"
     compile: bool = True  # pays off after about two minutes; needs a C++ compiler
     threads: int | None = None

@@ -1,4 +1,4 @@
-"""The training loop: batch, loss, step, checkpoint, gates; it stops at any step and resumes from its checkpoint."""
+"""The training loop: batch, loss, step, checkpoint, checks; it stops at any step and resumes from its checkpoint."""
 
 import dataclasses
 import logging
@@ -12,9 +12,9 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from experiments.reference_model.checkpoint import load_checkpoint, save_checkpoint
+from experiments.reference_model.checks import Samples, measure_checks
 from experiments.reference_model.corpus import Batch, build_corpus, draw_batch, training_files
 from experiments.reference_model.fast_forward import FastForward
-from experiments.reference_model.gates import Samples, measure_gates
 from experiments.reference_model.optimizer import MuonAdamW
 from experiments.reference_model.settings import ModelSize, Training
 from experiments.reference_model.structured_init import initialise
@@ -74,7 +74,7 @@ class Trainer:
                 self.seconds += time.monotonic() - before
                 bar.update(tokens)
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-                if self.step % self.settings.gates_every_steps == 0:
+                if self.step % self.settings.checks_every_steps == 0:
                     self._watch(loss)
                 if self.step % self.settings.checkpoint_every_steps == 0:
                     self.save()
@@ -140,17 +140,17 @@ class Trainer:
         return min(1.0, (self.step + 1) / self.settings.warmup_steps, remaining / self.settings.decay_share)
 
     def _watch(self, loss: float) -> None:
-        gates = measure_gates(self.model, self.tokenizer, self.heldout, _WATCH).means()
-        self.history.append({"step": self.step, "tokens": self.tokens_seen, "loss": loss, **gates})
+        checks = measure_checks(self.model, self.tokenizer, self.heldout, _WATCH).means()
+        self.history.append({"step": self.step, "tokens": self.tokens_seen, "loss": loss, **checks})
         logger.info(
             "%.2fM tokens: repeats %.2f -> %.2f, text %.3f -> %.3f, key-value %.2f, needle %.2f",
             self.tokens_seen / 1e6,
-            gates["first_copy_loss"],
-            gates["second_copy_loss"],
-            gates["early_text_loss"],
-            gates["late_text_loss"],
-            gates["key_value_accuracy"],
-            gates["needle_accuracy"],
+            checks["first_copy_loss"],
+            checks["second_copy_loss"],
+            checks["early_text_loss"],
+            checks["late_text_loss"],
+            checks["key_value_accuracy"],
+            checks["needle_accuracy"],
         )
 
 

@@ -37,8 +37,8 @@ class LatencyStudy(Study):
 
     def check(self, lab: Lab) -> None:
         mode = lab.pipeline.mode
-        if mode not in ("overlap", "fused"):
-            raise InputError(f"pipeline: {type(self).__name__} measures stages that overlap, got {mode}; use pipeline=fused")
+        if mode not in ("overlap", "grouped"):
+            raise InputError(f"pipeline: {type(self).__name__} measures stages that overlap, got {mode}; use pipeline=grouped")
 
     def measure_profile(self, lab: Lab) -> tuple[LatencyProfile, Path]:
         """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
@@ -77,5 +77,5 @@ def probe(lab: Lab, pipeline: Pipeline) -> LatencyProfiler:
         kernels=choose(lab.kernel, head_dim=lab.shape.head_dim, dtype=dtype),
         threads=pipeline.budgets(lab.device.name),
         seed=lab.seed,
-        pool=None if pipeline.mode == "off" else ScorePool(),
+        pool=None if pipeline.mode == "serial" else ScorePool(),
     )

@@ -106,12 +106,12 @@ class PipelineSpeed(Study):
 
     def _calls(self, chunk: Chunk, parts: Parts, scheduler) -> dict[str, Callable[[], None]]:
         """A call for each mode that makes sense for the estimator."""
-        modes = {mode: Pipeline(mode) for mode in ("batched", "off", "overlap")}
+        modes = {mode: Pipeline(mode) for mode in ("batched", "serial", "overlap")}
         if not parts.estimator.selects:
             threads, profile = Threads(1, 1, 1), self._profile(chunk, parts, Threads(1, 1, 1))
             modes |= {
                 "overlap, all cores each": Pipeline("overlap", threads=Threads(*(torch.get_num_threads(),) * 3)),
-                "fused": Pipeline("fused"),
+                "grouped": Pipeline("grouped"),
                 "planned": Pipeline("planned", threads=threads, scheduler=scheduler, profile=profile),
             }
         return {name: partial(_call, pipeline, chunk, parts) for name, pipeline in modes.items()}

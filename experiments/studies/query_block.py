@@ -30,7 +30,7 @@ from shadowattn.reporting import figures, verdicts
 from shadowattn.reporting.rows import PlacedRow, Row
 from shadowattn.types import Heads
 
-_BASELINE = "first_row"  # the block score that others of the same block are compared with
+_BASELINE = "leading_query"  # the block score that others of the same block are compared with
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class QueryBlock(Quality):
     """
 
     query_blocks: list[int] = field(default_factory=lambda: [8, 16, 32, 64])
-    block_scores: list[str] = field(default_factory=lambda: ["first_row", "pooled_query", "max", "sum", "probability"])
+    block_scores: list[str] = field(default_factory=lambda: ["leading_query", "pooled_query", "max", "sum", "probability"])
     rounds: int = 15
     rows: int = 512
     needs: ClassVar[tuple[str, ...]] = (
@@ -79,7 +79,7 @@ class QueryBlock(Quality):
         return made
 
     def pairs(self, lab: Lab, rows: Sequence[Row]) -> dict[Pair, str]:
-        """Every method that shares lists with the main one, and with `first_row` of the same block."""
+        """Every method that shares lists with the main one, and with `leading_query` of the same block."""
         (at,) = lab.retentions
         shared = {name: one.selection for name, one in self.methods(lab).items() if name != lab.main.name}
         baselines = {one.query_block: name for name, one in shared.items() if one.block_score == _BASELINE}

@@ -184,7 +184,7 @@ class Recall(Study):
                     for layer, heads in enumerate(found.heads[granularity][at])
                     for head, value in enumerate(heads)
                 ]
-            rows.append(replace(row, retention=retention, metric="gate", value=float(found.passes(at))))
+            rows.append(replace(row, retention=retention, metric="check", value=float(found.passes(at))))
         return rows + [replace(row, metric=metric, value=value) for metric, value in found.figures.items()]
 
     def _quality_rows(self, lab: Lab, units: Units) -> list[RecallRow]:
@@ -231,14 +231,14 @@ class Recall(Study):
         return drawn | {"recall": recall_figures.recall(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
-        """A line for each estimate: recall by row and pooled, the worst head, the gate, and what happened to the values.
+        """A line for each estimate: recall by row and pooled, the worst head, the check, and what happened to the values.
 
         Then which estimates' losses differ.
         """
         retentions = sorted(rows[rows.metric == "recall"].retention.unique())
         least = retentions[0]
         made = Table(
-            "recall by row, %", *(f"{retention:.0%}" for retention in retentions), f"pooled {least:.0%}", "worst head", "gate",
+            "recall by row, %", *(f"{retention:.0%}" for retention in retentions), f"pooled {least:.0%}", "worst head", "check",
             "score correlation", "clipped", "q, k zero", "loss +nat", title=title,
         )  # fmt: skip
         for name, cell in rows.groupby("method", sort=False):
@@ -246,14 +246,14 @@ class Recall(Study):
             means = by_row[by_row.metric == "recall"].set_index("retention").value
             worst = by_row[(by_row.metric == "worst_head_recall") & (by_row.retention == least)].iloc[0]
             pooled = cell[(cell.metric == "recall") & (cell.granularity == "pooled") & (cell.retention == least)].value.iloc[0]
-            gate = cell[(cell.metric == "gate") & (cell.retention == least)].value.iloc[0]
+            check = cell[(cell.metric == "check") & (cell.retention == least)].value.iloc[0]
             figures = cell.groupby("metric").value.first()
             made.add_row(
                 name,
                 *(f"{100 * means[retention]:.2f}" for retention in retentions),
                 f"{100 * pooled:.2f}",
                 f"{100 * worst.value:.1f} ({worst.layer}.{worst['head']})",
-                "pass" if gate else "fail",
+                "pass" if check else "fail",
                 f"{figures['score_correlation']:.4f}" if "score_correlation" in figures else "",
                 _percent(figures, "clipped_heads"),
                 f"{_percent(figures, 'q_zero')}, {_percent(figures, 'k_zero')}" if "q_zero" in figures else "",

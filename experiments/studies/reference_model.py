@@ -15,7 +15,7 @@ from experiments.cells import Attachment, measure_cell
 from experiments.lab import Lab
 from experiments.offline import UNIFORM
 from experiments.progress import say
-from experiments.reference_model.gates import Gates, Samples, heldout_loss_by_position, measure_gates
+from experiments.reference_model.checks import Checks, Samples, heldout_loss_by_position, measure_checks
 from experiments.reference_model.targets import TARGETS
 from experiments.studies.base import Study
 from experiments.studies.offline import ablation_rows
@@ -44,9 +44,9 @@ class ReferenceModel(Study):
         averaged. Then the loss at every position of held-out windows as rows `loss_at_N`.
         """
         model, tokenizer, heldout = lab.loaded.model, lab.loaded.tokenizer, lab.corpus.heldout
-        units, samples = lab.units("gates"), self.samples
-        say("gates: copying, context and retrieval with dense attention, then random and exact keys")
-        gates = Gates(**units.get("dense_gates", lambda: asdict(measure_gates(model, tokenizer, heldout, samples))))
+        units, samples = lab.units("checks"), self.samples
+        say("checks: copying, context and retrieval with dense attention, then random and exact keys")
+        checks = Checks(**units.get("dense_checks", lambda: asdict(measure_checks(model, tokenizer, heldout, samples))))
         positions = units.get("positions", lambda: heldout_loss_by_position(model, tokenizer, heldout, samples).tolist())
         windows = lab.heldout()
         dense = units.get("dense", lambda: measure_cell(lab, windows, None).window_losses)
@@ -57,17 +57,17 @@ class ReferenceModel(Study):
             return mean_interval(np.subtract(sparse, dense))
 
         measured = {
-            "copy_gain": gates.copy_gain,
-            "context_gain": gates.context_gain,
-            "key_value_accuracy": gates.key_value_accuracy,
-            "needle_accuracy": gates.needle_accuracy,
+            "copy_gain": checks.copy_gain,
+            "context_gain": checks.context_gain,
+            "key_value_accuracy": checks.key_value_accuracy,
+            "needle_accuracy": checks.needle_accuracy,
             "random_loss_increase": increase("random", Random(lab.seed), self.random_retention),
             "oracle_loss_increase": increase("oracle", Oracle(), self.oracle_retention),
             "importance_ratio": resampled_largest_to_median(_head_increases(lab.offline.losses), seed=lab.seed),
         }
         row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
         rows = [line for name, interval in measured.items() for line in _interval_rows(row, name, interval)]
-        n = gates.context_gain.n
+        n = checks.context_gain.n
         rows += ablation_rows(row, lab.offline.importance)
         return rows + [replace(row, metric=f"loss_at_{at}", value=loss, unit="nat", n=n) for at, loss in enumerate(positions)]
 

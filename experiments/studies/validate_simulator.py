@@ -34,7 +34,7 @@ from shadowattn.reporting.rows import Row
 
 BY = ("profile", "device")
 # `batched` has no pipeline to simulate; it is measured for the ratio.
-MODES = ("batched", "off", "overlap", "fused", "planned")
+MODES = ("batched", "serial", "overlap", "grouped", "planned")
 SIMULATED = MODES[1:]
 FITTED = "fitted on this case"
 # Seeds of a profile's tensors count from 0.
@@ -98,14 +98,14 @@ class ValidateSimulator(LatencyStudy):
     def measure(self, lab: Lab) -> list[CaseRow]:
         """Measured and simulated times of whole calls in every mode; once measured in `folder` they are not again.
 
-        `off` and `batched` run on all cores and read scores where the launch left them, as the product does; `off` is simulated
-        from a profile of its own, taken the same way. How many cores the processor is worth to stages that run at once, and how
-        long one takes to wake, are fitted on some chunks; the errors that count are those of the others. The device fitted to the
+        `serial` and `batched` run on all cores and read scores where the launch left them, as the product does; `serial` is
+        simulated from a profile of its own, taken the same way. How many cores the processor is worth to stages that run at once,
+        and the wakeup latency, are fitted on some chunks; the errors that count are those of the others. The device fitted to the
         profile of overlapped stages goes into the run's folder as a description.
         """
         base, units = lab.pipeline, lab.units("cells")
         lab.banks.bank.compile()  # for all cores; it was compiled for a stage's share
-        probes = {"off": probe(lab, replace(base, mode="off")), "overlap": probe(lab, base)}
+        probes = {"serial": probe(lab, replace(base, mode="serial")), "overlap": probe(lab, base)}
         lengths = probes["overlap"].key_lengths(max(lab.prompt_tokens))
         retentions = sorted(self.retentions)
         cases = self.draw_cases(probes["overlap"], lengths, seed=lab.seed)
@@ -127,24 +127,30 @@ class ValidateSimulator(LatencyStudy):
             made = _predictions(lab, stages, base, planned_by, costs, layer)
             predictions |= {(number, *key): call for key, call in made.items()}
         fit = [number for number, case in enumerate(cases) if not case.held_out]
-        worth_cores, wake_us = _fit_contention(predictions, measured, fit)
-        say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once, and one takes {wake_us:.0f} µs to wake")
+        worth_cores, wakeup_latency_us = _fit_contention(predictions, measured, fit)
+        say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once; wakeup latency {wakeup_latency_us:.0f} µs")
         between = costs["overlap"].profile
-        between_us = float(np.mean([point.mean_us for point in between.points if point.stage == "between"]))
-        device = self._with_contention(costs["overlap"].device, worth_cores, wake_us, between_us)
+        task_overhead_us = float(np.mean([point.mean_us for point in between.points if point.stage == "task_overhead"]))
+        device = self._with_contention(costs["overlap"].device, worth_cores, wakeup_latency_us, task_overhead_us)
         path = save_device(device, lab.folder / "device.yaml")
         say(f"this machine's description: study.device={path}")
         common = replace(
             lab.timing_row(CaseRow), unit="us", n=self.passes * self.rounds, estimator="int8", estimate_device=lab.device.label,
         )  # fmt: skip
-        contention = {"between": (between_us, "us"), "effective_cores": (worth_cores, "1"), "wake": (wake_us, "us")}
+        contention = {
+            "task_overhead": (task_overhead_us, "us"),
+            "effective_cores": (worth_cores, "1"),
+            "wakeup_latency": (wakeup_latency_us, "us"),
+        }
         rows = [
             replace(common, by="device", metric="fit_error", method=stage, mode=mode, value=error, unit="1", measured="simulated")
             for mode, of in costs.items()
             for stage, error in of.fit_errors.items()
         ]
         rows += [
-            replace(common, metric=metric, value=value, unit=unit, measured="measured" if metric == "between" else "simulated")
+            replace(
+                common, metric=metric, value=value, unit=unit, measured="measured" if metric == "task_overhead" else "simulated"
+            )
             for metric, (value, unit) in contention.items()
         ]
         rows += _switches(common, probes["overlap"], retentions, cases)
@@ -160,7 +166,7 @@ class ValidateSimulator(LatencyStudy):
                 rows.append(replace(row, mode=mode, metric="ratio_to_batched", value=took / batched, unit="1"))
                 for by in BY if mode in SIMULATED else ():
                     simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
-                    value = predictions[number, mode, by](worth_cores, wake_us)
+                    value = predictions[number, mode, by](worth_cores, wakeup_latency_us)
                     rows.append(replace(simulated, metric="makespan", value=value))
                     rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
         return rows
@@ -188,8 +194,8 @@ class ValidateSimulator(LatencyStudy):
         return made
 
     def _points(self, probed: LatencyProfiler, lengths: list[int], name: str) -> list[dict]:
-        """Points of one pass; `off` launches one head at a time."""
-        how = {"repeats": self.repeats, "sizes": [1] if name == "off" else None}
+        """Points of one pass; `serial` launches one head at a time."""
+        how = {"repeats": self.repeats, "sizes": [1] if name == "serial" else None}
         return [asdict(point) for keys in lengths for point in probed.measure(keys, sorted(self.retentions), **how)]
 
     def _call_times(
@@ -205,12 +211,15 @@ class ValidateSimulator(LatencyStudy):
         timings = interleave(calls, rounds=self.rounds, warmup=2)
         return {key: [1e6 * seconds for seconds in timing.seconds] for key, timing in timings.items()}
 
-    def _with_contention(self, device: Device, worth_cores: float, wake_us: float, between_us: float) -> Device:
+    def _with_contention(self, device: Device, worth_cores: float, wakeup_latency_us: float, task_overhead_us: float) -> Device:
         """The device with what its stages do to one another, and what the pipeline itself costs there."""
         source = f"least squared error of overlapped calls, {self.fit_chunks} chunks of experiments.run +exp=validate_simulator"
-        between = Number(between_us, "measured", "calls of the latency profile: what they take between their spans")
+        between = Number(task_overhead_us, "measured", "calls of the latency profile: what they take between their spans")
         return replace(
-            device, cores=Number(worth_cores, "fitted", source), wake_us=Number(wake_us, "fitted", source), between_us=between
+            device,
+            cores=Number(worth_cores, "fitted", source),
+            wakeup_latency_us=Number(wakeup_latency_us, "fitted", source),
+            task_overhead_us=between,
         )
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -287,8 +296,8 @@ def _predictions(
     groups, retention, keys = stages.launches(), chunk.retention.tolist(), chunk.keys
     made = {}
     for mode in SIMULATED:
-        launches = _single(groups) if mode in ("off", "overlap") else groups
-        of = costs["off" if mode == "off" else "overlap"]
+        launches = _single(groups) if mode in ("serial", "overlap") else groups
+        of = costs["serial" if mode == "serial" else "overlap"]
         works = {
             "profile": of.profile.work(launches, retention, keys=keys),
             "device": of.device.work(layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(stages)),
@@ -296,21 +305,22 @@ def _predictions(
         plan = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         if mode == "planned":
             plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys))
-        how = {"mode": "off" if mode == "off" else "overlap", "queue_heads": base.queue_heads, "device": lab.device.name}
-        how["between_us"] = of.profile.call_us("between", keys)
+        how = {"mode": "serial" if mode == "serial" else "overlap", "queue_heads": base.queue_heads, "device": lab.device.name}
+        how["task_overhead_us"] = of.profile.call_us("task_overhead", keys)
         for by, work in works.items():
             made[mode, by] = partial(_simulated, work, plan, of.profile.call_us("prepare", keys), how)
     return made
 
 
-def _simulated(work: Work, plan: Plan, prepare_us: float, how: dict, worth_cores: float, wake_us: float) -> float:
-    return prepare_us + simulate(work, plan, cores=worth_cores, wake_us=wake_us, **how).makespan_us
+def _simulated(work: Work, plan: Plan, prepare_us: float, how: dict, worth_cores: float, wakeup_latency_us: float) -> float:
+    return prepare_us + simulate(work, plan, cores=worth_cores, wakeup_latency_us=wakeup_latency_us, **how).makespan_us
 
 
 def _fit_contention(predictions: dict, measured: dict[str, list[float]], numbers: list[int]) -> tuple[float, float]:
-    """(cores, wake_us) with the least squared error of overlapped calls: what stages that run at once do to one another.
+    """(cores, wakeup_latency_us) with the least squared error of overlapped calls.
 
-    Fitted by the profile's costs, and then the same for both sources: it is the machine's, not theirs.
+    Both say what stages that run at once do to one another. Fitted by the profile's costs, and then the same for both sources:
+    it is the machine's, not theirs.
     """
 
     def error(pair: tuple[float, float]) -> float:
@@ -318,7 +328,7 @@ def _fit_contention(predictions: dict, measured: dict[str, list[float]], numbers
             (predictions[number, mode, "profile"](*pair) / np.mean(measured[_key(number, mode)]) - 1) ** 2
             for number in numbers
             for mode in SIMULATED
-            if mode != "off"
+            if mode != "serial"
         )
 
     return min(((float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)), key=error)
@@ -343,5 +353,5 @@ def _switches(common: CaseRow, probed: LatencyProfiler, retentions: list[float],
     for by, of in chains.items():
         pairs = [pair for chain in of for pair in zip(chain, chain[1:], strict=False)]
         share = sum(a != b for a, b in pairs) / len(pairs)
-        rows.append(replace(common, metric="bucket_switches", by=by, mode="off", value=share, unit="1", n=len(pairs)))
+        rows.append(replace(common, metric="bucket_switches", by=by, mode="serial", value=share, unit="1", n=len(pairs)))
     return rows

@@ -45,7 +45,7 @@ class Recall:
         return min((value, layer, head) for layer, row in enumerate(table) for head, value in enumerate(row))
 
     def passes(self, at: int) -> bool:
-        """The gate of the authors' tool, per row: mean recall at least 0.90, worst head at least 0.50."""
+        """The check of the authors' tool, per row: mean recall at least 0.90, worst head at least 0.50."""
         return self.mean("row", at) >= GATE_MEAN and self.worst("row", at)[0] >= GATE_WORST_HEAD
 
 

@@ -64,19 +64,19 @@ class Graph:
         self._request.set_output_tensor(0, ov.Tensor(self._output.numpy(), shared_memory=True))
 
     def run(
-        self, q: Tensor, k: Tensor, *, q_scales: Tensor | None = None, k_scales: Tensor | None = None, first_row: int = 0
+        self, q: Tensor, k: Tensor, *, q_scales: Tensor | None = None, k_scales: Tensor | None = None, first_position: int = 0
     ) -> Tensor:
         """Scores [heads, Q, K], or indices [heads, Q, top_k], for q [heads, Q, D] and k [kv_heads, K, D]; fewer where pooled.
 
         At most the graph's heads, rows and keys. Where the graph has no scales of its own, `q_scales` [heads] and `k_scales`
-        [kv_heads] are what quantises; where it masks, `first_row` is the first row's position. The result is a copy; for work
-        that holds the arena (`Exclusive.use`) it is a view of memory that the next run of any graph of the bank overwrites.
+        [kv_heads] are what quantises; where it masks, the first row has position `first_position`. The result is a copy; for
+        work that holds the arena (`Exclusive.use`) it is a view of memory that the next run of any graph of the bank overwrites.
         """
         with self._exclusive.use() as outermost:
-            scores = self._run(q, k, q_scales, k_scales, first_row)
+            scores = self._run(q, k, q_scales, k_scales, first_position)
             return scores.clone() if outermost else scores
 
-    def _run(self, q: Tensor, k: Tensor, q_scales: Tensor | None, k_scales: Tensor | None, first_row: int) -> Tensor:
+    def _run(self, q: Tensor, k: Tensor, q_scales: Tensor | None, k_scales: Tensor | None, first_position: int) -> Tensor:
         heads, rows, dim = q.shape
         kv_heads, keys, k_dim = k.shape
         given, room = (heads, rows, dim, kv_heads, keys, k_dim), self.shape
@@ -97,7 +97,7 @@ class Graph:
             self._inputs["multiplier"].view(self.shape.heads, -1)[:heads] = steps[:, None]
         if self.form.mask:
             by_head[:heads, rows:] = by_head[:heads, rows - 1 : rows]  # a pooled block must not see what an earlier run left
-            self._inputs["positions"][:] = torch.tensor([first_row, first_row + rows - 1], dtype=torch.int32)
+            self._inputs["positions"][:] = torch.tensor([first_position, first_position + rows - 1], dtype=torch.int32)
         self._request.infer(share_outputs=True)
         row_block, key_block = self.form.pool
         out = self._output.view(self.shape.heads, self.shape.rows // row_block, -1)[:heads, : -(-rows // row_block)]

@@ -104,7 +104,7 @@ class SparseAttention:
         *,
         chunk_tokens: int = 128,
         query_block: int = 1,
-        block_score: str = "first_row",
+        block_score: str = "leading_query",
         sinks: int = 0,
         recent: int = 0,
         kernel: str = "auto",

@@ -99,7 +99,7 @@ def batches(stages: Stages) -> list[Group]:
     return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
 
 
-def run_sequential(
+def run_serial(
     stages: Stages, launches: Sequence[Group], *, threads: Threads, keep_lists: bool, pool: ScorePool | None = None
 ) -> Ran:
     """Launch by launch and head by head in the calling thread; arguments as in `run_overlapped`.

@@ -23,7 +23,7 @@ from shadowattn.online.timeline import STAGES
 SCHEMA_VERSION = 3
 REMEDY = "measure it with: python -m experiments.run +exp=latency_profile"
 # Of a whole call, beside its spans: what the heads share before the first span, and what passes between two spans.
-CALL_STAGES = ("prepare", "between")
+CALL_STAGES = ("prepare", "task_overhead")
 # Calls that something else on the machine held up: this share of them, the slowest, is left out.
 SLOWEST = 0.1
 

@@ -22,7 +22,7 @@ from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.executor import ScorePool, Threads, run_sequential
+from shadowattn.online.executor import ScorePool, Threads, run_serial
 from shadowattn.online.latency import Latency, without_slowest
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
@@ -45,7 +45,7 @@ class Layout:
 class LatencyProfiler:
     """What is measured: chunks of `rows` rows of a layer with such heads, by these parts.
 
-    `pool` is where scores are copied to, as pipelines that overlap do; None: read where the launch left them, as `off` does.
+    `pool` is where scores are copied to, as pipelines that overlap do; None: read where the launch left them, as `serial` does.
     """
 
     heads: int
@@ -142,7 +142,7 @@ class LatencyProfiler:
             for layout, chunk, of in zip(layouts, chunks, calls, strict=True):
                 start = time.perf_counter()
                 stages = Stages(chunk.rewound(), self.parts)
-                ran = run_sequential(stages, layout.launches, threads=self.threads, keep_lists=False, pool=self.pool)
+                ran = run_serial(stages, layout.launches, threads=self.threads, keep_lists=False, pool=self.pool)
                 if repeat >= 0:
                     of.append(((time.perf_counter() - start) * 1e6, ran.timeline))
         taken = defaultdict(list)
@@ -192,7 +192,7 @@ class LatencyProfiler:
                 group = slots[span.heads]
                 yield (span.stage, len(group.heads), group.bucket, self._capacity(group, keys), 1.0), us
         yield ("prepare", 1, -1, 0, 1.0), first
-        yield ("between", 1, -1, 0, 1.0), max(0.0, took_us - first - busy) / len(timeline.spans)
+        yield ("task_overhead", 1, -1, 0, 1.0), max(0.0, took_us - first - busy) / len(timeline.spans)
 
     def _values(self, keys: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)

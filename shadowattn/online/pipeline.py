@@ -6,14 +6,14 @@ import torch
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_overlapped, run_sequential
+from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_overlapped, run_serial
 from shadowattn.online.latency import REMEDY, LatencyProfile
 from shadowattn.online.latency_profiler import binding
 from shadowattn.online.plan import Group
 from shadowattn.online.schedulers import Scheduler
 from shadowattn.online.stages import Stages
 
-MODES = ("batched", "off", "overlap", "fused", "planned")
+MODES = ("batched", "serial", "overlap", "grouped", "planned")
 
 
 @dataclass
@@ -21,9 +21,9 @@ class Pipeline:
     """`mode` is one of
 
     - `batched`: no pipeline; each stage takes as many heads at once as fit, on all cores (`executor.run_batched`);
-    - `off`: head by head, one stage after the other, on all cores;
+    - `serial`: head by head, one stage after the other, on all cores;
     - `overlap`: head by head, the stages at the same time on different heads;
-    - `fused`: the same, and heads of one scale bucket share a launch of the estimate;
+    - `grouped`: the same, and heads of one scale bucket share a launch of the estimate;
     - `planned`: the same in the order that `scheduler` finds best for the latencies of `profile`.
 
     None of them changes which keys are selected. `threads` left open: all of torch's where one stage runs at a time, an equal
@@ -48,24 +48,24 @@ class Pipeline:
 
     def run(self, stages: Stages, *, keep_lists: bool) -> Ran:
         """Output, lists (or how many pairs they hold) and timeline of a chunk."""
-        if self.mode in ("fused", "planned") and stages.selects_in_estimate:
+        if self.mode in ("grouped", "planned") and stages.selects_in_estimate:
             raise InputError(
                 f"pipeline={self.mode}: {type(stages.estimator).__name__} selects while it estimates, so that there are no "
-                "scores to launch for; use pipeline=batched, off or overlap, or estimator=int8"
+                "scores to launch for; use pipeline=batched, serial or overlap, or estimator=int8"
             )
         if self.mode == "batched":
             return run_batched(stages, threads=self.threads, keep_lists=keep_lists)
         threads = self.budgets(stages.estimator.device, stages=3 - stages.selects_in_estimate)
         launches, order = self._arrange(stages, threads)
-        if self.mode == "off":
-            return run_sequential(stages, launches, threads=threads, keep_lists=keep_lists)
+        if self.mode == "serial":
+            return run_serial(stages, launches, threads=threads, keep_lists=keep_lists)
         return run_overlapped(
             stages, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool
         )
 
     def budgets(self, device: str, *, stages: int = 3) -> Threads:
         """The threads of each stage; what was left open is an equal share where `stages` overlap, the estimate on `device`."""
-        if self.mode in ("batched", "off"):
+        if self.mode in ("batched", "serial"):
             return self.threads
         share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
         return Threads(*(given or share for given in vars(self.threads).values()))
@@ -80,7 +80,7 @@ class Pipeline:
             self.profile.check(binding(*parts, **shape, dtype=chunk.q.dtype))
         heads = range(len(chunk.heads))
         groups = [Group((head,)) for head in heads] if stages.selects_in_estimate else stages.launches()
-        if self.mode in ("off", "overlap"):
+        if self.mode in ("serial", "overlap"):
             groups = sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
         if self.mode != "planned":
             return groups, [head for group in groups for head in group.heads]

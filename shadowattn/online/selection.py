@@ -11,7 +11,7 @@ from shadowattn.budget import keep_counts, shared_keep_counts
 from shadowattn.online.chunk import Chunk
 from shadowattn.types import Lists
 
-BLOCK_SCORES = ("first_row", "pooled_query", "max", "sum", "probability")
+BLOCK_SCORES = ("leading_query", "pooled_query", "max", "sum", "probability")
 # How the scores of a block's rows become those of its list; the other two score one row of their own.
 _POOLED = ("max", "sum", "probability")
 
@@ -25,7 +25,7 @@ class Rule:
     """
 
     query_block: int = 1
-    block_score: str = "first_row"
+    block_score: str = "leading_query"
     sinks: int = 0
     recent: int = 0
 
@@ -44,7 +44,7 @@ class Rule:
         block, rows = self.query_block, chunk.q.shape[1]
         if block == 1 or self.pooling != "rows":
             return chunk
-        if self.block_score == "first_row":
+        if self.block_score == "leading_query":
             return chunk.asking(chunk.q[:, ::block], chunk.positions[::block])
         padded = torch.nn.functional.pad(chunk.q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
         sizes = (rows - torch.arange(0, rows, block)).clamp(max=block)

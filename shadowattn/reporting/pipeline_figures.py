@@ -43,7 +43,7 @@ def _panel(axis: Axes, spans: pd.DataFrame, colors: dict) -> None:
     for span in spans.itertuples():
         line = len(STAGES) - 1 - STAGES.index(span.stage)
         heads = _heads(span.heads)
-        for place, head in enumerate(heads):  # a fused launch is a bar with a stripe for each of its heads
+        for place, head in enumerate(heads):  # a grouped launch is a bar with a stripe for each of its heads
             height = 0.8 / len(heads)
             bottom = line - 0.4 + place * height
             axis.broken_barh([(span.start, span.value)], (bottom, height), facecolors=colors[head], edgecolor="w", linewidth=0.4)

@@ -73,8 +73,8 @@ def test_the_command_refuses_what_it_cannot_measure():
 def test_totals_say_by_which_estimator():
     t = Tensors(Case("qwen2-0.5b", torch.float32, 200, 64, 0.5))
     assert list(candidates.totals(t, 32)) == [
-        "total (int8), 32-row blocks, first_row",
-        "total (int8_fused), 32-row blocks, first_row",
+        "total (int8), 32-row blocks, leading_query",
+        "total (int8_fused), 32-row blocks, leading_query",
     ]
     built = {name: call.__qualname__.split(".")[0] for name, call in candidates.totals(t, 1).items()}
     assert built == {"total (int8), per row": "_graph_total", "total (int8_fused), per row": "_fused_total"}

@@ -36,7 +36,7 @@ def test_the_table_of_bars_lists_every_shape_and_what_is_missed(rows):
     console.print(bars_table(rows))
     (line,) = (x for x in console.file.getvalue().splitlines() if "total (int8), 32-row blocks" in x)
     cells = [cell.strip() for cell in line.split("│")[3:-1]]
-    peaks = rows[(rows.part == "memory") & (rows.method == "total (int8), 32-row blocks, first_row")].value
+    peaks = rows[(rows.part == "memory") & (rows.method == "total (int8), 32-row blocks, leading_query")].value
     assert len(peaks) == 6
     assert cells == ["≤ 256", *(f"{peak:.3g}" + (" missed" if peak > 256 else "") for peak in peaks)]
 

@@ -44,7 +44,7 @@ def test_unigram_loss_is_the_entropy():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("query_block", "block_score"), [(1, "first_row"), (16, "first_row"), (16, "max")])
+@pytest.mark.parametrize(("query_block", "block_score"), [(1, "leading_query"), (16, "leading_query"), (16, "max")])
 def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     """Redone from the specification, on the Q, K and V that the observer was shown."""
     model, ids = tiny_model(), windows(1)

@@ -190,7 +190,7 @@ ESTIMATORS = {
 }
 
 
-@pytest.mark.parametrize("block_score", ["first_row", "max", "probability"])
+@pytest.mark.parametrize("block_score", ["leading_query", "max", "probability"])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_way_to_estimate_runs_in_a_model(name, block_score):
     model, ids = tiny_model(), torch.arange(70)[None]

@@ -118,7 +118,7 @@ def test_a_part_has_all_settings_of_its_class_with_their_defaults():
     assert config.grid.quantiles == [0.25, 0.75, 1.0]
     assert set(config.allocator) == {"_target_", "measure"}
     assert config.model.id is None
-    samples = compose(["+exp=model_gates", "study.samples.text_rows=3"]).study.samples
+    samples = compose(["+exp=model_checks", "study.samples.text_rows=3"]).study.samples
     assert (samples.text_rows, samples.needle_documents) == (3, 300)
     estimates = compose(["+exp=table4"]).study.estimates
     assert estimates["4 bits, dynamic"].bits == 4

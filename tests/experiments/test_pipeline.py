@@ -48,7 +48,7 @@ def test_a_profile_is_measured_and_a_planned_run_uses_it(run, tmp_path):
     measured = run("latency_profile", "+exp=latency_profile", *LITTLE)
     rows = pd.read_parquet(measured / "rows.parquet")
     for metric in ("mean", "median", "p95"):
-        assert set(rows[rows.metric == metric].stage) == {"prepare", "estimate", "select", "attend", "between"}
+        assert set(rows[rows.metric == metric].stage) == {"prepare", "estimate", "select", "attend", "task_overhead"}
     assert (measured / "latency_profile.png").is_file()
     planned = run("planned", "experiment=planned", "pipeline=planned", f"pipeline.profile={measured / 'latency_profile.json'}")
     plain = run("plain", "experiment=plain")
@@ -59,7 +59,7 @@ def test_a_profile_is_measured_and_a_planned_run_uses_it(run, tmp_path):
 def test_fig9_leaves_four_panels_and_a_trace(run):
     folder = run("fig9", "+exp=fig9", "study.rounds=3", *LITTLE)
     rows = pd.read_parquet(folder / "rows.parquet")
-    assert set(rows[rows.metric == "wall_time"].method) == {"batched", "off", "overlap", "fused", "planned"}
+    assert set(rows[rows.metric == "wall_time"].method) == {"batched", "serial", "overlap", "grouped", "planned"}
     assert set(rows.measured) == {"measured"}
     trace = json.loads((folder / "trace.json").read_text())
     assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == (rows.metric == "span").sum()

@@ -110,14 +110,14 @@ def test_allocators_are_compared_with_those_that_measure_no_head(run):
 
 
 def test_blocks_are_compared_where_their_densities_are_equal(run, capsys):
-    few = ["study.query_blocks=[8]", "study.block_scores=[first_row,max]", "study.rounds=2"]
+    few = ["study.query_blocks=[8]", "study.block_scores=[leading_query,max]", "study.rounds=2"]
     how = ["experiment=blocks", "method=per_row", "estimator=int8_fused", "retention=0.3", "evaluation.windows=2"]
     folder = run("blocks", "study._target_=experiments.studies.query_block.QueryBlock", *how, *few)
     rows = rows_of(folder)
     densities = rows[rows.metric == "sparse_density"].set_index("method").value
     corrected = rows[rows.metric.str.endswith("_p")]
     pairs = [(row.method, row.metric.removeprefix("gain_over_").removesuffix("_p")) for row in corrected.itertuples()]
-    assert pairs == [("first_row_8", "per_row"), ("max_8", "per_row"), ("max_8", "first_row_8")]
+    assert pairs == [("leading_query_8", "per_row"), ("max_8", "per_row"), ("max_8", "leading_query_8")]
     for (own, rival), flag in zip(pairs, corrected.flag, strict=True):
         excess = densities[own] / densities[rival] - 1
         assert flag == (f"density {excess:+.1%}" if abs(excess) > 0.01 else "")
@@ -231,7 +231,7 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
     assert [one.threads for one in probes] == [Threads(), Threads(1, 1, 1)]
     assert [one.pool is None for one in probes] == [True, False]
     errors = rows[rows.metric == "error"]
-    assert set(errors["mode"]) == {"off", "overlap", "fused", "planned"}
+    assert set(errors["mode"]) == {"serial", "overlap", "grouped", "planned"}
     assert set(errors.by) == {"profile", "device"}  # nothing is held to a sum of its own spans
     assert set(errors.measured) == {"simulated"}
     assert (rows[(rows.metric == "makespan")].value > 0).all()
@@ -241,7 +241,7 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
     assert (rows[rows.metric == "bucket_switches"].value > 0.3).all()
     assert (folder / "validate_simulator.png").is_file()
     fitted = load_device(str(folder / "device.yaml"))
-    assert (fitted.cores.kind, fitted.wake_us.kind) == ("fitted", "fitted")
+    assert (fitted.cores.kind, fitted.wakeup_latency_us.kind) == ("fitted", "fitted")
     here = f"study.device={folder / 'device.yaml'}"
     assert here in capsys.readouterr().err
     scale = rows_of(run("study_scale", "+exp=study_scale", here))
@@ -357,7 +357,7 @@ def test_every_figure_of_a_model_counts_what_it_is_a_mean_of(run):
     few = {"repeat_rows": 2, "block_tokens": 16, "text_rows": 2, "text_tokens": 128, "key_value_documents": 3}
     few |= {"key_value_pairs": 4, "needle_documents": 4, "needle_tokens": 160}
     settings = [f"study.samples.{name}={value}" for name, value in few.items()]
-    folder = run("model_gates", "+exp=model_gates", "evaluation.windows=3", "importance.windows=2", *settings)
+    folder = run("model_checks", "+exp=model_checks", "evaluation.windows=3", "importance.windows=2", *settings)
     rows = rows_of(folder).drop_duplicates("metric").set_index("metric")
     assert rows.n["key_value_accuracy"] == rows.n["key_value_accuracy_low"] == 3
     assert rows.n["needle_accuracy"] == 4
@@ -373,9 +373,9 @@ def test_modes_of_the_pipeline_are_timed_side_by_side(run):
     folder = run("pipeline_speed", "+exp=pipeline_speed", *few)
     rows = rows_of(folder)
     times = rows[rows.metric == "time"].set_index("method")
-    modes = {"batched", "off", "overlap", "overlap, all cores each", "fused", "planned"}
+    modes = {"batched", "serial", "overlap", "overlap, all cores each", "grouped", "planned"}
     assert set(times.index) == {f"int8 {mode}" for mode in modes} | {
-        f"int8_fused {mode}" for mode in ("batched", "off", "overlap")
+        f"int8_fused {mode}" for mode in ("batched", "serial", "overlap")
     }
     assert (times.low <= times.value).all()
     assert (times.value <= times.high).all()

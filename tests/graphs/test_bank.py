@@ -303,7 +303,7 @@ def test_int8_scores_go_into_selection_as_they_are():
     made = {name: Int8(bank).select(Chunk.of(q, k), rule, lists, of) for name, of in kernels.items()}
     assert made["torch"].indices.equal(made["auto"].indices)
     scores = Int8(bank).scores(Chunk.of(q, k))
-    expected = select(scores.float(), retention, positions + 1, 1, "first_row")
+    expected = select(scores.float(), retention, positions + 1, 1, "leading_query")
     for head in range(4):
         for row in range(20):
             assert made["torch"].list_of(head, row).tolist() == expected[head, row].nonzero()[:, 0].tolist()

@@ -68,19 +68,19 @@ def test_a_graph_without_fake_quantize_is_found_out():
     folded=st.booleans(),
     scale=st.sampled_from([1e-4, 0.03, 7.0]),
     spread=st.sampled_from([0.5, 2.0]),
-    first_row=st.integers(0, 40),
+    first_position=st.integers(0, 40),
     seed=st.integers(0, 99),
 )
-def test_scores_are_numpys_integers(inputs, requant, mask, shape, folded, scale, spread, first_row, seed):
+def test_scores_are_numpys_integers(inputs, requant, mask, shape, folded, scale, spread, first_position, seed):
     """Round half to even, clip at ±127, integer product, and one more rounding where scores are INT8; a spread of 2 clips often.
 
     Documented: an INT8 score may be one off where the exact product lies on the border between two steps.
     """
     shape = replace(shape, group=2 if folded and shape.heads % 2 == 0 else 1)
     form, scales = GraphForm(inputs, requant, mask), (scale, 1.7 * scale)
-    given_inputs, product = _inputs(shape, form, scales, spread, first_row, seed)
+    given_inputs, product = _inputs(shape, form, scales, spread, first_position, seed)
     scores = compile_graph(estimation_graph(shape, form, *scales))(given_inputs)[0]
-    visible = _visible(shape, first_row) if mask else np.ones_like(product, dtype=bool)
+    visible = _visible(shape, first_position) if mask else np.ones_like(product, dtype=bool)
     if requant is None:
         steps = scores / (np.float64(np.float32(scales[0])) * np.float32(scales[1]) if form.bakes_scales else 1)
         assert np.array_equal(np.rint(steps)[visible], product[visible])
@@ -116,11 +116,11 @@ def test_midway_between_two_steps_an_input_is_off_by_one_at_most(inputs, scale):
     requant=st.sampled_from(REQUANTS),
     heads=st.sampled_from([(1, 1), (4, 1), (4, 2)]),
     pool=st.sampled_from([(1, 1), (1, 16), (8, 1), (8, 16)]),
-    first_row=st.integers(0, 40),
+    first_position=st.integers(0, 40),
     seed=st.integers(0, 99),
     data=st.data(),
 )
-def test_pooling_and_selection_in_the_graph_are_those_outside(inputs, requant, heads, pool, first_row, seed, data):
+def test_pooling_and_selection_in_the_graph_are_those_outside(inputs, requant, heads, pool, first_position, seed, data):
     """The largest score of each block; then the best blocks in falling order, ties to the lower index.
 
     Blocks of rows rank what lies before their own keys: whole blocks of keys.
@@ -128,11 +128,11 @@ def test_pooling_and_selection_in_the_graph_are_those_outside(inputs, requant, h
     shape = GraphShape(heads[0], 24, 64, 48, heads[1])
     form = GraphForm(inputs, requant, mask=True)
     top_k = data.draw(st.integers(1, shape.keys // pool[1]))
-    given_inputs, _ = _inputs(shape, form, SCALES, 0.1, first_row, seed)
+    given_inputs, _ = _inputs(shape, form, SCALES, 0.1, first_position, seed)
     scores = compile_graph(estimation_graph(shape, form, *SCALES))(given_inputs)[0]
     if pool[0] > 1:
         row, key = np.arange(shape.rows) // pool[0] * pool[0], np.arange(shape.keys)
-        own = np.minimum(first_row + row, first_row + shape.rows - 1) // pool[1] * pool[1]
+        own = np.minimum(first_position + row, first_position + shape.rows - 1) // pool[1] * pool[1]
         hidden = np.tile(key >= own[:, None], (scores.shape[2] // shape.rows, 1))
         scores = np.where(hidden, np.array(-128 if requant else MASKED, scores.dtype), scores)
     blocks = scores.reshape(scores.shape[1], -1, pool[0], shape.keys // pool[1], pool[1]).max((2, 4))
@@ -197,7 +197,7 @@ def test_shapes_that_do_not_fit_a_form_are_refused(form, top_k, message):
         estimation_graph(GraphShape(1, 32, 64, 64, top_k=top_k), form)
 
 
-def _inputs(shape, form, scales, spread, first_row, seed):
+def _inputs(shape, form, scales, spread, first_position, seed):
     """What the graph is given, and the integer product [1, kv_heads, group · rows, keys] it should come to."""
     generator = np.random.default_rng(seed)
     lead = (1, shape.kv_heads)
@@ -210,14 +210,14 @@ def _inputs(shape, form, scales, spread, first_row, seed):
         rows_shape, heads_shape = (*sizes[0][:3], 1), (*lead, 1, 1)
         given_inputs += [np.full(rows_shape, 1 / scales[0], np.float32), np.full(heads_shape, 1 / scales[1], np.float32)]
     if form.mask:
-        given_inputs.append(np.int32([first_row, first_row + shape.rows - 1]))
+        given_inputs.append(np.int32([first_position, first_position + shape.rows - 1]))
     if form.needs_multiplier:
         given_inputs.append(np.full((*sizes[0][:3], 1), form.requant.multiplier(*scales), np.float32))
     return given_inputs, product
 
 
-def _visible(shape, first_row):
-    rows = first_row + np.tile(np.arange(shape.rows), shape.group)
+def _visible(shape, first_position):
+    rows = first_position + np.tile(np.arange(shape.rows), shape.group)
     return np.broadcast_to(np.arange(shape.keys) <= rows[:, None], (1, shape.kv_heads, len(rows), shape.keys))
 
 

@@ -229,7 +229,7 @@ def test_wrong_scores_are_refused_wherever_they_are_used(kind, reason, query_blo
         shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=32, **how)
 
 
-@pytest.mark.parametrize("mode", ["off", "overlap"])
+@pytest.mark.parametrize("mode", ["serial", "overlap"])
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
 def test_a_pipeline_refuses_wrong_scores(kind, reason, mode):
     prefill = SparseAttention([[0.2] * 4], kind(), pipeline=Pipeline(mode))
@@ -244,7 +244,7 @@ def test_shared_decode_refuses_wrong_scores(kind, reason):
         prefill(0, *(x[None] for x in qkv(4, 2, 1, 48, 64)), 0.125, Request(decode=True))
 
 
-@pytest.mark.parametrize("mode", ["batched", "off", "overlap"])
+@pytest.mark.parametrize("mode", ["batched", "serial", "overlap"])
 @pytest.mark.parametrize("parent", [Oracle, Int8, Int8Fused])
 def test_scores_that_a_class_defines_govern_every_path(parent, mode):
     """Whatever its parent does instead of asking for scores."""

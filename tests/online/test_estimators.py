@@ -91,7 +91,7 @@ class Exact(Oracle):
 
 
 @pytest.mark.parametrize("kernel", ["torch", "auto"])
-@pytest.mark.parametrize("block_score", ["probability", "sum", "max", "first_row"])
+@pytest.mark.parametrize("block_score", ["probability", "sum", "max", "leading_query"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_scores_that_are_not_finite_are_refused_before_rows_are_pooled(value, block_score, kernel):
     q, k, v = qkv(4, 2, 32, 64, 16)

@@ -21,7 +21,7 @@ from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
-from shadowattn.online.executor import ScorePool, Threads, run_overlapped, run_sequential
+from shadowattn.online.executor import ScorePool, Threads, run_overlapped, run_serial
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan
 from shadowattn.online.selection import Rule
@@ -90,10 +90,10 @@ def assert_same(ran, stages: Stages) -> None:
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
 @pytest.mark.parametrize("query_block", [1, 8])
 @pytest.mark.parametrize("name", ["int8", "int8_tensor", "int8_fused", "oracle"])
-@pytest.mark.parametrize("mode", ["off", "overlap", "fused"])
+@pytest.mark.parametrize("mode", ["serial", "overlap", "grouped"])
 def test_every_mode_selects_what_the_plain_path_selects(bank, mode, name, query_block, kernel):
     stages = make_stages(estimators(bank)[name], query_block=query_block, kernel=kernel)
-    if mode == "fused" and name == "int8_fused":
+    if mode == "grouped" and name == "int8_fused":
         with pytest.raises(InputError, match="no scores to launch for"):
             Pipeline(mode).run(stages, keep_lists=True)
         return
@@ -142,7 +142,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("calls", [0, 2, HEADS - 1])
-@pytest.mark.parametrize("mode", ["off", "overlap"])
+@pytest.mark.parametrize("mode", ["serial", "overlap"])
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
     [
@@ -258,7 +258,7 @@ def torch_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("mode", ["off", "overlap"])
+@pytest.mark.parametrize("mode", ["serial", "overlap"])
 @pytest.mark.parametrize("budgets", [(1, 2, 3), (2, 1, 4), (1, None, 2), (None, 1, None)])
 def test_each_stage_runs_on_its_budget(torch_threads, budgets, mode):
     stages = make_stages(Oracle())
@@ -276,8 +276,8 @@ def test_each_stage_runs_on_its_budget(torch_threads, budgets, mode):
 
     launches = [Group((head,)) for head in range(HEADS)]
     how = {"threads": Threads(*budgets), "keep_lists": False, "pool": ScorePool()}
-    if mode == "off":
-        run_sequential(watched(stages, watch), launches, **how)
+    if mode == "serial":
+        run_serial(watched(stages, watch), launches, **how)
     else:
         run_overlapped(watched(stages, watch), launches, range(HEADS), queue_heads=2, **how)
     wanted = dict(zip(("estimate", "select", "attend"), budgets, strict=True))
@@ -374,7 +374,7 @@ def test_an_order_that_begins_with_the_last_launch_keeps_every_head(bank):
 def test_nan_is_an_input_error_in_every_mode(bank):
     stages = make_stages(Int8(bank))
     stages.chunk.k[0, 5, 0] = torch.nan
-    for mode in ("off", "overlap", "fused"):
+    for mode in ("serial", "overlap", "grouped"):
         with pytest.raises(InputError, match="NaN"):
             Pipeline(mode).run(stages, keep_lists=False)
 
@@ -411,13 +411,13 @@ def test_the_pools_memory_outlives_inference_mode():
 @pytest.mark.parametrize("launches", [[Group((0, 1, 2))], [Group((0, 1, 2, 3, 4, 5)), Group((5,))]])
 def test_a_plan_that_forgets_or_repeats_a_head_is_refused(launches):
     with pytest.raises(ValueError, match="each of 6 heads in one launch"):
-        run_sequential(make_stages(Oracle()), launches, threads=Threads(), keep_lists=False)
+        run_serial(make_stages(Oracle()), launches, threads=Threads(), keep_lists=False)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "sideways"}, "expected one of batched, off, overlap, fused, planned, got 'sideways'"),
+        ({"mode": "sideways"}, "expected one of batched, serial, overlap, grouped, planned, got 'sideways'"),
         ({"mode": "planned"}, r"expected a latency profile, got none; .*experiments.run \+exp=latency_profile"),
         ({"queue_heads": 0}, "queue_heads: expected an integer of 1"),
     ],

@@ -54,7 +54,9 @@ def test_the_device_selects_what_the_reference_does(
     selection = device.select(Chunk.of(q, k, retention=retention), rule, rule.lists(retention, positions), KERNELS)
     scores = Int8(bank(GraphForm(inputs, requant), group=group)).scores(Chunk.of(q, k)).float()
     how = (scores, retention, positions + 1, query_block)
-    expected = select(*how, "max" if query_block > 1 else "first_row") if key_block == 1 else select_key_blocks(*how, key_block)
+    expected = (
+        select(*how, "max" if query_block > 1 else "leading_query") if key_block == 1 else select_key_blocks(*how, key_block)
+    )
     assert as_mask(selection, k.shape[1]).equal(expected)
     for head in range(4):
         for block in range(selection.blocks):
@@ -87,7 +89,7 @@ def test_attention_is_that_of_the_host():
     ("rule", "form", "top_k", "message"),
     [
         (Rule(8, "max"), GraphForm(mask=True, indices=True), 96, "share a list over 1 rows, the rule asks for lists over 8"),
-        (Rule(8, "first_row"), GraphForm(mask=True, pool=(8, 1), indices=True), 96, "use block_score=max"),
+        (Rule(8, "leading_query"), GraphForm(mask=True, pool=(8, 1), indices=True), 96, "use block_score=max"),
         (Rule(sinks=4), GraphForm(mask=True, indices=True), 96, "no sinks or recent"),
         (Rule(), GraphForm(), 0, "return scores, not indices"),
         (Rule(), GraphForm(mask=True, indices=True), 5, "return up to 5 indices a row, 20 are needed"),

@@ -92,14 +92,14 @@ def test_a_launch_costs_what_it_costs_after_another_bucket(clock, bank):
         assert len(launches) == 9
         assert sum(launches) / 9 > 0.7 * SWITCH_US
         assert max(launches) == pytest.approx(SWITCH_US)
-    call = {point.stage: point.mean_us for point in points if point.stage in ("prepare", "between")}
-    assert call == {"prepare": pytest.approx(7.0), "between": pytest.approx(0.0, abs=1e-6)}
+    call = {point.stage: point.mean_us for point in points if point.stage in ("prepare", "task_overhead")}
+    assert call == {"prepare": pytest.approx(7.0), "task_overhead": pytest.approx(0.0, abs=1e-6)}
 
 
 def test_the_profile_predicts_a_call_of_off_it_has_not_seen(clock, bank):
     measured = probe_on(clock, bank)
     profile = LatencyProfile(measured.binding(), tuple(measured.measure(KEYS, RETENTIONS, repeats=3)))
-    draw, off = random.Random(5), Pipeline("off")
+    draw, off = random.Random(5), Pipeline("serial")
     for seed in range(100, 104):
         chunk = measured.chunk(measured.mixed(draw), [draw.uniform(0.1, 0.6) for _ in range(HEADS)], KEYS, seed=seed)
         start = clock.us
@@ -109,7 +109,7 @@ def test_the_profile_predicts_a_call_of_off_it_has_not_seen(clock, bank):
         singles = [replace(group, heads=(head,)) for group in stages.launches() for head in group.heads]
         work = profile.work(singles, chunk.retention.tolist(), keys=KEYS)
         predicted = sum(launch.estimate_us for launch in work.launches) + sum(work.select_us) + sum(work.attend_us)
-        predicted += profile.call_us("prepare", KEYS) + profile.call_us("between", KEYS) * len(ran.timeline.spans)
+        predicted += profile.call_us("prepare", KEYS) + profile.call_us("task_overhead", KEYS) * len(ran.timeline.spans)
         assert predicted == pytest.approx(took, rel=0.05)
 
 

@@ -32,7 +32,7 @@ def test_selects_what_the_reference_selects(rows, offset, query_block, block_sco
     retentions = torch.tensor([retention, min(1.0, 2 * retention)], dtype=torch.float64)
     positions = offset + torch.arange(rows)
     rule = Rule(query_block, block_score, sinks, recent)
-    pooled = rule.pool(scores[:, :: query_block if block_score == "first_row" else 1], positions, torch.full((2,), 0.25))
+    pooled = rule.pool(scores[:, :: query_block if block_score == "leading_query" else 1], positions, torch.full((2,), 0.25))
     selection = TorchKernels().select(pooled, rule.lists(retentions, positions))
     expected = reference.select(scores, retentions, positions + 1, query_block, block_score, sinks, recent, scale=0.25)
     assert as_mask(selection, keys).equal(expected)
@@ -63,7 +63,7 @@ def test_lists_lie_one_after_another_and_ascend():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"query_block": 2, "block_score": "mean"}, "first_row, pooled_query, max, sum, probability"),
+        ({"query_block": 2, "block_score": "mean"}, "leading_query, pooled_query, max, sum, probability"),
         ({"query_block": 0}, "query_block: expected an integer of 1"),
         ({"sinks": -1}, "sinks: expected an integer of 0"),
     ],

@@ -11,7 +11,7 @@ from shadowattn.online.timeline import STAGES, Span, Timeline, chrome_trace
 from tests.online.test_executor import DIM, HEADS, KEYS, ROWS, make_stages
 
 
-@pytest.mark.parametrize("mode", ["off", "overlap", "fused"])
+@pytest.mark.parametrize("mode", ["serial", "overlap", "grouped"])
 def test_every_stage_of_every_head_is_recorded(mode):
     stages = make_stages(Oracle())
     ran = Pipeline(mode).run(stages, keep_lists=True)
@@ -30,7 +30,7 @@ def test_every_stage_of_every_head_is_recorded(mode):
 
 
 def test_bytes_count_every_operand():
-    spans = Pipeline("off").run(stages := make_stages(Oracle()), keep_lists=True).timeline.spans
+    spans = Pipeline("serial").run(stages := make_stages(Oracle()), keep_lists=True).timeline.spans
     estimate, select, attend = spans[:3]
     chunk = stages.chunk
     listed = int(stages.rule.lists(chunk.retention, chunk.positions).indptr[ROWS])
@@ -52,7 +52,7 @@ def test_busy_time_and_makespan():
 
 
 def test_a_chrome_trace_is_json_with_the_fields_that_viewers_read():
-    timelines = {mode: Pipeline(mode).run(make_stages(Oracle()), keep_lists=False).timeline for mode in ("off", "overlap")}
+    timelines = {mode: Pipeline(mode).run(make_stages(Oracle()), keep_lists=False).timeline for mode in ("serial", "overlap")}
     trace = json.loads(json.dumps(chrome_trace(timelines), allow_nan=False))
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(events) == sum(len(timeline.spans) for timeline in timelines.values())
@@ -63,4 +63,4 @@ def test_a_chrome_trace_is_json_with_the_fields_that_viewers_read():
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert all(names[event["pid"], event["tid"]] == event["cat"] for event in events)
     processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
-    assert processes == ["off (measured)", "overlap (measured)"]
+    assert processes == ["serial (measured)", "overlap (measured)"]

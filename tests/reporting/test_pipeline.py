@@ -21,7 +21,7 @@ def test_figures_are_drawn_from_the_committed_rows_the_same_way_each_time(name, 
 def test_fig9_shows_every_head_of_every_way():
     rows = read_reference(REFERENCE / "fig9.csv")
     spans = rows[rows.metric == "span"]
-    assert list(spans.method.unique()) == ["off", "overlap", "fused", "planned"]
+    assert list(spans.method.unique()) == ["serial", "overlap", "grouped", "planned"]
     for _, of in spans.groupby(["method", "stage"]):
         heads = sorted(int(head) for heads in of.heads.astype(str) for head in heads.split())
         assert heads == list(range(len(heads)))

@@ -107,7 +107,7 @@ def test_the_page_says_how_many_optima_were_proven():
 
 
 def test_a_target_is_held_where_the_whole_interval_is_and_fitted_chunks_do_not_count():
-    made = {"metric": "error", "by": "profile", "mode": "off", "flag": "", "measured": "simulated"}
+    made = {"metric": "error", "by": "profile", "mode": "serial", "flag": "", "measured": "simulated"}
     rows = pd.DataFrame([made | {"value": value} for value in (-0.02, 0.01, 0.03, 0.12)])
     rows = pd.concat([rows, pd.DataFrame([made | {"value": 5.0, "flag": "fitted on this case"}])])
     (one,) = predictions.prediction_errors(rows)

@@ -139,5 +139,5 @@ def launch(bank: GraphBank, members: list[int], size: int, chunk: Chunk, buckets
         chunk.k[chunk.heads.kv[read]],
         q_scales=buckets.q_scales[members],
         k_scales=buckets.k_scales[read],
-        first_row=chunk.first_position,
+        first_position=chunk.first_position,
     )

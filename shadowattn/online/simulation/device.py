@@ -62,8 +62,8 @@ class Device:
     floating point, both on a core: methods that need them are then refused. `copy_ns` (a score of the keys there are, brought
     from the device), `list_ns` (a kept pair, written into its list) and `read_ns` (a value of K or V, read once for a chunk):
     small, and then left out. Selection and attention take no less than memory does at `bandwidth_gb_s` for their scores and keys.
-    `cores` is what the processor is worth to stages that run at once, `wake_us` what one that waited for its head takes longer,
-    and `between_us` what the pipeline itself takes for every launch and head of a stage.
+    `cores` is what the processor is worth to stages that run at once, `wakeup_latency_us` what a stage that waited for its head
+    takes longer, and `task_overhead_us` what the pipeline itself takes for every launch and head of a stage.
     """
 
     name: str
@@ -81,8 +81,8 @@ class Device:
     list_ns: Number | None = None
     read_ns: Number | None = None
     bandwidth_gb_s: Number | None = None
-    wake_us: Number | None = None
-    between_us: Number | None = None
+    wakeup_latency_us: Number | None = None
+    task_overhead_us: Number | None = None
     core_speeds: dict[str, Number] = field(default_factory=dict)  # of other kinds of core, the one described being 1
 
     def on_core(self, kind: str) -> "Device":

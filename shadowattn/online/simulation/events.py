@@ -13,7 +13,7 @@ from shadowattn.online.makespan import check_plan
 from shadowattn.online.plan import Plan, Work
 from shadowattn.online.timeline import STAGES, Span, Timeline
 
-MODES = ("off", "overlap")
+MODES = ("serial", "overlap")
 
 
 def simulate(
@@ -24,16 +24,16 @@ def simulate(
     queue_heads: float = 2,
     cores: float = math.inf,
     device: str = "NPU",
-    wake_us: float = 0.0,
-    between_us: float = 0.0,
+    wakeup_latency_us: float = 0.0,
+    task_overhead_us: float = 0.0,
 ) -> Timeline:
     """The timeline of one layer's chunk, marked as simulated.
 
-    `off` runs one stage at a time, launch by launch and head by head; `overlap` all three at once (fused and planned runs too,
-    with their launches and order in `work` and `plan`). Selection and attention take a core each, and so does the estimate where
-    `device` is `CPU`; with fewer `cores` than stages at work, all slow down alike. `queue_heads` may be infinite: the end is then
-    `makespan` on three machines. A stage that had to wait for its head takes `wake_us` longer, where stages have threads; every
-    launch and head of a stage takes `between_us` longer, which is what the executor itself costs.
+    `serial` runs one stage at a time, launch by launch and head by head; `overlap` all three at once (grouped and planned runs
+    too, with their launches and order in `work` and `plan`). Selection and attention take a core each, and so does the estimate
+    where `device` is `CPU`; with fewer `cores` than stages at work, all slow down alike. `queue_heads` may be infinite: the end
+    is then `makespan` on three machines. A stage that had to wait for its head takes `wakeup_latency_us` longer, where stages
+    have threads; every launch and head of a stage takes `task_overhead_us` longer, which is what the executor itself costs.
     Raises `InputError` where the plan is not one of the work.
     """
     check_plan(work, plan)
@@ -41,11 +41,13 @@ def simulate(
         raise InputError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
     if not queue_heads >= 1 or not cores > 0:
         raise InputError(f"expected queue_heads of at least 1 and cores above 0, got {queue_heads} and {cores}")
-    for name, us in (("wake_us", wake_us), ("between_us", between_us)):
+    for name, us in (("wakeup_latency_us", wakeup_latency_us), ("task_overhead_us", task_overhead_us)):
         if not 0 <= us < math.inf:
             raise InputError(f"{name}: expected a time of at least 0 µs, got {us}")
-    alone = mode == "off"
-    events = _Events(work, plan, 1 if alone else math.inf, queue_heads, cores, device, 0.0 if alone else wake_us, between_us)
+    alone = mode == "serial"
+    events = _Events(
+        work, plan, 1 if alone else math.inf, queue_heads, cores, device, 0.0 if alone else wakeup_latency_us, task_overhead_us
+    )
     return Timeline(tuple(sorted(events.run(), key=lambda span: span.start_us)), "simulated")
 
 
@@ -66,8 +68,8 @@ class _Events:
         queue_heads: float,
         cores: float,
         device: str,
-        wake_us: float,
-        between_us: float,
+        wakeup_latency_us: float,
+        task_overhead_us: float,
     ):
         self._work, self._at_once, self._room, self._cores = work, at_once, queue_heads, cores
         self._device = device
@@ -75,7 +77,11 @@ class _Events:
         self._estimated: set[int] = set()  # done on the device, not handed over yet
         self._queues = {"select": deque(), "attend": deque()}
         self._selected: int | None = None  # selected, but the queue behind is full
-        self._wake_us, self._between_us, self._ended = wake_us, between_us, dict.fromkeys(STAGES, -1.0)
+        self._wakeup_latency_us, self._task_overhead_us, self._ended = (
+            wakeup_latency_us,
+            task_overhead_us,
+            dict.fromkeys(STAGES, -1.0),
+        )
         self._running: dict[str, _Task] = {}
         self._now = 0.0
 
@@ -102,13 +108,15 @@ class _Events:
                 if self._queues[stage] and self._may_start(stage) and not (stage == "select" and self._selected is not None):
                     head = self._queues[stage].popleft()
                     costs = self._work.attend_us if stage == "attend" else self._work.select_us
-                    woken = self._wake_us if self._ended[stage] < self._now else 0.0
-                    self._running[stage] = _Task(stage, (head,), self._now, woken + self._between_us + costs[head])
+                    woken = self._wakeup_latency_us if self._ended[stage] < self._now else 0.0
+                    self._running[stage] = _Task(stage, (head,), self._now, woken + self._task_overhead_us + costs[head])
                     moved = True
             waiting = self._order and self._order[0] in self._estimated  # a head that its queue has no room for
             if self._launches and not waiting and self._may_start("estimate") and not self._must_drain():
                 launch = self._work.launches[self._launches.popleft()]
-                self._running["estimate"] = _Task("estimate", launch.heads, self._now, self._between_us + launch.estimate_us)
+                self._running["estimate"] = _Task(
+                    "estimate", launch.heads, self._now, self._task_overhead_us + launch.estimate_us
+                )
                 moved = True
 
     def _hand_over(self) -> bool:

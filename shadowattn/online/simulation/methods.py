@@ -72,7 +72,11 @@ def ours(device: Device, layer: Layer, chunk: ChunkShape, retention: float, *, q
 def _pipelined(device: Device, layer: Layer, chunk: ChunkShape, retention: float, size: int, query_block: int) -> Cost:
     groups = [Group(tuple(range(at, min(at + size, layer.heads)))) for at in range(0, layer.heads, size)]
     work = device.work(layer, chunk, groups, [retention] * layer.heads, query_block=query_block)
-    how = {"wake_us": known(device.wake_us), "between_us": known(device.between_us), "device": device.estimate_on}
+    how = {
+        "wakeup_latency_us": known(device.wakeup_latency_us),
+        "task_overhead_us": known(device.task_overhead_us),
+        "device": device.estimate_on,
+    }
     timeline = simulate(work, Johnson().plan(work), cores=device.cores.value, **how)
     return Cost(timeline.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
 

@@ -30,8 +30,8 @@ RANGES = {
     "half_precision": (0.5, 1.0),
     "select_us": (0.0, 100.0),
     "attend_us": (0.0, 100.0),
-    "wake_us": (0.0, 100.0),
-    "between_us": (0.0, 50.0),
+    "wakeup_latency_us": (0.0, 100.0),
+    "task_overhead_us": (0.0, 50.0),
     "bandwidth_gb_s": (20.0, 76.8),
     "small_core": (0.2, 0.6),
     "prime_core": (1.4, 3.0),
@@ -60,8 +60,8 @@ class Parameters:
     half_precision: float
     select_us: float
     attend_us: float
-    wake_us: float
-    between_us: float
+    wakeup_latency_us: float
+    task_overhead_us: float
     bandwidth_gb_s: float
     small_core: float
     prime_core: float
@@ -82,8 +82,8 @@ class Parameters:
             "dense_ns": dense_ns,
             "score_ns": self.score_share * dense_ns,
             "bandwidth_gb_s": self.bandwidth_gb_s,
-            "wake_us": self.wake_us,
-            "between_us": self.between_us,
+            "wakeup_latency_us": self.wakeup_latency_us,
+            "task_overhead_us": self.task_overhead_us,
         }
         speeds = {"small": self.small_core, "middle": 1.0, "prime": self.prime_core}
         known = {name: Number(value, "assumed", "a drawn parameter set") for name, value in numbers.items()}

@@ -53,7 +53,7 @@ def test_small_costs_by_hand():
 
 def test_waiting_and_the_pipeline_itself_take_time_where_that_is_known():
     ours, chunk = METHODS["ours"], ChunkShape(2, 4)
-    for slower in (replace(SIMPLE, wake_us=number(100)), replace(SIMPLE, between_us=number(100))):
+    for slower in (replace(SIMPLE, wakeup_latency_us=number(100)), replace(SIMPLE, task_overhead_us=number(100))):
         assert ours(slower, LAYER, chunk, 0.5).total_us > ours(SIMPLE, LAYER, chunk, 0.5).total_us
 
 

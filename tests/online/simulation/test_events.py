@@ -54,7 +54,7 @@ def test_one_stage_at_a_time_takes_the_sum(data):
     work = data.draw(works())
     plan = data.draw(plans_of(work))
     total = sum(launch.estimate_us for launch in work.launches) + sum(work.select_us) + sum(work.attend_us)
-    timeline = simulate(work, plan, mode="off")
+    timeline = simulate(work, plan, mode="serial")
     assert max(span.end_us for span in timeline.spans) == pytest.approx(total, rel=1e-9, abs=1e-6)
 
 
@@ -83,17 +83,17 @@ def test_a_stage_that_waited_takes_time_to_wake():
     plan = Plan((0, 1), (0, 1))
     assert simulate(work, plan).makespan_us == 16  # selected at 6 and 11, attended to at 15 and 16
     # Selection waits twice; attention waits once, and finds its second head there.
-    assert simulate(work, plan, wake_us=2.0).makespan_us == 20
-    assert simulate(work, plan, wake_us=2.0, mode="off").makespan_us == 22
+    assert simulate(work, plan, wakeup_latency_us=2.0).makespan_us == 20
+    assert simulate(work, plan, wakeup_latency_us=2.0, mode="serial").makespan_us == 22
 
 
 def test_refusals():
     with pytest.raises(InputError, match="plan: expected an order"):
         simulate(CHAIN, Plan((0,), (0,)))
-    with pytest.raises(InputError, match="mode: expected one of off, overlap"):
-        simulate(CHAIN, IN_ORDER, mode="fused")
-    with pytest.raises(InputError, match="wake_us: expected a time"):
-        simulate(CHAIN, IN_ORDER, wake_us=-1)
+    with pytest.raises(InputError, match="mode: expected one of serial, overlap"):
+        simulate(CHAIN, IN_ORDER, mode="grouped")
+    with pytest.raises(InputError, match="wakeup_latency_us: expected a time"):
+        simulate(CHAIN, IN_ORDER, wakeup_latency_us=-1)
     with pytest.raises(InputError, match="queue_heads of at least 1"):
         simulate(CHAIN, IN_ORDER, queue_heads=0)
 

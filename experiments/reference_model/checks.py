@@ -20,7 +20,7 @@ SHORT_CONTEXT = 64  # tokens
 
 @dataclass(frozen=True)
 class Samples:
-    """How much each gate measures; the defaults are those of the model card."""
+    """How much each check measures; the defaults are those of the model card."""
 
     repeat_rows: int = 16
     block_tokens: int = 128
@@ -34,8 +34,8 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Gates:
-    """What the four gates measured: losses in nat per token, one for each row or window, and how many answers were right."""
+class Checks:
+    """What the four checks measured: losses in nat per token, one for each row or window, and how many answers were right."""
 
     first_copy_losses: list[float]
     second_copy_losses: list[float]
@@ -76,14 +76,14 @@ class Gates:
         }
 
 
-def measure_gates(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, heldout: str, samples: Samples) -> Gates:
-    """Measure all four gates with dense attention on the model's own device, in evaluation mode, on `heldout` text."""
+def measure_checks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, heldout: str, samples: Samples) -> Checks:
+    """Measure all four checks with dense attention on the model's own device, in evaluation mode, on `heldout` text."""
     was_training = model.training
     model.eval()
     first, second = repeated_block_losses(model, len(tokenizer), samples)
     early, late = context_losses(model, tokenizer, heldout, samples)
     key_value, needles = key_value_examples(samples), needle_examples(tokenizer, heldout, samples)
-    gates = Gates(
+    checks = Checks(
         first_copy_losses=first,
         second_copy_losses=second,
         early_text_losses=early,
@@ -94,7 +94,7 @@ def measure_gates(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, he
         needle_documents=len(needles),
     )
     model.train(was_training)
-    return gates
+    return checks
 
 
 def repeated_block_losses(model: PreTrainedModel, vocabulary: int, samples: Samples) -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from experiments.publish import ROOT
-from experiments.reference_model.gates import Gates, Samples, context_losses, heldout_windows, token_losses
+from experiments.reference_model.checks import Checks, Samples, context_losses, heldout_windows, token_losses
 from experiments.studies.reference_model import TARGETS, ReferenceModel, measured_intervals
 from shadowattn.data.text import stdlib_corpus
 from shadowattn.errors import InputError
@@ -43,7 +43,7 @@ def test_the_table_says_what_is_met_missed_and_not_shown():
     intervals = {name: Interval(1e9, 1e9, 1e9, 4) for name in TARGETS} | {"context_gain": Interval(0.22, 0.02, 0.42, 48)}
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(ReferenceModel().table(_rows(intervals), "gates"))
+        console.print(ReferenceModel().table(_rows(intervals), "checks"))
     printed = capture.get()
     assert printed.count(" met ") == 5
     assert printed.count("missed") == 1  # a loss increase has to be small
@@ -51,14 +51,14 @@ def test_the_table_says_what_is_met_missed_and_not_shown():
 
 
 def test_accuracies_and_gains_come_with_intervals_over_documents_and_windows():
-    gates = Gates([2.0, 4.0], [1.0, 1.0], [3.0, 3.0, 6.0], [2.0, 2.0, 2.0], 60, 60, 0, 20)
-    assert gates.copy_gain.value == pytest.approx((0.5 + 0.75) / 2)
-    assert (gates.context_gain.value, gates.context_gain.n) == (2.0, 3)
-    assert gates.context_gain.low < 0 < gates.context_gain.high
-    assert gates.key_value_accuracy.n == 60
-    assert TARGETS["key_value_accuracy"].verdict(gates.key_value_accuracy) == "not shown"  # 60 of 60 may still be 94 %
-    assert TARGETS["needle_accuracy"].verdict(gates.needle_accuracy) == "missed"
-    assert set(gates.means()) >= {"early_text_loss", "needle_accuracy"}
+    checks = Checks([2.0, 4.0], [1.0, 1.0], [3.0, 3.0, 6.0], [2.0, 2.0, 2.0], 60, 60, 0, 20)
+    assert checks.copy_gain.value == pytest.approx((0.5 + 0.75) / 2)
+    assert (checks.context_gain.value, checks.context_gain.n) == (2.0, 3)
+    assert checks.context_gain.low < 0 < checks.context_gain.high
+    assert checks.key_value_accuracy.n == 60
+    assert TARGETS["key_value_accuracy"].verdict(checks.key_value_accuracy) == "not shown"  # 60 of 60 may still be 94 %
+    assert TARGETS["needle_accuracy"].verdict(checks.needle_accuracy) == "missed"
+    assert set(checks.means()) >= {"early_text_loss", "needle_accuracy"}
 
 
 def test_context_is_measured_on_the_same_tokens(bundled):
@@ -84,7 +84,7 @@ def test_held_out_windows_never_overlap(bundled):
 
 
 def test_the_committed_rows_say_which_targets_are_met(tmp_path):
-    rows = pd.read_csv(ROOT / "results" / "reference" / "model_gates.csv", keep_default_na=False)
+    rows = pd.read_csv(ROOT / "results" / "reference" / "model_checks.csv", keep_default_na=False)
     measured = measured_intervals(rows)
     verdicts = {name: target.verdict(measured[name]) for name, target in TARGETS.items()}
     assert "missed" not in verdicts.values()

@@ -38,7 +38,7 @@ def sparse_attention(
     query_block: int = 1,
     kernel: str = "auto",
     scale: float | None = None,
-    block_score: str = "first_row",
+    block_score: str = "leading_query",
     sinks: int = 0,
     recent: int = 0,
 ) -> Tensor:

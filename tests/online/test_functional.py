@@ -24,7 +24,7 @@ def test_retention_one_equals_dense(estimator, heads, kv_heads, head_dim):
     torch.testing.assert_close(out, reference.dense_attention(q, k, v, causal_offset=30), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("block_score", ["first_row", "max"])
+@pytest.mark.parametrize("block_score", ["leading_query", "max"])
 @pytest.mark.parametrize("query_block", [1, 5, 32])
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
 def test_oracle_equals_reference(heads, kv_heads, query_block, block_score):
@@ -123,7 +123,7 @@ def test_scale_is_used():
         ({"kernel": "cuda"}, "kernel: expected"),
         ({"causal_offset": 6}, "causal_offset"),
         ({"query_block": 0}, "query_block: expected an integer of 1"),
-        ({"block_score": "mean"}, "first_row, pooled_query, max, sum, probability"),
+        ({"block_score": "mean"}, "leading_query, pooled_query, max, sum, probability"),
     ],
 )
 def test_refuses_options_that_do_not_fit(change, message):
@@ -156,7 +156,7 @@ def test_refuses_shapes_that_do_not_fit():
     rule=st.fixed_dictionaries(
         {
             "query_block": st.sampled_from([1, 1, 2, 7, 16, 32, 50, 64, 100, 400]),
-            "block_score": st.sampled_from(["first_row", "max", "sum"]),
+            "block_score": st.sampled_from(["leading_query", "max", "sum"]),
             "sinks": st.sampled_from([0, 0, 2, 50]),
             "recent": st.sampled_from([0, 0, 3, 50]),
         }
