@@ -2,7 +2,6 @@
 
 import copy
 from contextlib import nullcontext
-from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from omegaconf import OmegaConf
 from experiments.errors import ShardDoneError
 from experiments.parts import OBSERVE, build, by_content, part_name
 from experiments.progress import bar, say, work_bar
-from shadowattn.artifacts import Stage, tuples
+from shadowattn.artifacts import Stage
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import (
     Race,
@@ -31,6 +30,7 @@ from shadowattn.offline.fake_quant import (
     observe_activations,
     save_activation_scales,
 )
+from shadowattn.offline.profile import allocated_profile
 from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 if TYPE_CHECKING:
@@ -55,16 +55,7 @@ class Offline:
             allocator = by_content(OmegaConf.to_container(lab.of("allocator"), resolve=True))
             inputs, parts = inputs | {"allocator": allocator, "retention": lab.retentions[0]}, [allocator]
         stage = lab.stage("importance", inputs, *parts)
-        if not stage.done:
-            losses = self._measure_losses(stage)
-            if losses is None:
-                shard = lab.of("shard")
-                raise ShardDoneError(
-                    f"importance: shard {shard.index} of {shard.count} has done its share; the rest is for the other shards, and "
-                    "the same command then goes on"
-                )
-            stage.finish(asdict(losses))
-        return AblationLosses(**tuples(stage.read()))
+        return stage.result(AblationLosses, lambda: self._measure_losses(stage))
 
     @cached_property
     def importance(self) -> Importance:
@@ -89,18 +80,18 @@ class Offline:
             "calibration": OmegaConf.to_container(lab.of("calibration"), resolve=True),
         }
         stage = lab.stage("scales", inputs, inputs["calibration"])
-        if not stage.done:
+
+        def measure() -> ScaleObservations:
             say(f"scales: Q and K of {lab.shape.layers * lab.shape.heads} heads")
-            windows = lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows)
-            observations = observe_scales(
+            return observe_scales(
                 lab.loaded.model,
-                windows,
+                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
                 chunk_tokens=graphs.chunk_tokens,
                 calibration=build(lab.of("calibration")),
                 progress=lambda w: bar(w, "calibrate"),
             )
-            stage.finish(asdict(observations))
-        return ScaleObservations(**tuples(stage.read()))
+
+        return stage.result(ScaleObservations, measure)
 
     @cached_property
     def grid(self) -> ScaleGrid:
@@ -109,20 +100,20 @@ class Offline:
 
     def profile(self, allocator: Any, retention: float) -> RetentionProfile:
         """The retention of every head by one allocator, whose settings are given."""
-        lab, made = self._lab, build(allocator)
-        if "sensitivity" in made.needs:
-            made = replace(made, sensitivity=self.sensitivity(made.measure))
-        table = allot(made, lab.shape, retention, self.importance if "importance" in made.needs else None)
-        return RetentionProfile(
-            retention=tuple(map(tuple, table)),
+        lab = self._lab
+        return allocated_profile(
+            build(allocator),
+            lab.shape,
+            retention,
+            importance=lambda: self.importance,
+            sensitivity=self.sensitivity,
             scales=self.grid,
-            head_dim=lab.shape.head_dim,
             fingerprint=lab.loaded.fingerprint,
             model=lab.loaded.name,
-            allocator=part_name(OmegaConf.create(allocator)),
+            name=part_name(OmegaConf.create(allocator)),
         )
 
-    def _measure_losses(self, stage: Stage) -> AblationLosses | None:
+    def _measure_losses(self, stage: Stage) -> AblationLosses:
         lab, settings, shape = self._lab, self._lab.of("importance"), self._lab.shape
         windows = lab.calibration(
             tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines, key="importance.window_tokens"
@@ -152,23 +143,32 @@ class Offline:
             ranges = load_activation_scales(path)
             quantised = fake_quantised(model, ranges, clip_threshold=settings.clip_threshold)
         with quantised:
-            if settings.method != "racing":
-                return measure_ablations(model, windows, stage.units, method=settings.method, **options)
+            if settings.method == "racing":
+                losses = race_ablations(model, windows, stage.units, self._raced_for, race=Race(**settings.race), **options)
+            else:
+                losses = measure_ablations(model, windows, stage.units, method=settings.method, **options)
+        if losses is None:
+            shard = lab.of("shard")
+            raise ShardDoneError(
+                f"importance: shard {shard.index} of {shard.count} has done its share; the rest is for the other shards, and "
+                "the same command then goes on"
+            )
+        return losses
 
-            def retentions(importance: Importance) -> list[list[float]]:
-                return allot(build(lab.of("allocator")), shape, lab.retentions[0], importance)
-
-            return race_ablations(model, windows, stage.units, retentions, race=Race(**settings.race), **options)
+    def _raced_for(self, importance: Importance) -> list[list[float]]:
+        """The retentions that the main method would give; a race is over when they are settled."""
+        return allot(build(self._lab.of("allocator")), self._lab.shape, self._lab.retentions[0], importance)
 
     def _measure_sensitivity(self, measure: str) -> Sensitivity:
         lab, settings = self._lab, self._lab.of("sensitivity")
         tokens = settings.window_tokens or lab.context_tokens
         inputs = OmegaConf.to_container(settings, resolve=True) | {"window_tokens": tokens, "measure": measure}
         stage = lab.stage("sensitivity", inputs)
-        if not stage.done:
+
+        def measured() -> Sensitivity:
             heads = lab.shape.layers * lab.shape.heads
             say(f"sensitivity: {measure} of {heads} heads at {len(settings.retentions)} retentions")
-            found = measure_sensitivity(
+            return measure_sensitivity(
                 lab.loaded.model,
                 lab.calibration(tokens=tokens, windows=settings.windows, key="sensitivity.window_tokens"),
                 stage.units,
@@ -177,8 +177,8 @@ class Offline:
                 batch=settings.batch,
                 progress=lambda work: work_bar(work, "sensitivity"),
             )
-            stage.finish(asdict(found))
-        return Sensitivity(**tuples(stage.read()))
+
+        return stage.result(Sensitivity, measured)
 
 
 def check_fixed_budget(allocator: Any, retention: float, shape: Any) -> None:

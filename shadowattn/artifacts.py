@@ -11,14 +11,16 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shadowattn.errors import InputError
 
 SCHEMA_VERSION = 1
+T = TypeVar("T")
 _PACKAGES = ("shadowattn", "torch", "openvino", "nncf", "transformers", "tokenizers", "numpy", "scipy", "ortools")
 
 
@@ -170,6 +172,12 @@ class Stage:
         manifest = {"schema_version": SCHEMA_VERSION, "stage": self.name, "inputs": self.inputs, "code": self.code}
         manifest |= {"versions": versions(), "files": {"result.json": sha256(self.folder / "result.json")}}
         write_json(self.folder / "manifest.json", manifest)
+
+    def result(self, kind: type[T], measure: Callable[[], T]) -> T:
+        """The dataclass that is stored here; what `measure` returns is stored first where there is none of this code."""
+        if not self.done:
+            self.finish(asdict(measure()))
+        return kind(**tuples(self.read()))
 
     def read(self) -> Any:
         """The stored result. A truncated, altered or foreign one is refused with the reason and what rebuilds it."""

@@ -5,8 +5,8 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from shadowattn import checks
-from shadowattn.artifacts import Stage, library_code, tuples
+from shadowattn.artifacts import Stage, library_code
 from shadowattn.data.text import token_windows
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
@@ -24,6 +24,7 @@ from shadowattn.models.shape import ModelShape, fingerprint, model_shape
 from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
 from shadowattn.offline.allocators import BY_NAME, Allocator, allot
 from shadowattn.offline.importance import measure_ablations, summarise
+from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
 from shadowattn.offline.sensitivity import measure_sensitivity
 from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
@@ -134,29 +135,24 @@ class Calibration:
     def importance(self) -> Importance:
         """How much worse the model gets without each head, and without each layer (section 3.2)."""
         stage = self._stage("importance", self.importance_tokens, ablation=self.ablation)
-        if not stage.done:
-            how = {"ablation": self.ablation, "progress": self.progress}
-            stage.finish(asdict(measure_ablations(self.model, self.importance_tokens, stage.units, **how)))
-        return summarise(AblationLosses(**tuples(stage.read())))
+        how = {"ablation": self.ablation, "progress": self.progress}
+        measure = partial(measure_ablations, self.model, self.importance_tokens, stage.units, **how)
+        return summarise(stage.result(AblationLosses, measure))
 
     @cached_property
     def sensitivity(self) -> Sensitivity:
         """What it costs that one head alone keeps less, by what the allocator asks for."""
         measure = self.allocator.measure
         stage = self._stage("sensitivity", self.tokens, measure=measure, retentions=RETENTIONS)
-        if not stage.done:
-            how = {"measure": measure, "retentions": RETENTIONS, "progress": self.progress}
-            stage.finish(asdict(measure_sensitivity(self.model, self.tokens, stage.units, **how)))
-        return Sensitivity(**tuples(stage.read()))
+        how = {"measure": measure, "retentions": RETENTIONS, "progress": self.progress}
+        return stage.result(Sensitivity, partial(measure_sensitivity, self.model, self.tokens, stage.units, **how))
 
     @cached_property
     def observations(self) -> ScaleObservations:
         """The INT8 scales of Q and K, of every head and chunk."""
         stage = self._stage("scales", self.tokens, chunk_tokens=self.chunk_tokens)
-        if not stage.done:
-            how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
-            stage.finish(asdict(observe_scales(self.model, self.tokens, **how)))
-        return ScaleObservations(**tuples(stage.read()))
+        how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
+        return stage.result(ScaleObservations, partial(observe_scales, self.model, self.tokens, **how))
 
     @cached_property
     def scales(self) -> ScaleGrid:
@@ -166,17 +162,16 @@ class Calibration:
     @cached_property
     def profile(self) -> RetentionProfile:
         """Every head's retention, with the scales. Measures what the allocator needs, and no more."""
-        allocator, needs = self.allocator, self.allocator.needs
-        if "sensitivity" in needs:
-            allocator = replace(allocator, sensitivity=self.sensitivity)
-        table = allot(allocator, self.shape, self.retention, self.importance if "importance" in needs else None)
-        return RetentionProfile(
-            retention=tuple(map(tuple, table)),
+        return allocated_profile(
+            self.allocator,
+            self.shape,
+            self.retention,
+            importance=lambda: self.importance,
+            sensitivity=lambda _: self.sensitivity,
             scales=self.scales,
-            head_dim=self.shape.head_dim,
             fingerprint=self._fingerprint,
             model=self.model.config.name_or_path or type(self.model).__name__,
-            allocator=type(allocator).__name__,
+            name=type(self.allocator).__name__,
         )
 
     def bank(self, max_tokens: int, *, device: str = "CPU", form: GraphForm = FLOAT, graphs: int = 108) -> GraphBank:

@@ -1,14 +1,47 @@
-"""A profile on disk: JSON, read back only if it is whole."""
+"""A profile, made from what an allocator needs; and on disk: JSON, read back only if it is whole."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from shadowattn.artifacts import write_json
 from shadowattn.errors import InputError
-from shadowattn.types import RetentionProfile, ScaleGrid
+from shadowattn.models.shape import ModelShape
+from shadowattn.offline.allocators import Allocator, allot
+from shadowattn.types import Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 SCHEMA_VERSION = 1
+
+
+def allocated_profile(
+    allocator: Allocator,
+    shape: ModelShape,
+    retention: float,
+    *,
+    importance: Callable[[], Importance],
+    sensitivity: Callable[[str], Sensitivity],
+    scales: ScaleGrid,
+    fingerprint: str,
+    model: str,
+    name: str,
+) -> RetentionProfile:
+    """The retention of every head by `allocator`, a mean of `retention` (section 3.2), with the scales of graphs (section 3.3).
+
+    `importance` and `sensitivity` (given what it measures: `error` or `loss`) are called only where the allocator needs them.
+    `name` is what the profile calls its allocator, `model` and `fingerprint` say whose heads these are.
+    """
+    if "sensitivity" in allocator.needs:
+        allocator = replace(allocator, sensitivity=sensitivity(allocator.measure))
+    table = allot(allocator, shape, retention, importance() if "importance" in allocator.needs else None)
+    return RetentionProfile(
+        retention=tuple(map(tuple, table)),
+        scales=scales,
+        head_dim=shape.head_dim,
+        fingerprint=fingerprint,
+        model=model,
+        allocator=name,
+    )
 
 
 def save_profile(profile: RetentionProfile, path: Path) -> None:
