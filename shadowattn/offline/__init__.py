@@ -1,7 +1,7 @@
 """The offline stage: importance by ablation → retention per head; observed Q and K → INT8 scales.
 
-Heads are ranked by the loss without them (`importance`) or by what fewer keys cost them (`sensitivity`); one of the `allocators` turns
-either into a retention for every head.
+Heads are ranked by the loss without them (`importance`) or by what fewer keys cost them (`sensitivity`). One of the `allocators`
+turns either into a retention for every head.
 """
 
 from shadowattn.offline.allocators import allocate
