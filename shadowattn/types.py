@@ -47,7 +47,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Lists:
-    """What each index list may and must hold, known before any score is.
+    """Which keys each list may rank, and which it must contain, before scores exist.
 
     List b ranks the keys 0 … candidates[b] − 1. Within its budget the first `sinks` of them come first, then the last `recent`
     of them, the nearest first, then the others by score; with `self_first` the very last, the row's own key, comes before

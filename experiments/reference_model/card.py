@@ -42,9 +42,9 @@ def render_card(trainer: Trainer, measured: Measured) -> str:
     parameters = sum(weight.numel() for weight in trainer.model.parameters())
     return f"""# The bundled reference model
 
-A Qwen2 of {parameters / 1e6:.1f} million parameters, trained to behave like a small real language model in what a study
-of sparse attention needs: context helps it, some heads copy, and losing keys hurts. It knows Python's standard library
-and the retrieval documents of `shadowattn.data.retrieval`, and nothing else; it is no assistant.
+A Qwen2 of {parameters / 1e6:.1f} million parameters for studies of sparse attention. Such studies need a model whose loss
+falls with longer context and rises when keys are removed, and some of whose heads copy. The training text is Python's
+standard library and the retrieval documents of `shadowattn.data.retrieval`; the model is no assistant.
 
 | | |
 |---|---|
@@ -57,15 +57,16 @@ and the retrieval documents of `shadowattn.data.retrieval`, and nothing else; it
 
 ## What it can do
 
-Measured by `experiments/reference_model/checks.py` on these files with dense attention in float32, with 95 % intervals: Student's
-over rows or windows, Clopper and Pearson's over documents. A target is met where the whole interval lies beyond it.
+`experiments/reference_model/gates.py` measures the exported weights with dense attention in float32. The intervals are 95 %
+intervals: Student's over rows or windows, Clopper and Pearson's over documents. A target is met where the whole interval lies
+beyond it.
 
-The held-out text is made of standard-library files that are not in the training split. Files repeat one another:
-{measured.shared:.1%} of the runs of four lines in these files stand in the training text too. Files of which more than a
-tenth does are left out, and from the others the shared lines, so that no run of four lines of the text measured on stands in
-the training text (`training_runs.npy` holds the hashes of its runs; `python -m experiments.reference_model.overlap` compares).
-Single lines and names do occur in both, as in any two programs. No seed of a measurement served training; the words asked
-for were never keys there, though they occurred as values.
+The held-out text is made of standard-library files that are not in the training split. Files repeat one another, and
+{measured.shared:.1%} of the runs of four lines in these files also stand in the training text. Files that share more than a tenth
+of their runs are left out, and the shared lines are left out of the other files. No run of four lines of the held-out text
+therefore stands in the training text (`training_runs.npy` holds the hashes of the training text's runs;
+`python -m experiments.reference_model.overlap` compares them). Single lines and names occur in both, as in any two programs.
+Training used none of the seeds of the measurements. The words that are asked for were values in training and never keys.
 
 {_check_table(measured.checks, measured.samples)}
 
@@ -75,16 +76,16 @@ Loss on held-out standard-library text by position, nat per token, windows of {l
 
 ## What it cannot do
 
-- Write a program: the sample below has the form of Python, not its sense. It knows no facts and follows no requests.
+- Programs: the sample below has the form of Python without its meaning. The model has no facts and follows no requests.
 - Natural language beyond docstrings, other programming languages, text that is not ASCII.
-- Retrieval in forms that it was not trained on. It knows records such as `{record}` and needles
+- Retrieval in other forms than those of the training. These are records such as `{record}` and needles
   `# note: the word for KEY is VALUE`, with keys and values out of {len(WORDS)} words that are one token each;
   {len(asked_words("evaluation"))} of the words are never a key in training.
 
 ## Sample
 
 200 tokens at temperature 0.9 and top-p 0.95, seed 0, after a prompt of five lines; no other seed was tried. At
-temperature 0.7 and top-p 0.9 the same prompt soon repeats one line: the model copies more readily than it invents.
+temperature 0.7 and top-p 0.9 the same prompt soon repeats one line.
 
 ```python
 {measured.generated.replace("```", "'''").rstrip()}

@@ -1,4 +1,8 @@
-"""The offline stage: importance by ablation → retention per head; observed Q and K → INT8 scales."""
+"""The offline stage: importance by ablation → retention per head; observed Q and K → INT8 scales.
+
+Heads are ranked by the loss without them (`importance`) or by what fewer keys cost them (`sensitivity`). One of the `allocators`
+turns either into a retention for every head.
+"""
 
 from shadowattn.offline.allocators import allocate
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise

@@ -1,4 +1,7 @@
-"""Scores in, key indices out. Causality lives here: the candidates of a row are the keys at or before its own position."""
+"""Which keys each index list ranks, how many it keeps, and by which scores. The kernels then select.
+
+Causality is enforced here: the candidates of a row are the keys at or before its own position.
+"""
 
 import math
 from dataclasses import dataclass

@@ -285,9 +285,9 @@ _INTRODUCTION = """# Which models `attach` works on
 
 <!-- Written by `python -m tests.models.families`; edit that file. -->
 `tests/models/families.py` builds a tiny random model of every causal language model family of transformers {transformers} and
-attaches to it. Norm weights, biases and other vectors hold random values, so that one that got lost changes the logits.
+attaches to it. Norm weights, biases and other vectors hold random values, so that a lost vector changes the logits.
 {works} families and variants work, {refused} are refused with one sentence, {not_built} are not measured.
-NAME@SETTING is a family with a setting that decides over the outcome. `tests/models/test_families.py` fails where an outcome
+NAME@SETTING is a family with a setting that decides the outcome. `tests/models/test_families.py` fails where an outcome
 differs from this page.
 
 A family *works* if all of this holds:
@@ -297,20 +297,21 @@ A family *works* if all of this holds:
 - the counters hold every head and row of every layer that attends, once;
 - at retention 0.3 the logits differ, and a changed token changes no earlier logit.
 
-**Hybrids.** Layers without softmax attention (Mamba, linear attention, convolutions) stay as they are. A profile's table has
-one row for each layer that attends, in the order of the layers; `shadowattn.models.attended_layers(model)` names them, and
+**Hybrids.** Layers without softmax attention (Mamba, linear attention, convolutions) are unchanged. A profile's table has one row
+for each layer that attends, in the order of the layers. `shadowattn.models.attended_layers(model)` names these layers, and
 `model_shape(model).layers` counts them.
 
 **Sliding windows.** A layer with a sliding window is computed dense within its window, a few rows at a time, whatever its row of
-the table says. Its heads and rows are in `counters.windowed_rows`, and an entry of the log at level INFO names the layer and
-its window. A model in which every layer has a window is refused. The offline stage (importance, scales) refuses windows.
+the table says. `counters.windowed_rows` counts its heads and rows, and a log entry at level INFO names the layer and its window.
+A model in which every layer has a window is refused. The offline stage (importance, scales) refuses windows.
 
-**Refused** are models whose attention cannot be replaced, and those whose attention computes more than causal softmax
+**Refused models.** A model is refused if its attention cannot be replaced, or if its attention computes more than causal softmax
 attention: soft caps, attention sinks (`s_aux`), learned biases, position biases, masks of the model's own, cross-attention,
-encoders. An argument of the attention function that is not known to be harmless is refused by its name. So are, for every
-family: padding, ready-made 4-D masks and dicts of masks, packed sequences, a static cache, dropout, and forward passes that
-need a gradient (call the model under `torch.no_grad()`). Models without weights in memory (meta device) and models that share
-a config object with an attached one are refused too. A copy or a pickle of an attached model is dense.
+encoders. An unknown argument of the attention function is refused by its name. Models without weights in memory (meta device)
+and models that share a config object with an attached one are refused too. A copy or a pickle of an attached model is dense.
+
+**Refused calls.** For every family these inputs are refused: padding, ready-made 4-D masks and dicts of masks, packed sequences,
+a static cache, dropout, and forward passes that need a gradient (call the model under `torch.no_grad()`).
 
 ## Works
 """

@@ -27,7 +27,7 @@ class Int8Device(Estimator):
     """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
 
     With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`). Where rows share a
-    list, graphs rank what lies before the block's own keys alone, and those are tail here.
+    list, graphs rank only the keys before the block's own keys, which are the list's tail.
     """
 
     bank: GraphBank

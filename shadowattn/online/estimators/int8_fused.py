@@ -1,7 +1,7 @@
 """INT8 without a graph: native products of quantised Q with packed K, and the selection from them in the same pass.
 
-The same integers as the graphs' (`int8`), except midway between two steps, so the same keys; on a CPU that is also the NPU's
-stand-in it saves the scores their way to memory and back. K is quantised and packed once, as it is tail.
+The same integers as the graphs' (`int8`), and so the same keys, except where a value lies midway between two steps. On a machine
+without an NPU it avoids writing scores to memory and reading them back. K is quantised and packed once, as keys are appended.
 """
 
 import math
