@@ -15,9 +15,10 @@ KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/*)
 quickstart: setup
 	$(RUN) -m experiments.run +exp=quickstart
 
-# A process for each core, a file at a time: half of the time goes into starting Python and importing torch.
+# A process for each core, a file at a time: half of the time goes into starting Python and importing torch. A process that dies
+# ends the run with the name of its test; replacing it may leave the rest waiting for ever.
 test: setup
-	$(RUN) -m pytest -n auto --dist loadfile
+	$(RUN) -m pytest -n auto --dist loadfile --max-worker-restart=0
 
 lint: setup
 	$(RUN) -m ruff check .

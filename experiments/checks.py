@@ -19,6 +19,7 @@ from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
 from shadowattn.online.attention import DECODES, check_dense_above
+from shadowattn.online.estimators.base import check_units
 from shadowattn.online.estimators.int8_device import Int8Device
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ def _check_importance(lab: "Lab") -> None:
     for name, least in (("windows", 0), ("window_tokens", 2), ("batch", 1)):
         check_count(f"importance.{name}", importance[name], least=least)
     Race(**importance.race)
+    if importance.method == "racing" and "allocator" in lab.needs and "importance" not in build(lab.of("allocator")).needs:
+        raise InputError(
+            "importance.method: racing stops when the retentions of an allocator by importance are settled, got "
+            f"allocator={part_name(lab.of('allocator'))}; use allocator=waterfill, or importance.method=exact"
+        )
     scales = importance.activation_scales
     if scales not in (None, OBSERVE) and not Path(scales).expanduser().is_file():
         raise InputError(f"importance.activation_scales: expected a file, got {scales!r}; set importance.activation_scales=FILE")
@@ -137,7 +143,7 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
         build(method.allocator)
     if "grid" in method.needs:  # the native estimate, whatever the attention kernel
         native.require()
-    method.rule  # noqa: B018 - refuses what makes no rule
+    check_units(method.rule, method.estimator_class)
     _check_place(method)
     block, chunk_tokens = method.selection.query_block, lab.of("graphs").chunk_tokens
     if chunk_tokens % block:

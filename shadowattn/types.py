@@ -26,6 +26,10 @@ class Heads:
     ids: Tensor  # int64 [H], their numbers in the layer
     kv: Tensor  # int64 [H], the key/value head that each of them reads, ascending
 
+    def __post_init__(self):
+        if self.ids.shape != self.kv.shape or bool((self.kv[1:] < self.kv[:-1]).any()):
+            raise InputError(f"heads: expected a key/value head for each, in ascending order, got {self.kv.tolist()}")
+
     @classmethod
     def all(cls, heads: int, groups: int) -> "Heads":
         """Every head of a layer: query head h reads key head h // (H / G)."""

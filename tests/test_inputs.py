@@ -23,7 +23,7 @@ from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.functional import ESTIMATORS
 from shadowattn.online.selection import Rule
-from shadowattn.types import Requant, RetentionProfile, ScaleGrid
+from shadowattn.types import Heads, Requant, RetentionProfile, ScaleGrid
 from tests.tensors import qkv
 
 NAN, INF = float("nan"), float("inf")
@@ -398,3 +398,8 @@ def test_half_of_the_scales_are_refused_when_the_estimator_is_made():
 def test_a_rule_is_a_rule(value):
     with pytest.raises(InputError, match=r"^rule: expected a Rule"):
         shadowattn.check_estimator(Oracle(), rule=value)
+
+
+def test_heads_of_a_tensor_stand_in_the_order_of_the_keys_that_they_read():
+    with pytest.raises(InputError, match=r"ascending order, got \[0, 1, 0\]"):
+        Heads.all(4, 2)[torch.tensor([0, 2, 1])]

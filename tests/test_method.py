@@ -13,6 +13,7 @@ from shadowattn.models import replace_attention
 from shadowattn.online.attention import SparseAttention
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.random import Random
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.reference import dense_attention
 from tests.profiles import bank_for, profile_for
@@ -139,3 +140,8 @@ def test_what_does_not_fit_is_refused_when_it_is_made(options, message):
 def test_an_unknown_option_of_attach_is_named():
     with pytest.raises(InputError, match=r"attach: expected options out of .*sinks.*, got sink"):
         shadowattn.attach(MODEL, 0.2, sink=3)
+
+
+def test_probabilities_of_scores_without_a_unit_are_refused_before_a_model_runs():
+    with pytest.raises(InputError, match="got Random; use block_score=max"):
+        shadowattn.Method(0.2, estimator=Random(0), query_block=8, block_score="probability")(tiny_model()).__enter__()

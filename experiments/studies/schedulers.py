@@ -1,5 +1,6 @@
 """Schedulers against the optimum: how much longer their order takes, on measured and on random costs, and how long they plan."""
 
+import math
 import random
 import statistics
 import time
@@ -42,6 +43,31 @@ class SchedulerRow(Row):
 
 
 @dataclass(frozen=True)
+class RandomCosts:
+    """Random works: `launch_us` of launches of 1, 2, 3 and 4 heads (the paper's 2, 3 and 4 ms for 1, 2 and 4), and retentions of
+    heads between `least_retention` and `largest_retention`.
+
+    Selection costs `fixed_select` plus the retention of a head, attention the retention; the totals of both are the estimate's
+    times a factor between 1 / `imbalance` and `imbalance`.
+    """
+
+    launch_us: list[float] = field(default_factory=lambda: [2000.0, 3000.0, 3500.0, 4000.0])
+    least_retention: float = 0.05
+    largest_retention: float = 0.5
+    fixed_select: float = 0.15
+    imbalance: float = 2.0
+
+    def __post_init__(self):
+        if len(self.launch_us) != 4 or not all(0 < us < math.inf for us in self.launch_us):
+            raise InputError(f"study.random.launch_us: expected four times, of 1 to 4 heads, got {self.launch_us}")
+        if not 0 < self.least_retention <= self.largest_retention <= 1:
+            limits = f"{self.least_retention:g} and {self.largest_retention:g}"
+            raise InputError(f"study.random: expected retentions in (0, 1], the least first, got {limits}")
+        if not self.fixed_select >= 0 or not self.imbalance >= 1:
+            raise InputError("study.random: expected fixed_select of at least 0 and imbalance of at least 1")
+
+
+@dataclass(frozen=True)
 class Schedulers(LatencyStudy):
     """`works` works for each number of `heads`, kind of costs and number of machines; the optimum of each is searched for
     `limit_s` seconds, and a plan timed `repeats_of_plan` times."""
@@ -50,6 +76,7 @@ class Schedulers(LatencyStudy):
     limit_s: float = 5.0
     heads: list[int] = field(default_factory=lambda: [4, 8, 12, 16, 24, 32])
     repeats_of_plan: int = 5
+    random: RandomCosts = field(default_factory=RandomCosts)
 
     def __post_init__(self):
         super().__post_init__()
@@ -81,7 +108,7 @@ class Schedulers(LatencyStudy):
         made = {name: {"gap": [], "us": []} for name in schedulers(machines)}
         proven, best = 0, []
         for _ in range(self.works):
-            work = random_work(draw, heads) if costs == "random" else measured_work(draw, profile, heads)
+            work = random_work(draw, heads, self.random) if costs == "random" else measured_work(draw, profile, heads)
             solution = Optimal(machines, limit_s=self.limit_s).solve(work)
             proven += solution.proven
             best.append(solution.makespan_us / solution.bound_us - 1)
@@ -133,17 +160,14 @@ def schedulers(machines: int) -> dict[str, Scheduler]:
     return {type(scheduler).__module__.rsplit(".", 1)[-1]: scheduler for scheduler in made}
 
 
-def random_work(draw: random.Random, heads: int) -> Work:
-    """Launches of one to four heads at the paper's 2, 3 and 4 ms for 1, 2 and 4; the stages' totals within a factor of two.
-
-    Selection has a part that is the same for all heads and one that grows with the retention, attention grows with it.
-    """
+def random_work(draw: random.Random, heads: int, of: RandomCosts) -> Work:
+    """Launches of one to four heads, and what selection and attention of each head take."""
     groups = _groups(draw, heads, (1, 2, 4))
-    launch_us = {1: 2000.0, 2: 3000.0, 3: 3500.0, 4: 4000.0}
+    launch_us = dict(enumerate(of.launch_us, start=1))
     total = sum(launch_us[len(group)] for group in groups)
-    retention = [draw.uniform(0.05, 0.5) for _ in range(heads)]
-    select = [0.15 + r for r in retention]
-    scales = [total * draw.uniform(0.5, 2) / sum(costs) for costs in (select, retention)]
+    retention = [draw.uniform(of.least_retention, of.largest_retention) for _ in range(heads)]
+    select = [of.fixed_select + r for r in retention]
+    scales = [total * draw.uniform(1 / of.imbalance, of.imbalance) / sum(costs) for costs in (select, retention)]
     return Work(
         tuple(Launch(group, launch_us[len(group)]) for group in groups),
         tuple(scales[0] * cost for cost in select),

@@ -1,5 +1,6 @@
 """The simulator against the product's own pipeline: whole calls on chunks that nothing was measured or fitted on."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -74,7 +75,8 @@ class ValidateSimulator(LatencyStudy):
     """Calls on `held_out_chunks` chunks, and on `fit_chunks` more that contention is fitted on.
 
     `passes` times in turn: a latency profile with `repeats` calls of each point, and `rounds` calls of every chunk in every mode,
-    so that a busy minute of the machine is neither's own.
+    so that a busy minute of the machine is neither's own. Contention is searched on a grid of `contention_steps`: cores that
+    stages at once are worth, from 1 to all, times wakeup latencies from 0 to `largest_wakeup_us`.
     """
 
     retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
@@ -83,11 +85,17 @@ class ValidateSimulator(LatencyStudy):
     rounds: int = 16
     fit_chunks: int = 6
     held_out_chunks: int = 12
+    largest_wakeup_us: float = 1500.0
+    contention_steps: list[int] = field(default_factory=lambda: [11, 16])
 
     def __post_init__(self):
         super().__post_init__()
         for name, least in (("passes", 2), ("rounds", 1), ("fit_chunks", 1), ("held_out_chunks", 1)):
             check_count(f"study.{name}", getattr(self, name), least=least)
+        if len(self.contention_steps) != 2 or min(self.contention_steps) < 1:
+            raise InputError(f"study.contention_steps: expected two numbers from 1 up, got {self.contention_steps}")
+        if not 0 <= self.largest_wakeup_us < math.inf:
+            raise InputError(f"study.largest_wakeup_us: expected a time, got {self.largest_wakeup_us:g}")
 
     def check(self, lab: Lab) -> None:
         super().check(lab)
@@ -127,7 +135,7 @@ class ValidateSimulator(LatencyStudy):
             made = _predictions(lab, stages, base, planned_by, costs, layer)
             predictions |= {(number, *key): call for key, call in made.items()}
         fit = [number for number, case in enumerate(cases) if not case.held_out]
-        worth_cores, wakeup_latency_us = _fit_contention(predictions, measured, fit)
+        worth_cores, wakeup_latency_us = self._fit_contention(predictions, measured, fit)
         say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once; wakeup latency {wakeup_latency_us:.0f} µs")
         between = costs["overlap"].profile
         task_overhead_us = float(np.mean([point.mean_us for point in between.points if point.stage == "task_overhead"]))
@@ -210,6 +218,25 @@ class ValidateSimulator(LatencyStudy):
                 calls[_key(number, mode)] = partial(_call, pipeline, chunk, probed.parts)
         timings = interleave(calls, rounds=self.rounds, warmup=2)
         return {key: [1e6 * seconds for seconds in timing.seconds] for key, timing in timings.items()}
+
+    def _fit_contention(self, predictions: dict, measured: dict[str, list[float]], numbers: list[int]) -> tuple[float, float]:
+        """(cores, wakeup_latency_us) with the least squared error of overlapped calls.
+
+        Both say what stages that run at once do to one another. Fitted by the profile's costs, and then the same for both
+        sources: it is the machine's, not theirs.
+        """
+
+        def error(pair: tuple[float, float]) -> float:
+            return sum(
+                (predictions[number, mode, "profile"](*pair) / np.mean(measured[_key(number, mode)]) - 1) ** 2
+                for number in numbers
+                for mode in SIMULATED
+                if mode != "serial"
+            )
+
+        of_cores, of_latencies = self.contention_steps
+        grid = np.linspace(1, cores(), of_cores), np.linspace(0, self.largest_wakeup_us, of_latencies)
+        return min(((float(c), float(w)) for c in grid[0] for w in grid[1]), key=error)
 
     def _with_contention(self, device: Device, worth_cores: float, wakeup_latency_us: float, task_overhead_us: float) -> Device:
         """The device with what its stages do to one another, and what the pipeline itself costs there."""
@@ -314,24 +341,6 @@ def _predictions(
 
 def _simulated(work: Work, plan: Plan, prepare_us: float, how: dict, worth_cores: float, wakeup_latency_us: float) -> float:
     return prepare_us + simulate(work, plan, cores=worth_cores, wakeup_latency_us=wakeup_latency_us, **how).makespan_us
-
-
-def _fit_contention(predictions: dict, measured: dict[str, list[float]], numbers: list[int]) -> tuple[float, float]:
-    """(cores, wakeup_latency_us) with the least squared error of overlapped calls.
-
-    Both say what stages that run at once do to one another. Fitted by the profile's costs, and then the same for both sources:
-    it is the machine's, not theirs.
-    """
-
-    def error(pair: tuple[float, float]) -> float:
-        return sum(
-            (predictions[number, mode, "profile"](*pair) / np.mean(measured[_key(number, mode)]) - 1) ** 2
-            for number in numbers
-            for mode in SIMULATED
-            if mode != "serial"
-        )
-
-    return min(((float(c), float(w)) for c in np.linspace(1, cores(), 11) for w in np.linspace(0, 1500, 16)), key=error)
 
 
 def _single(groups: list[Group]) -> list[Group]:

@@ -164,6 +164,8 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["evaluation.context_tokens=5000"], "context is 4096 tokens, got 5000"),
         (["selection.query_block=48"], "multiple of query_block=48"),
         (["selection.block_score=mean"], "leading_query, pooled_query, max, sum, probability"),
+        (["estimator=random", "selection=shared_32", "selection.block_score=probability"], "got Random; use block_score=max"),
+        (["importance=racing"], "use allocator=waterfill, or importance.method=exact"),
         (["importance.ablation=half"], "zero, uniform"),
         (["kernel=cuda"], "kernel"),
         (["device=tpu"], "one of auto, npu, gpu, cpu"),

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -155,6 +155,19 @@ def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
     return scores.repeat_interleave(counts, 0) if estimator.granularity == "group" else scores.expand(len(chunk.heads), -1, -1)
 
 
+def check_units(rule: Rule, kind: type[Estimator]) -> None:
+    """Raises `InputError` where a rule pools probabilities, and the scores of a kind of estimator have no unit."""
+    if rule.pooling == "probability" and kind.units is Estimator.units:
+        _refuse_unitless(kind)
+
+
+def _refuse_unitless(kind: type[Estimator]) -> NoReturn:
+    raise InputError(
+        "block_score=probability: expected an estimator whose scores are q·k in known units, such as oracle or int8, got "
+        f"{kind.__name__}; use block_score=max"
+    )
+
+
 def logit_scales(estimator: Estimator, rule: Rule, chunk: Chunk) -> Tensor | None:
     """What scores are multiplied by to become the softmax's logits, float32 [H]; None where `rule` does not ask.
 
@@ -164,10 +177,7 @@ def logit_scales(estimator: Estimator, rule: Rule, chunk: Chunk) -> Tensor | Non
         return None
     name, units = type(estimator).__name__, estimator.units(chunk)
     if units is None:
-        raise InputError(
-            "block_score=probability: expected an estimator whose scores are q·k in known units, such as oracle or int8, got "
-            f"{name}; use block_score=max"
-        )
+        _refuse_unitless(type(estimator))
     checks.vector(f"units of {name}", units, len(chunk.heads), dtype=torch.float32)
     scales = units * chunk.scale
     if not bool((scales.isfinite() & (scales > 0)).all()):
