@@ -79,7 +79,7 @@ inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_
   for (int i = 0; i < N; ++i) {
     vi pooled = Isa::load(out + i * VL);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) pooled = POOLING == SA_MAX ? Isa::max(pooled, sums[r][i]) : pooled + sums[r][i];
+    for (int r = 0; r < R; ++r) pooled = POOLING == SA_MAX ? Isa::max(pooled, sums[r][i]) : (vi)((vu)pooled + (vu)sums[r][i]);
     Isa::store(out + i * VL, pooled);
   }
 }

@@ -22,6 +22,7 @@ namespace {
 
 using vf = Isa::vf;
 using vi = Isa::vi;
+typedef uint32_t vu __attribute__((vector_size(sizeof(vi))));  // sums of these may be taken in any order
 constexpr int VL = Isa::kLanes;
 
 }  // namespace

@@ -46,23 +46,18 @@ struct Avx512Bf16 : Avx512 {
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums,
                        vi (*sums)[kProductKeys / kLanes]) {
-    __m512i total[R][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_set1_epi32(-128 * q_sums[r]);
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = (vi)_mm512_set1_epi32(-128 * q_sums[r]);
     const uint8_t* second = keys + quads * 64;
     for (int64_t d = 0; d < quads; ++d) {
       const __m512i a = _mm512_loadu_si512(keys + d * 64), b = _mm512_loadu_si512(second + d * 64);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        int32_t quad;
-        memcpy(&quad, q + r * q_stride + d * 4, 4);
-        const __m512i x = _mm512_set1_epi32(quad);
-        total[r][0] = _mm512_dpbusd_epi32(total[r][0], a, x);
-        total[r][1] = _mm512_dpbusd_epi32(total[r][1], b, x);
+        const __m512i x = set1_pair(q + r * q_stride + d * 4);
+        sums[r][0] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][0], a, x);
+        sums[r][1] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][1], b, x);
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r][0] = (vi)total[r][0], sums[r][1] = (vi)total[r][1];
   }
 
   // Hits of 64 bytes are compressed as bytes and widened; whole vectors are written, the next ones overwriting what was too

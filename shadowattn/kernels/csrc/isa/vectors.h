@@ -50,7 +50,8 @@ struct Vectors {
   static void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
   static void store(int32_t* p, vi x) { memcpy(p, &x, sizeof x); }
   static void store_bytes(int8_t* p, vf x) {  // rounded; for −128 ≤ x ≤ 127
-    for (int i = 0; i < kLanes; ++i) p[i] = rounded_byte(x[i]);
+    const vi rounded = __builtin_convertvector(whole(x), vi);
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(rounded[i]);
   }
 
   static vf whole(vf x) { return (x + kRounder) - kRounder; }  // rounded
