@@ -88,8 +88,8 @@ struct RowFloats {
   static float element(const float* o, int64_t d) { return o[d]; }
 };
 
-// Two keys at a time: their values are interleaved, which leaves the sums of 32 dimensions in the order that element() undoes. P: 32-dimension
-// panels at once. Weights arrive rounded to bfloat16, in pairs.
+// Two keys at a time: their values are interleaved, which leaves the sums of 32 dimensions in the order that element() undoes.
+// P: 32-dimension panels at once. Weights arrive rounded to bfloat16, in pairs.
 template <class I, int P, bool END>
 inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t stride, const int32_t* idx, int64_t n,
                             int64_t end) {
