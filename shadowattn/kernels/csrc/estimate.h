@@ -5,14 +5,15 @@
 // Blocks that pool their rows' products hold K numbers only.
 #pragma once
 #include "abi.h"
+#include "exp2.h"
+#include "isa.h"
 #include "parallel.h"
 #include "select.h"
-#include "simd.h"
 
 namespace {
 
 constexpr int kRowsAtOnce = 8;
-constexpr int64_t kKeysAtOncePacked = 32;
+constexpr int64_t kKeysAtOncePacked = Isa::kProductKeys;
 constexpr int64_t kKeysPerPass = 512;  // of pooled rows: packed keys that stay in the first-level cache from row to row
 
 inline int8_t to_int8(float x, float scale) {
@@ -27,13 +28,8 @@ template <class T>
 inline void quantize_row(const T* x, int64_t dim, float scale, int8_t* to) {
   int64_t d = 0;
   for (; d + VL <= dim; d += VL) {
-    const vf y = vmax(vmin(load(x + d) / set1(scale), set1(127)), set1(-127));
-#if SA_LEVEL >= 2
-    const __m128i packed = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y));
-    memcpy(to + d, &packed, 16);
-#else
-    for (int i = 0; i < VL; ++i) to[d + i] = rounded_byte(y[i]);
-#endif
+    const vf y = Isa::max(Isa::min(Isa::load(x + d) / Isa::set1(scale), Isa::set1(127)), Isa::set1(-127));
+    Isa::store_bytes(to + d, y);
   }
   for (; d < dim; ++d) to[d] = to_int8(to_float(x[d]), scale);
 }
@@ -69,78 +65,23 @@ int pack(const SaPack* a) { return a->bfloat16 ? pack_keys<bf16>(*a) : pack_keys
 template <int R, int POOLING>
 inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums, int32_t* out,
                      int64_t out_stride) {
-#if SA_LEVEL >= 3
-  __m512i sums[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)  // the keys are 128 too large
-    sums[r][0] = sums[r][1] = _mm512_set1_epi32(-128 * q_sums[r]);
-  const uint8_t* second = keys + quads * 64;
-  for (int64_t d = 0; d < quads; ++d) {
-    const __m512i a = _mm512_loadu_si512(keys + d * 64), b = _mm512_loadu_si512(second + d * 64);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      int32_t quad;
-      memcpy(&quad, q + r * q_stride + d * 4, 4);
-      const __m512i x = _mm512_set1_epi32(quad);
-      sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], a, x);
-      sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], b, x);
-    }
-  }
+  constexpr int N = kKeysAtOncePacked / VL;
+  vi sums[R][N];
+  Isa::products<R>(keys, quads, q, q_stride, q_sums, sums);
   if (POOLING == SA_ROWS) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      _mm512_storeu_si512(out + r * out_stride, sums[r][0]);
-      _mm512_storeu_si512(out + r * out_stride + 16, sums[r][1]);
-    }
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) Isa::store(out + r * out_stride + i * VL, sums[r][i]);
     return;
   }
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    __m512i pooled = _mm512_loadu_si512(out + 16 * half);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-      pooled = POOLING == SA_MAX ? _mm512_max_epi32(pooled, sums[r][half]) : _mm512_add_epi32(pooled, sums[r][half]);
-    _mm512_storeu_si512(out + 16 * half, pooled);
+  for (int i = 0; i < N; ++i) {
+    vi pooled = Isa::load(out + i * VL);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) pooled = POOLING == SA_MAX ? Isa::max(pooled, sums[r][i]) : (vi)((vu)pooled + (vu)sums[r][i]);
+    Isa::store(out + i * VL, pooled);
   }
-#else
-  for (int r = 0; r < R; ++r) {
-    int32_t sums[32];
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* block = keys + half * quads * 64;
-#if SA_LEVEL >= 1
-      // Bytes become 16-bit numbers: their products, added in pairs, cannot overflow as the 8-bit instruction's would.
-      __m256i pairs[4];
-      for (int i = 0; i < 4; ++i) pairs[i] = _mm256_setzero_si256();
-      for (int64_t d = 0; d < quads; ++d) {
-        int32_t quad;
-        memcpy(&quad, q + r * q_stride + d * 4, 4);
-        const __m256i x = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(quad)));
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + d * 64 + i * 16));
-          pairs[i] = _mm256_add_epi32(pairs[i], _mm256_madd_epi16(_mm256_cvtepu8_epi16(bytes), x));
-        }
-      }
-      int32_t halves[32];
-      for (int i = 0; i < 4; ++i) memcpy(halves + 8 * i, &pairs[i], 32);
-      for (int i = 0; i < 16; ++i) sums[16 * half + i] = halves[2 * i] + halves[2 * i + 1] - 128 * q_sums[r];
-#else
-      int32_t total[16] = {};
-      for (int64_t d = 0; d < quads; ++d) {
-        const int8_t* x = q + r * q_stride + d * 4;
-        const uint8_t* y = block + d * 64;
-        for (int i = 0; i < 16; ++i) total[i] += y[4 * i] * x[0] + y[4 * i + 1] * x[1] + y[4 * i + 2] * x[2] + y[4 * i + 3] * x[3];
-      }
-      for (int i = 0; i < 16; ++i) sums[16 * half + i] = total[i] - 128 * q_sums[r];
-#endif
-    }
-    if (POOLING == SA_ROWS) {
-      memcpy(out + r * out_stride, sums, sizeof sums);
-    } else {
-      for (int i = 0; i < 32; ++i) out[i] = POOLING == SA_MAX ? max_of(out[i], sums[i]) : out[i] + sums[i];
-    }
-  }
-#endif
 }
 
 // Quantised rows of one head and the sums of their elements.
@@ -216,16 +157,15 @@ inline void add_probabilities(int32_t* products, int64_t keys, float exponent, f
   int32_t top = products[0];
   for (int64_t j = 1; j < keys; ++j) top = max_of(top, products[j]);
   float* weights = reinterpret_cast<float*>(products);
-  vf sums = set1(0);
+  vf sums = Isa::set1(0);
   for (int64_t j = 0; j < keys; j += VL) {
-    vi x;
-    memcpy(&x, products + j, sizeof x);
-    store(weights + j, exp2_nonpositive(__builtin_convertvector(x - top, vf) * set1(exponent)));
+    const vi x = Isa::load(products + j);
+    Isa::store(weights + j, exp2_nonpositive(__builtin_convertvector(x - top, vf) * Isa::set1(exponent)));
     for (int64_t past = keys; past < j + VL; ++past) weights[past] = 0;
-    sums = sums + load(weights + j);
+    sums = sums + Isa::load(weights + j);
   }
-  const vf share = set1(1 / lanes_sum(sums));
-  for (int64_t j = 0; j < keys; j += VL) store(pooled + j, load(pooled + j) + load(weights + j) * share);
+  const vf share = Isa::set1(1 / Isa::lanes_sum(sums));
+  for (int64_t j = 0; j < keys; j += VL) Isa::store(pooled + j, Isa::load(pooled + j) + Isa::load(weights + j) * share);
 }
 
 // The probabilities that a block's rows give to each key, summed; `products` has room for 8 rows of `width`.

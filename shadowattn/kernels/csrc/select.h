@@ -6,7 +6,7 @@
 #pragma once
 #include "abi.h"
 #include "parallel.h"
-#include "simd.h"
+#include "isa.h"
 
 namespace {
 
@@ -14,8 +14,6 @@ namespace {
 constexpr int kForced = 127, kNever = -128, kWorst = -126;
 
 constexpr int64_t padded_bytes(int64_t n) { return (n + 63) / 64 * 64; }
-
-inline int8_t rounded_byte(float x) { return static_cast<int8_t>(static_cast<int32_t>((x + 12582912.0f) - 12582912.0f)); }
 
 // Each kind of scores has to_bytes(), which never turns an order around, and rank(), which orders like the scores do.
 struct FloatScores {
@@ -33,21 +31,21 @@ struct FloatScores {
     const int64_t whole = n / VL * VL;
     if (whole) {
       vf lows[4], highs[4];
-      for (int i = 0; i < 4; ++i) lows[i] = highs[i] = load(s);
+      for (int i = 0; i < 4; ++i) lows[i] = highs[i] = Isa::load(s);
       int64_t j = 0;
       for (; j + 4 * VL <= whole; j += 4 * VL)
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          lows[i] = vmin(load(s + j + i * VL), lows[i]);
-          highs[i] = vmax(load(s + j + i * VL), highs[i]);
+          lows[i] = Isa::min(Isa::load(s + j + i * VL), lows[i]);
+          highs[i] = Isa::max(Isa::load(s + j + i * VL), highs[i]);
         }
       for (; j < whole; j += VL) {
-        lows[0] = vmin(load(s + j), lows[0]);
-        highs[0] = vmax(load(s + j), highs[0]);
+        lows[0] = Isa::min(Isa::load(s + j), lows[0]);
+        highs[0] = Isa::max(Isa::load(s + j), highs[0]);
       }
       for (int i = 0; i < 4; ++i) {
-        low = min_of(low, -lanes_max(-lows[i]));
-        high = max_of(high, lanes_max(highs[i]));
+        low = min_of(low, -Isa::lanes_max(-lows[i]));
+        high = max_of(high, Isa::lanes_max(highs[i]));
       }
     }
     for (int64_t j = whole; j < n; ++j) {
@@ -61,13 +59,8 @@ struct FloatScores {
     }
     const float factor = range > 1e-30f ? -2 * kWorst / range : 0;  // of denormal numbers it would be infinite
     for (int64_t j = 0; j < whole; j += VL) {
-      const vf x = vmin((load(s + j) - set1(low)) * set1(factor) + set1(kWorst), set1(-kWorst));
-#if SA_LEVEL >= 2
-      const __m128i packed = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
-      memcpy(bytes + j, &packed, 16);
-#else
-      for (int i = 0; i < VL; ++i) bytes[j + i] = rounded_byte(x[i]);
-#endif
+      const vf x = Isa::min((Isa::load(s + j) - Isa::set1(low)) * Isa::set1(factor) + Isa::set1(kWorst), Isa::set1(-kWorst));
+      Isa::store_bytes(bytes + j, x);
     }
     for (int64_t j = whole; j < n; ++j) bytes[j] = rounded_byte(min_of((s[j] - low) * factor + kWorst, static_cast<float>(-kWorst)));
   }
@@ -89,7 +82,7 @@ struct IntegerScores {
     int64_t j = 0;
     for (; j + VL <= n; j += VL * sample_step(n)) {
       vi x;
-      if (sizeof(T) == 4) memcpy(&x, s + j, sizeof x);
+      if constexpr (sizeof(T) == 4) x = Isa::load(s + j);
       else
         for (int i = 0; i < VL; ++i) x[i] = s[j + i];
       lows = x < lows ? x : lows;
@@ -115,115 +108,10 @@ struct IntegerScores {
     int shift = 0;
     while (range >> shift > 200) ++shift;  // −100 … 100, and room for what the sample missed
     int64_t j = 0;
-#if SA_LEVEL >= 2
-    if (sizeof(T) == 4) {
-      const __m512i middle = _mm512_set1_epi32(centre), worst = _mm512_set1_epi8(kWorst), best = _mm512_set1_epi8(-kWorst);
-      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-      const __m128i count = _mm_cvtsi32_si128(shift);
-      const auto part = [&](int64_t at) { return _mm512_sra_epi32(_mm512_sub_epi32(_mm512_loadu_si512(s + at), middle), count); };
-      for (; j + 64 <= n; j += 64) {  // the packing instructions work within 128-bit lanes, hence the permutation
-        const __m512i first = _mm512_packs_epi32(part(j), part(j + 16)), second = _mm512_packs_epi32(part(j + 32), part(j + 48));
-        const __m512i packed = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
-        _mm512_storeu_si512(bytes + j, _mm512_max_epi8(_mm512_min_epi8(packed, best), worst));
-      }
-    }
-#endif
+    if constexpr (sizeof(T) == 4) j = Isa::shifted_bytes(s, n, centre, shift, -kWorst, bytes);
     for (; j < n; ++j) bytes[j] = static_cast<int8_t>(max_of(min_of((s[j] - centre) >> shift, -kWorst), kWorst));
   }
 };
-
-// How many of `padded` bytes (a multiple of 64) are at least t, for t > kNever.
-inline int64_t count_from(const int8_t* bytes, int64_t padded, int t) {
-#if SA_LEVEL >= 2
-  const __m512i limit = _mm512_set1_epi8(static_cast<char>(t));
-  int64_t count = 0, other = 0;
-  int64_t j = 0;
-  for (; j + 128 <= padded; j += 128) {
-    count += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j), limit));
-    other += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j + 64), limit));
-  }
-  if (j < padded) count += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j), limit));
-  return count + other;
-#elif SA_LEVEL == 1
-  const __m256i limit = _mm256_set1_epi8(static_cast<char>(t - 1));
-  int64_t count = 0;
-  for (int64_t j = 0; j < padded; j += 32) {
-    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + j));
-    count += __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpgt_epi8(x, limit))));
-  }
-  return count;
-#else
-  int64_t count = 0;
-  for (int64_t j = 0; j < padded; j += 64) {  // one byte can count 64
-    int8_t within[16] = {};
-    for (int part = 0; part < 64; part += 16)
-      for (int i = 0; i < 16; ++i) within[i] = static_cast<int8_t>(within[i] + (bytes[j + part + i] >= t));
-    for (int i = 0; i < 16; ++i) count += within[i];
-  }
-  return count;
-#endif
-}
-
-// Lists keys from *next on whose byte is ≥ t (or == t), ascending, while `to` has room for one more step; returns how many.
-constexpr int64_t kListStep = 64;
-
-template <bool EQUAL>
-inline int64_t list_bytes(const int8_t* bytes, int64_t padded, int t, int64_t* next, int32_t* to, int64_t room) {
-  int64_t n = 0, j = *next;
-#if SA_LEVEL >= 3
-  // Hits of 64 bytes are compressed as bytes and widened; whole vectors are written, the next ones overwriting what was too
-  // much. Which of the first two stores are needed is not worth a mispredicted branch.
-  alignas(64) static const uint8_t kPlaces[64] = {
-      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
-      32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
-  const __m512i limit = _mm512_set1_epi8(static_cast<char>(t)), places = _mm512_load_si512(kPlaces);
-  for (; j < padded && n + kListStep <= room; j += kListStep) {
-    const __m512i x = _mm512_loadu_si512(bytes + j);
-    const uint64_t hit = EQUAL ? _mm512_cmpeq_epi8_mask(x, limit) : _mm512_cmpge_epi8_mask(x, limit);
-    const int64_t hits = __builtin_popcountll(hit);
-    const __m512i chosen = _mm512_maskz_compress_epi8(hit, places), base = _mm512_set1_epi32(static_cast<int32_t>(j));
-    const auto write = [&](int at, __m128i quarter) {
-      _mm512_storeu_si512(to + n + at, _mm512_add_epi32(_mm512_cvtepu8_epi32(quarter), base));
-    };
-    write(0, _mm512_castsi512_si128(chosen));
-    if (!EQUAL) write(16, _mm512_extracti32x4_epi32(chosen, 1));
-    if (hits > (EQUAL ? 16 : 32)) {
-      if (EQUAL) write(16, _mm512_extracti32x4_epi32(chosen, 1));
-      write(32, _mm512_extracti32x4_epi32(chosen, 2));
-      write(48, _mm512_extracti32x4_epi32(chosen, 3));
-    }
-    n += hits;
-  }
-#elif SA_LEVEL == 2
-  const __m512i limit = _mm512_set1_epi8(static_cast<char>(t));
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  for (; j < padded && n + kListStep <= room; j += kListStep) {
-    const __m512i x = _mm512_loadu_si512(bytes + j);
-    const uint64_t hit = EQUAL ? _mm512_cmpeq_epi8_mask(x, limit) : _mm512_cmpge_epi8_mask(x, limit);
-#pragma GCC unroll 4
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const __mmask16 mask = static_cast<__mmask16>(hit >> 16 * quarter);
-      const __m512i keys = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(j + 16 * quarter)));
-      _mm512_storeu_si512(to + n, _mm512_maskz_compress_epi32(mask, keys));
-      n += __builtin_popcount(mask);
-    }
-  }
-#elif SA_LEVEL == 1
-  const __m256i limit = _mm256_set1_epi8(static_cast<char>(EQUAL ? t : t - 1));
-  for (; j < padded && n + kListStep <= room; j += 32) {
-    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + j));
-    uint32_t hit = static_cast<uint32_t>(_mm256_movemask_epi8(EQUAL ? _mm256_cmpeq_epi8(x, limit) : _mm256_cmpgt_epi8(x, limit)));
-    for (; hit; hit &= hit - 1) to[n++] = static_cast<int32_t>(j + __builtin_ctz(hit));
-  }
-#else
-  for (; j < padded && n + kListStep <= room; ++j) {
-    to[n] = static_cast<int32_t>(j);
-    n += EQUAL ? bytes[j] == t : bytes[j] >= t;
-  }
-#endif
-  *next = j;
-  return n;
-}
 
 // The need-th largest of `ranks`, 1 ≤ need ≤ count, by bisection; *above: how many are larger.
 inline int32_t nth_rank(const int32_t* ranks, int64_t count, int64_t need, int64_t* above) {
@@ -249,14 +137,14 @@ inline int32_t nth_rank(const int32_t* ranks, int64_t count, int64_t need, int64
 }
 
 // Scratch of one selection: bytes, then candidates (with room for whole vectors) and their ranks.
-inline int64_t select_bytes(int64_t n) { return padded_bytes(n) + 8 * (padded_bytes(n) + kListStep); }
+inline int64_t select_bytes(int64_t n) { return padded_bytes(n) + 8 * (padded_bytes(n) + Isa::kListStep); }
 
 // Keeps of the keys with byte t the `need` best, ties to the lower key; the others lose their byte.
 template <class Scores>
 inline void break_ties(const Scores& scores, int8_t* bytes, int64_t n, int t, int64_t need, int32_t* candidates) {
   int64_t next = 0;
-  const int64_t count = list_bytes<true>(bytes, padded_bytes(n), t, &next, candidates, padded_bytes(n) + kListStep);
-  int32_t* ranks = candidates + padded_bytes(n) + kListStep;
+  const int64_t count = Isa::list_bytes<true>(bytes, padded_bytes(n), t, &next, candidates, padded_bytes(n) + Isa::kListStep);
+  int32_t* ranks = candidates + padded_bytes(n) + Isa::kListStep;
   for (int64_t i = 0; i < count; ++i) ranks[i] = t == kForced ? 0 : scores.rank(candidates[i]);
   int64_t above;
   const int32_t limit = nth_rank(ranks, count, need, &above);
@@ -279,7 +167,7 @@ inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* fr
   *from_it = -1;
   *above = 0;
   const auto look = [&](int at) {
-    const int64_t count = count_from(bytes, padded, at);
+    const int64_t count = Isa::count_from(bytes, padded, at);
     if (count >= k) {
       low = at;
       *from_it = count;
@@ -294,7 +182,7 @@ inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* fr
     while (first < last) {
       const int middle = (first + last + 1) >> 1;
       int64_t count = 0;
-      for (int64_t j = 0; j + kPart <= padded; j += 8 * kPart) count += count_from(bytes + j, kPart, middle);
+      for (int64_t j = 0; j + kPart <= padded; j += 8 * kPart) count += Isa::count_from(bytes + j, kPart, middle);
       if (8 * count >= k) first = middle;
       else last = middle - 1;
     }
@@ -308,7 +196,7 @@ inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* fr
     }
   }
   while (low < high && *from_it != k) look((low + high + 1) >> 1);
-  if (*from_it < 0) *from_it = count_from(bytes, padded, low);
+  if (*from_it < 0) *from_it = Isa::count_from(bytes, padded, low);
   return low;
 }
 
@@ -335,10 +223,10 @@ inline void select_list(const Scores& scores, const SaLists& to, int64_t list, i
   int64_t from_low, from_above;
   const int low = threshold(bytes, padded, k, &from_low, &from_above);
   if (from_low != k) break_ties(scores, bytes, n, low, k - from_above, reinterpret_cast<int32_t*>(bytes + padded));
-  int64_t next = 0, listed = list_bytes<false>(bytes, padded, low, &next, out, k);
-  int32_t rest[2 * kListStep];  // the last steps write past the end of the list, which is another list's beginning
+  int64_t next = 0, listed = Isa::list_bytes<false>(bytes, padded, low, &next, out, k);
+  int32_t rest[2 * Isa::kListStep];  // the last steps write past the end of the list, which is another list's beginning
   while (listed < k) {
-    const int64_t found = list_bytes<false>(bytes, padded, low, &next, rest, 2 * kListStep);
+    const int64_t found = Isa::list_bytes<false>(bytes, padded, low, &next, rest, 2 * Isa::kListStep);
     memcpy(out + listed, rest, static_cast<size_t>(found) * 4);
     listed += found;
   }

@@ -1,0 +1,22 @@
+// The exponential of every softmax, a vector at a time.
+#pragma once
+#include "isa.h"
+
+namespace {
+
+// 2^t for t ≤ 0, to about 2 units in the last place; exactly 0 for t ≤ −150 (−127 without AVX-512), NaN for NaN.
+// Base 2 because log2(e) then goes into the scale of the scores once, and the reduction of the range is a subtraction.
+template <int DEGREE = 6>
+inline vf exp2_nonpositive(vf t) {
+  constexpr float c[] = {1.0f,          0.693147181f,   0.240226507f, 0.0555041087f,
+                         0.00961812911f, 0.00133335581f, 0.000154035304f};  // (ln 2)^i / i!
+  t = Isa::max(Isa::set1(Isa::kLeastExponent), t);
+  const vf whole = Isa::whole(t);
+  const vf part = t - whole;
+  vf p = Isa::set1(c[DEGREE]);
+#pragma GCC unroll 8
+  for (int i = DEGREE - 1; i >= 0; --i) p = p * part + Isa::set1(c[i]);
+  return Isa::scale(p, whole);
+}
+
+}  // namespace

@@ -1,0 +1,108 @@
+// Level 2, AVX-512 F, BW, VL and DQ: 512-bit vectors, masks, compressing stores. Operations as portable.h describes them.
+#pragma once
+#include "avx2.h"
+
+namespace {
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
+  static constexpr int kRegisters = 32;
+  static constexpr float kLeastExponent = -200;  // scale() gives denormal numbers down to 2^−149
+
+  static vf set1(float x) { return _mm512_set1_ps(x); }
+
+  static vf load_half(const float* p) { return _mm512_maskz_loadu_ps(0xff, p); }
+  static vf load_half(const bf16* p) {
+    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(0xff, p)), 16);
+    return _mm512_castsi512_ps(wide);
+  }
+  static void store_bytes(int8_t* p, vf x) {
+    const __m128i packed = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+    memcpy(p, &packed, 16);
+  }
+
+  static vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
+  static vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+  static vi max(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+
+  static vf whole(vf x) { return _mm512_roundscale_ps(x, 0); }
+  static vf scale(vf x, vf whole) { return _mm512_scalef_ps(x, whole); }
+
+  // Transposes 4 × 4 within 128-bit lanes, then the lanes: each step adds what it brings together.
+  static vf sums_of(vf* x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512 a = x[4 * i], b = x[4 * i + 1], c = x[4 * i + 2], d = x[4 * i + 3];
+      const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+      const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+      x[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    }
+    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
+    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x88), _mm512_shuffle_f32x4(x[2], x[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  }
+
+  template <int R>
+  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums,
+                       vi (*sums)[kProductKeys / kLanes]) {
+    for (int r = 0; r < R; ++r) Avx2::row_products(keys, quads, q + r * q_stride, q_sums[r], reinterpret_cast<int32_t*>(sums[r]));
+  }
+
+  static int64_t shifted_bytes(const int32_t* s, int64_t n, int32_t centre, int shift, int limit, int8_t* bytes) {
+    const __m512i middle = _mm512_set1_epi32(centre);
+    const __m512i worst = _mm512_set1_epi8(static_cast<char>(-limit)), best = _mm512_set1_epi8(static_cast<char>(limit));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m128i count = _mm_cvtsi32_si128(shift);
+    const auto part = [&](int64_t at) { return _mm512_sra_epi32(_mm512_sub_epi32(_mm512_loadu_si512(s + at), middle), count); };
+    int64_t j = 0;
+    for (; j + 64 <= n; j += 64) {  // the packing instructions work within 128-bit lanes, hence the permutation
+      const __m512i first = _mm512_packs_epi32(part(j), part(j + 16)), second = _mm512_packs_epi32(part(j + 32), part(j + 48));
+      const __m512i packed = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
+      _mm512_storeu_si512(bytes + j, _mm512_max_epi8(_mm512_min_epi8(packed, best), worst));
+    }
+    return j;
+  }
+
+  static int64_t count_from(const int8_t* bytes, int64_t padded, int t) {
+    const __m512i limit = _mm512_set1_epi8(static_cast<char>(t));
+    int64_t count = 0, other = 0;
+    int64_t j = 0;
+    for (; j + 128 <= padded; j += 128) {
+      count += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j), limit));
+      other += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j + 64), limit));
+    }
+    if (j < padded) count += __builtin_popcountll(_mm512_cmpge_epi8_mask(_mm512_loadu_si512(bytes + j), limit));
+    return count + other;
+  }
+
+  template <bool EQUAL>
+  static int64_t list_bytes(const int8_t* bytes, int64_t padded, int t, int64_t* next, int32_t* to, int64_t room) {
+    int64_t n = 0, j = *next;
+    const __m512i limit = _mm512_set1_epi8(static_cast<char>(t));
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (; j < padded && n + kListStep <= room; j += kListStep) {
+      const uint64_t hit = hits<EQUAL>(bytes + j, limit);
+#pragma GCC unroll 4
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        const __mmask16 mask = static_cast<__mmask16>(hit >> 16 * quarter);
+        const __m512i keys = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(j + 16 * quarter)));
+        _mm512_storeu_si512(to + n, _mm512_maskz_compress_epi32(mask, keys));
+        n += __builtin_popcount(mask);
+      }
+    }
+    *next = j;
+    return n;
+  }
+
+ protected:
+  template <bool EQUAL>
+  static uint64_t hits(const int8_t* bytes, __m512i limit) {
+    const __m512i x = _mm512_loadu_si512(bytes);
+    return EQUAL ? _mm512_cmpeq_epi8_mask(x, limit) : _mm512_cmpge_epi8_mask(x, limit);
+  }
+};
+
+}  // namespace

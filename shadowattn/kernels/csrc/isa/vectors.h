@@ -1,0 +1,80 @@
+// Operations that the compiler's vector extensions express at any width: the base of every level.
+//
+// A level adds what depends on its instructions: set1, max and min, sums_of, products, count_from and list_bytes; and it hides
+// operations of this base that it does faster.
+#pragma once
+#include "../numbers.h"
+
+namespace {
+
+// The vector types have as many lanes each. GCC takes no vector_size that depends on a template's argument, hence types as arguments.
+template <class Floats, class Integers, class Halves>
+struct Vectors {
+  using vf = Floats;    // float
+  using vi = Integers;  // int32_t
+  using vh = Halves;    // uint16_t
+
+  static constexpr int kLanes = sizeof(vf) / sizeof(float);
+  static constexpr int kRegisters = 16;          // of vectors: the kernels keep their sums in half of them
+  static constexpr bool kBf16Dot = false;        // products of bfloat16 pairs; see avx512_bf16.h for what comes with them
+  static constexpr float kLeastExponent = -127;  // scale() gives 0 there
+  static constexpr int kProductKeys = 32;        // packed keys of one products()
+  static constexpr int64_t kListStep = 64;       // the most that list_bytes() lists, or writes past what it lists, at once
+
+  static vf load(const float* p) {
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+  }
+  static vi load(const int32_t* p) {
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
+  }
+  static vf load(const bf16* p) {
+    vh half;
+    memcpy(&half, p, sizeof half);
+    const vi wide = __builtin_convertvector(half, vi) << 16;
+    vf x;
+    memcpy(&x, &wide, sizeof x);
+    return x;
+  }
+  // Half as many elements and zeros behind them: D is a multiple of 8, and vectors of 16 lanes have a row's end that is half full.
+  template <class T>
+  static vf load_half(const T* p) {
+    T full[kLanes];
+    memset(full, 0, sizeof full);
+    memcpy(full, p, sizeof full / 2);
+    return load(full);
+  }
+  static void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
+  static void store(int32_t* p, vi x) { memcpy(p, &x, sizeof x); }
+  static void store_bytes(int8_t* p, vf x) {  // rounded; for −128 ≤ x ≤ 127
+    const vi rounded = __builtin_convertvector(whole(x), vi);
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(rounded[i]);
+  }
+
+  static vf whole(vf x) { return (x + kRounder) - kRounder; }  // rounded
+  static vf scale(vf x, vf whole) {                            // x · 2^whole
+    const vi exponent = (__builtin_convertvector(whole, vi) + 127) << 23;
+    vf power;
+    memcpy(&power, &exponent, sizeof power);
+    return x * power;
+  }
+
+  static float lanes_max(vf x) {
+    float m = x[0];
+    for (int i = 1; i < kLanes; ++i) m = x[i] > m ? x[i] : m;
+    return m;
+  }
+  static float lanes_sum(vf x) {
+    float sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += x[i];
+    return sum;
+  }
+
+  // bytes[j] = (s[j] − centre) >> shift, clamped to ±limit, for as many of n as it does at once; returns how many.
+  static int64_t shifted_bytes(const int32_t*, int64_t, int32_t, int, int, int8_t*) { return 0; }
+};
+
+}  // namespace

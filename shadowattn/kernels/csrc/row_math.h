@@ -1,0 +1,182 @@
+// What attention of rows with lists of their own multiplies: a row with keys, and its weights with values.
+//
+// Two forms with the same functions, RowFloats and RowPairs: load_query() and add_dots() for Q·K; round_weights(), add_values() and
+// element(), which reads one sum, for weights·V.
+#pragma once
+#include <type_traits>
+
+#include "isa.h"
+
+namespace {
+
+constexpr int kKeysAtOnce = VL < 8 ? VL : 8;  // dot products in flight: enough to hide the latency of a fused multiply-add
+
+// o[d] += Σ_j p[j] · v[idx[j]][d], in panels of P vectors so that the sums stay in registers.
+template <class T, int P, bool HALF = false>
+inline void add_panel(float* o, const float* p, const T* v, int64_t stride, const int32_t* idx, int64_t n) {
+  constexpr int U = Isa::kRegisters / 8;
+  vf sums[U][P];
+#pragma GCC unroll 4
+  for (int i = 0; i < P; ++i) {
+    sums[0][i] = Isa::load(o + i * VL);
+#pragma GCC unroll 4
+    for (int u = 1; u < U; ++u) sums[u][i] = Isa::set1(0);
+  }
+  int64_t j = 0;
+  for (; j + U <= n; j += U) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) {
+      const vf weight = Isa::set1(p[j + u]);
+      const T* row = v + idx[j + u] * stride;
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) sums[u][i] += weight * (HALF ? Isa::load_half(row + i * VL) : Isa::load(row + i * VL));
+    }
+  }
+  for (; j < n; ++j) {
+    const vf weight = Isa::set1(p[j]);
+    const T* row = v + idx[j] * stride;
+#pragma GCC unroll 4
+    for (int i = 0; i < P; ++i) sums[0][i] += weight * (HALF ? Isa::load_half(row + i * VL) : Isa::load(row + i * VL));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < P; ++i) {
+    vf sum = sums[0][i];
+#pragma GCC unroll 4
+    for (int u = 1; u < U; ++u) sum += sums[u][i];
+    Isa::store(o + i * VL, sum);
+  }
+}
+
+template <class T>
+struct RowFloats {
+  // q in float32, padded with zeros to whole vectors.
+  static void load_query(const T* q, int64_t dim, void* to) {
+    float* out = static_cast<float*>(to);
+    for (int64_t d = 0; d < dim; ++d) out[d] = to_float(q[d]);
+    for (int64_t d = dim; d < round_up(dim, 32); ++d) out[d] = 0;
+  }
+  template <int DIM>
+  static void add_dots(vf* sums, const void* query, const T* const* rows, int64_t dim_) {
+    const int64_t dim = DIM ? DIM : dim_;
+    const float* q = static_cast<const float*>(query);
+#pragma GCC unroll 8
+    for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = Isa::set1(0);
+#pragma GCC unroll 8
+    for (int64_t d = 0; d + VL <= dim; d += VL) {
+      const vf x = Isa::load(q + d);
+#pragma GCC unroll 8
+      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] += x * Isa::load(rows[u] + d);
+    }
+    if (dim % VL) {
+      const vf x = Isa::load(q + dim / VL * VL);
+      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] += x * Isa::load_half(rows[u] + dim / VL * VL);
+    }
+  }
+
+  static void round_weights(float*, int64_t) {}
+  template <int DIM>
+  static void add_values(float* o, const float* weights, int64_t from, const T* v, int64_t stride, const int32_t* idx, int64_t n,
+                         int64_t dim_) {
+    const float* p = weights + from;
+    const int64_t dim = DIM ? DIM : dim_;
+    int64_t d = 0;
+    for (; d + 4 * VL <= dim; d += 4 * VL) add_panel<T, 4>(o + d, p, v + d, stride, idx, n);
+    for (; d + 2 * VL <= dim; d += 2 * VL) add_panel<T, 2>(o + d, p, v + d, stride, idx, n);
+    for (; d + VL <= dim; d += VL) add_panel<T, 1>(o + d, p, v + d, stride, idx, n);
+    if (d < dim) add_panel<T, 1, true>(o + d, p, v + d, stride, idx, n);
+  }
+  static float element(const float* o, int64_t d) { return o[d]; }
+};
+
+// Two keys at a time: their values are interleaved, which leaves the sums of 32 dimensions in the order that element() undoes.
+// P: 32-dimension panels at once. Weights arrive rounded to bfloat16, in pairs.
+template <class I, int P, bool END>
+inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t stride, const int32_t* idx, int64_t n,
+                            int64_t end) {
+  constexpr int U = 4;
+  vf low[U][P], high[U][P];
+#pragma GCC unroll 4
+  for (int i = 0; i < P; ++i) {
+    low[0][i] = I::load(o + 32 * i);
+    high[0][i] = I::load(o + 32 * i + 16);
+#pragma GCC unroll 4
+    for (int u = 1; u < U; ++u) low[u][i] = high[u][i] = I::set1(0);
+  }
+  const auto pair = [&](int64_t j, int u) {
+    const bool two = j + 1 < n;
+    const bf16 *a = v + idx[j] * stride, *b = two ? v + idx[j + 1] * stride : a;
+    const typename I::pairs w = I::set1_pair(p + j);  // p is padded with zeros to a multiple of VL
+#pragma GCC unroll 4
+    for (int i = 0; i < P; ++i) {
+      const typename I::pairs x = END ? I::load_pairs(a + 32 * i, end) : I::load_pairs(a + 32 * i);
+      const typename I::pairs y = END ? I::load_pairs(b + 32 * i, end) : I::load_pairs(b + 32 * i);
+      low[u][i] = I::add_dots(low[u][i], w, I::interleave_low(x, y));
+      high[u][i] = I::add_dots(high[u][i], w, I::interleave_high(x, y));
+    }
+  };
+  int64_t j = 0;
+  for (; j + 2 * U <= n; j += 2 * U) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) pair(j + 2 * u, u);
+  }
+  for (; j < n; j += 2) pair(j, 0);
+#pragma GCC unroll 4
+  for (int i = 0; i < P; ++i) {
+#pragma GCC unroll 4
+    for (int u = 1; u < U; ++u) {
+      low[0][i] += low[u][i];
+      high[0][i] += high[u][i];
+    }
+    I::store(o + 32 * i, low[0][i]);
+    I::store(o + 32 * i + 16, high[0][i]);
+  }
+}
+
+// bfloat16 on a level that multiplies it: pairs of products at a time, added in float32.
+template <class I>
+struct RowPairs {
+  static void load_query(const bf16* q, int64_t dim, void* to) {
+    memcpy(to, q, static_cast<size_t>(dim) * 2);
+    memset(static_cast<bf16*>(to) + dim, 0, static_cast<size_t>(round_up(dim, 32) - dim) * 2);
+  }
+  template <int DIM>
+  static void add_dots(vf* sums, const void* query, const bf16* const* rows, int64_t dim_) {
+    const int64_t dim = DIM ? DIM : dim_;
+    const bf16* q = static_cast<const bf16*>(query);
+#pragma GCC unroll 8
+    for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = I::set1(0);
+#pragma GCC unroll 8
+    for (int64_t d = 0; d + 32 <= dim; d += 32) {
+      const typename I::pairs x = I::load_pairs(q + d);
+#pragma GCC unroll 8
+      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = I::add_dots(sums[u], x, I::load_pairs(rows[u] + d));
+    }
+    if (dim % 32) {
+      const int64_t d = dim / 32 * 32;
+      const typename I::pairs x = I::load_pairs(q + d);
+      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = I::add_dots(sums[u], x, I::load_pairs(rows[u] + d, dim - d));
+    }
+  }
+
+  // Weights become bfloat16 in place: a write never passes the reads.
+  static void round_weights(float* weights, int64_t n) {
+    uint16_t* rounded = reinterpret_cast<uint16_t*>(weights);
+    for (int64_t j = 0; j < n; j += VL) I::store_rounded(rounded + j, I::load(weights + j));
+  }
+  template <int DIM>
+  static void add_values(float* o, const float* weights, int64_t from, const bf16* v, int64_t stride, const int32_t* idx,
+                         int64_t n, int64_t dim_) {
+    const int64_t dim = DIM ? DIM : dim_;
+    const uint16_t* rounded = reinterpret_cast<const uint16_t*>(weights) + from;
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) add_panel_pairs<I, 2, false>(o + d, rounded, v + d, stride, idx, n, 0);
+    for (; d + 32 <= dim; d += 32) add_panel_pairs<I, 1, false>(o + d, rounded, v + d, stride, idx, n, 0);
+    if (d < dim) add_panel_pairs<I, 1, true>(o + d, rounded, v + d, stride, idx, n, dim - d);
+  }
+  static float element(const float* o, int64_t d) { return o[I::interleaved_at(d)]; }
+};
+
+template <class T>
+using RowMath = std::conditional_t<Isa::kBf16Dot && sizeof(T) == 2, RowPairs<Isa>, RowFloats<T>>;
+
+}  // namespace
