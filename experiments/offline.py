@@ -49,14 +49,18 @@ class Offline:
     @cached_property
     def losses(self) -> AblationLosses:
         """Losses of every ablation, window by window. Raises `ShardDoneError` where other shards' work is missing."""
-        lab, settings = self._lab, self._lab.of("importance")
+        return self.losses_by(self._lab.of("importance").method)
+
+    def losses_by(self, method: str) -> AblationLosses:
+        """The same by another `importance.method` than the configuration's."""
+        lab, settings = self._lab, OmegaConf.merge(self._lab.of("importance"), {"method": method})
         inputs, parts = by_content(OmegaConf.to_container(settings, resolve=True)), []
         if settings.method == "racing":  # what is settled depends on what the losses are for
             allocator = by_content(OmegaConf.to_container(lab.of("allocator"), resolve=True))
             inputs, parts = inputs | {"allocator": allocator, "retention": lab.retentions[0]}, [allocator]
         stage = lab.stage("importance", inputs, *parts)
         if not stage.done:
-            losses = self._measure_losses(stage)
+            losses = self._measure_losses(stage, settings)
             if losses is None:
                 shard = lab.of("shard")
                 raise ShardDoneError(
@@ -122,8 +126,12 @@ class Offline:
             allocator=part_name(OmegaConf.create(allocator)),
         )
 
-    def _measure_losses(self, stage: Stage) -> AblationLosses | None:
-        lab, settings, shape = self._lab, self._lab.of("importance"), self._lab.shape
+    def allot(self, importance: Importance) -> list[list[float]]:
+        """Retentions [L][H] by the configuration's allocator at its first retention."""
+        return allot(build(self._lab.of("allocator")), self._lab.shape, self._lab.retentions[0], importance)
+
+    def _measure_losses(self, stage: Stage, settings: Any) -> AblationLosses | None:
+        lab, shape = self._lab, self._lab.shape
         windows = lab.calibration(
             tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines, key="importance.window_tokens"
         )
@@ -155,10 +163,7 @@ class Offline:
             if settings.method != "racing":
                 return measure_ablations(model, windows, stage.units, method=settings.method, **options)
 
-            def retentions(importance: Importance) -> list[list[float]]:
-                return allot(build(lab.of("allocator")), shape, lab.retentions[0], importance)
-
-            return race_ablations(model, windows, stage.units, retentions, race=Race(**settings.race), **options)
+            return race_ablations(model, windows, stage.units, self.allot, race=Race(**settings.race), **options)
 
     def _measure_sensitivity(self, measure: str) -> Sensitivity:
         lab, settings = self._lab, self._lab.of("sensitivity")
