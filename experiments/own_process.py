@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+import transformers
 
 from shadowattn.errors import InputError
 
@@ -17,8 +18,13 @@ _PROCESS = Path("/proc/self")
 def in_own_process(measure: Callable[..., Result], *arguments: object) -> Result:
     """What a function of a module returns for `arguments`, in a fresh process with as many threads as here."""
     threads = torch.get_num_threads()
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         return pool.submit(measure, *arguments).result()
+
+
+def _begin(threads: int) -> None:
+    torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
 
 
 def check_memory(remedy: str) -> None:

@@ -6,7 +6,7 @@ A total is the whole path with one estimator, named in its row: `int8`, OpenVINO
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -254,19 +254,19 @@ def _part_table(rows: pd.DataFrame, title: str) -> Table:
     first = rows.iloc[0]
     title = f"{title} · {first.processor}, {first.threads} threads, {first.kernel} · measured"
     made = Table("case", "candidate", "value", "quartiles", "× sdpa", "× own dense", title=title)
-    for (shape, dtype, keys, kept), cell in rows.groupby(["model", "dtype", "context_tokens", "retention"], sort=False):
-        case = f"{shape} {dtype} {keys} keys, {kept:g}"
-        for name, values in cell.groupby("method", sort=False):
-            by_metric = values.set_index("metric")
-            ratios = [by_metric.value.get(f"times faster than {baseline}") for baseline in BASELINES]
-            share = by_metric.value.get("share of sdpa")
-            own = by_metric[~by_metric.index.str.startswith(("times faster", "share"))]
-            for main in own.itertuples():
-                what = "" if main.Index == "time" else f"{main.Index} "
-                value = f"{main.value:.2f} {main.unit}" + (f"  ({share:.1%} of sdpa)" if share is not None else "")
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows.itertuples():
+        case = f"{row.model} {row.dtype} {row.context_tokens} keys, {row.retention:g}"
+        cells.setdefault(case, {}).setdefault(row.method, {})[row.metric] = row
+    for case, methods in cells.items():
+        for method, by_metric in methods.items():
+            ratios = [by_metric.pop(f"times faster than {baseline}", None) for baseline in BASELINES]
+            share = by_metric.pop("share of sdpa", None)
+            for main in by_metric.values():
+                what = f"{main.metric} " if method == "machine" else ""
+                value = f"{what}{main.value:.2f} {main.unit}" + (f"  ({share.value:.1%} of sdpa)" if share else "")
                 spread = f"{main.low:.2f} … {main.high:.2f}" if main.unit == "ms" else ""
-                cells = ["" if one is None else f"{one:.2f}" for one in ratios]
-                made.add_row(case, str(name), what + value, spread, *cells)
+                made.add_row(case, method, value, spread, *(f"{one.value:.2f}" if one else "" for one in ratios))
                 case = ""
         made.add_section()
     return made
