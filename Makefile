@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 # An editable installation knows the modules that there were, so another set of files is another installation.
-MODULES := $(shell find shadowattn experiments benchmarks conf -name '*.py' | sort | cksum | cut -d' ' -f1)
+MODULES := $(shell find shadowattn experiments conf -name '*.py' | sort | cksum | cut -d' ' -f1)
 MARKER := $(VENV)/.installed.$(MODULES)
 KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/* shadowattn/kernels/csrc/isa/*)
 

@@ -49,13 +49,17 @@ class Offline:
     @cached_property
     def losses(self) -> AblationLosses:
         """Losses of every ablation, window by window. Raises `ShardDoneError` where other shards' work is missing."""
-        lab, settings = self._lab, self._lab.of("importance")
+        return self.losses_by(self._lab.of("importance").method)
+
+    def losses_by(self, method: str) -> AblationLosses:
+        """The same by another `importance.method` than the configuration's."""
+        lab, settings = self._lab, OmegaConf.merge(self._lab.of("importance"), {"method": method})
         inputs, parts = by_content(OmegaConf.to_container(settings, resolve=True)), []
         if settings.method == "racing":  # what is settled depends on what the losses are for
             allocator = by_content(OmegaConf.to_container(lab.of("allocator"), resolve=True))
             inputs, parts = inputs | {"allocator": allocator, "retention": lab.retentions[0]}, [allocator]
         stage = lab.stage("importance", inputs, *parts)
-        return stage.result(AblationLosses, lambda: self._measure_losses(stage))
+        return stage.result(AblationLosses, lambda: self._measure_losses(stage, settings))
 
     @cached_property
     def importance(self) -> Importance:
@@ -113,8 +117,12 @@ class Offline:
             name=part_name(OmegaConf.create(allocator)),
         )
 
-    def _measure_losses(self, stage: Stage) -> AblationLosses:
-        lab, settings, shape = self._lab, self._lab.of("importance"), self._lab.shape
+    def allot(self, importance: Importance) -> list[list[float]]:
+        """Retentions [L][H] by the configuration's allocator at its first retention; a race is over when they are settled."""
+        return allot(build(self._lab.of("allocator")), self._lab.shape, self._lab.retentions[0], importance)
+
+    def _measure_losses(self, stage: Stage, settings: Any) -> AblationLosses:
+        lab, shape = self._lab, self._lab.shape
         windows = lab.calibration(
             tokens=settings.window_tokens, windows=settings.windows, lines=settings.lines, key="importance.window_tokens"
         )
@@ -144,7 +152,7 @@ class Offline:
             quantised = fake_quantised(model, ranges, clip_threshold=settings.clip_threshold)
         with quantised:
             if settings.method == "racing":
-                losses = race_ablations(model, windows, stage.units, self._raced_for, race=Race(**settings.race), **options)
+                losses = race_ablations(model, windows, stage.units, self.allot, race=Race(**settings.race), **options)
             else:
                 losses = measure_ablations(model, windows, stage.units, method=settings.method, **options)
         if losses is None:
@@ -154,10 +162,6 @@ class Offline:
                 "the same command then goes on"
             )
         return losses
-
-    def _raced_for(self, importance: Importance) -> list[list[float]]:
-        """The retentions that the main method would give; a race is over when they are settled."""
-        return allot(build(self._lab.of("allocator")), self._lab.shape, self._lab.retentions[0], importance)
 
     def _measure_sensitivity(self, measure: str) -> Sensitivity:
         lab, settings = self._lab, self._lab.of("sensitivity")

@@ -151,7 +151,7 @@ _SPEED = {
 
 def speed() -> str:
     """Times faster than torch's and than our own dense attention."""
-    rows = _rows("benchmark_attention")
+    rows = _rows("attention_speed")
     rows = rows[(rows.part == "bars") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
 
@@ -163,12 +163,12 @@ def speed() -> str:
     lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items() if method in measured]
     rounds = int(rows[rows.metric == "time"].n.max())
     header = ["times faster than SDPA · than our dense attention", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return _table(header, lines, "benchmark_attention", f"medians of {rounds} rounds")
+    return _table(header, lines, "attention_speed", f"medians of {rounds} rounds")
 
 
 def peak_memory() -> str:
     """Peak memory of every path at 32k keys."""
-    rows = _rows("benchmark_attention")
+    rows = _rows("attention_speed")
     rows = rows[rows.part == "memory"]
     cases = [(model, dtype) for model in SHAPES for dtype in ("float32", "bfloat16")]
 
@@ -178,7 +178,7 @@ def peak_memory() -> str:
 
     lines = [[method, *(cell(method, *case) for case in cases)] for method in dict.fromkeys(rows.method)]
     header = ["MB beyond q, k, v and output", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return _table(header, lines, "benchmark_attention", f"one run each; above the target of {_MEMORY_TARGET_MB} MB in bold")
+    return _table(header, lines, "attention_speed", f"one run each; above the target of {_MEMORY_TARGET_MB} MB in bold")
 
 
 _MEMORY_TARGET_MB = 256
@@ -186,19 +186,19 @@ _MEMORY_TARGET_MB = 256
 
 def stages() -> str:
     """What one chunk spends its time on, per row."""
-    rows = _rows("benchmark_attention")
+    rows = _rows("attention_speed")
     rows = rows[(rows.part == "bars") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
     names = ["quantise", "estimate", "select", "attend, per row", "total (int8_fused), per row", "own dense", "sdpa"]
     lines = [[name, *(f"{_one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]
     header = ["ms a chunk", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return _table(header, lines, "benchmark_attention", f"medians of {int(rows.n.max())} rounds")
+    return _table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds")
 
 
 def decode() -> str:
     """One decode step at 8192 keys, times faster than our own dense attention."""
-    rows = _rows("benchmark_attention")
-    rows = rows[(rows.part == "decode") & (rows["keys"] == 8192)]
+    rows = _rows("attention_speed")
+    rows = rows[(rows.part == "decode") & (rows.context_tokens == 8192)]
     cases = list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
     lines = [
         [method, *(f"{_one(rows, method=method, model=m, dtype=d, metric='times faster than own dense'):.2f}" for m, d in cases)]
@@ -206,7 +206,7 @@ def decode() -> str:
     ]
     header = ["times faster than our dense attention", *(f"{SHAPES.get(m, m)} {d}" for m, d in cases)]
     rounds = int(rows[rows.metric == "time"].n.max())
-    return _table(header, lines, "benchmark_attention", f"8192 keys, retention 0.2, medians of {rounds} rounds")
+    return _table(header, lines, "attention_speed", f"8192 keys, retention 0.2, medians of {rounds} rounds")
 
 
 def pipeline() -> str:
@@ -360,8 +360,8 @@ def layer_zero() -> str:
 def importance_speed() -> str:
     """Seconds and memory of the two exact ways to measure importance."""
     lines = []
-    for name, label in (("bundled", "bundled model"), ("qwen2_0_5b", "random Qwen2-0.5B")):
-        cells = _rows(f"benchmark_offline_{name}").set_index(["method", "metric"]).value
+    for name, label in (("offline_speed", "bundled model"), ("offline_speed_qwen2_0_5b", "random Qwen2-0.5B")):
+        cells = _rows(name).set_index(["method", "metric"]).value
         lines.append([
             label, f"{cells['plain', 'seconds']:.1f} s", f"{cells['exact, torch', 'times_faster']:.2f}",
             f"{cells['exact', 'times_faster']:.2f}", f"{cells['exact', 'difference']:.0e}",
@@ -375,13 +375,13 @@ def importance_speed() -> str:
         "largest difference of a loss",
         "peak memory",
     ]
-    second = _source("benchmark_offline_qwen2_0_5b", "the second line, one round")
-    return f"{_table(header, lines, 'benchmark_offline_bundled', 'the first line')}\n\n{second}"
+    second = _source("offline_speed_qwen2_0_5b", "the second line, one round")
+    return f"{_table(header, lines, 'offline_speed', 'the first line')}\n\n{second}"
 
 
 _RACES = {
-    "benchmark_racing": "bundled model",
-    "benchmark_racing_stories260k": "stories260K",
+    "racing": "bundled model",
+    "racing_stories260k": "stories260K",
 }
 _RACED = {
     "racing": "racing",
@@ -403,9 +403,9 @@ def racing() -> str:
                 f"{cells['rank_correlation_median']:.3f} ({cells['rank_correlation_smallest']:.3f})",
                 f"{cells['retention_largest_difference_median']:.3f} ({cells['retention_largest_difference_largest']:.3f})",
             ])  # fmt: skip
-    orders = int(_rows("benchmark_racing").n.max())
+    orders = int(_rows("racing").n.max())
     header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
-    return _table(header, lines, "benchmark_racing", f"median (worst) of {orders} orders; the other model from its own file")
+    return _table(header, lines, "racing", f"median (worst) of {orders} orders; the other model from its own file")
 
 
 def allocators() -> str:

@@ -3,40 +3,21 @@
 import hashlib
 import re
 import shlex
-import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiments.environment import machine
 from experiments.source import source_hash
-from shadowattn.artifacts import read_json, sha256, versions, write_json, write_text
+from shadowattn.artifacts import read_json, sha256, write_json, write_text
 from shadowattn.errors import InputError
 
 _PATH = re.compile(r"^(?P<key>[^=/~]*=)?(?P<path>[/~].*)$")
 
 
-def origin(command: str, config_hash: str, started: datetime) -> dict[str, Any]:
-    """What rows that were measured just now come from; a JSON object. `started` in UTC."""
-    on = machine()
-    return {
-        "command": portable(command),
-        "config_hash": config_hash,
-        "code": source_hash(),
-        "commit": on.pop("git_commit"),
-        "dirty": on.pop("git_dirty"),
-        "machine": on,
-        "versions": versions(),
-        "started": started.isoformat(timespec="seconds"),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The same from a finished run's `meta.json`. Raises `InputError` where that is too old to say."""
+    """What a finished run's rows come from, by its `meta.json`; a JSON object. Raises `InputError` where it is too old."""
     if not {"command", "code", "machine", "started", "finished"} <= meta.keys():
         raise InputError("expected a run whose meta.json names its command and code, got an older one; measure again")
     on = dict(meta["machine"])
@@ -52,11 +33,6 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def called(module: str) -> str:
-    """The command that started this process, as `python -m module …`."""
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
-
-
 def portable(command: str) -> str:
     """A command without what is local to a machine: where results go, and the folders of files that it names."""
     words = [word for word in shlex.split(command) if not word.startswith("paths.")]
@@ -69,18 +45,6 @@ def write_csv(rows: pd.DataFrame, path: Path, source: Mapping[str, Any]) -> None
     text = rows.to_csv(index=False)
     write_json(sidecar(path), {**source, "rows": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()})
     write_text(path, text)
-
-
-def joined(path: Path, source: Mapping[str, Any]) -> dict[str, Any]:
-    """What rows of `path` and new ones together come from. Raises `InputError` where they would be of two codes or machines."""
-    if not path.is_file():
-        return dict(source)
-    earlier = read_json(sidecar(path), f"start anew with another --out, or: rm {path}")
-    for name in ("code", "commit", "dirty", "machine", "versions"):
-        if earlier[name] != source[name]:
-            raise InputError(f"{path}: holds rows of another {name} than today's; start anew with another --out, or: rm {path}")
-    commands = dict.fromkeys([*earlier["command"].split(" && "), source["command"]])
-    return {**source, "command": " && ".join(commands), "started": earlier["started"]}
 
 
 def objections(source: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ from shadowattn.errors import InputError
 from shadowattn.reporting.figures import save
 
 # Columns in which nothing means not a number.
-_NUMBERS = ("value", "sigma", "published")
+_NUMBERS = ("value", "low", "high", "sigma", "published")
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,7 +40,7 @@ def read_reference(path: Path) -> pd.DataFrame:
 def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]:
     """Writes the CSV, where it comes from, and the first figure of one finished run; returns what it wrote.
 
-    `run`: its folder, or the CSV of a benchmark that writes one. Raises `InputError` where the rows are altered, or not of the
+    `run`: its folder. Raises `InputError` where the rows are altered, or not of the
     code that is checked out; with `anyway` the second is written down instead.
     """
     rows, source = _read(run)
@@ -52,21 +52,15 @@ def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]
     written = [root / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
     write_csv(rows, written[0], source)
     written.append(sidecar(written[0]))
-    study = study_of(source)
-    if study is not None:  # benchmarks draw their own
-        drawn = study.figures(read_reference(written[0]))
-        written += [save(figure, root / "docs" / f"{written[0].stem}.png") for figure in list(drawn.values())[:1]]
-    return written
+    drawn = study_of(source).figures(read_reference(written[0]))
+    return written + [save(figure, root / "docs" / f"{written[0].stem}.png") for figure in list(drawn.values())[:1]]
 
 
-def study_of(source: Mapping[str, Any]) -> Study | None:
-    """The study that made rows, by what they come from: as it was recorded, or as its command has it; None for a benchmark."""
+def study_of(source: Mapping[str, Any]) -> Study:
+    """The study that made rows, by what they come from: as it was recorded, or as its command has it."""
     if "study" in source:
         return build(source["study"])
-    words = shlex.split(source["command"])
-    if words[:3] != ["python", "-m", "experiments.run"]:
-        return None
-    config = composed(words[3:])
+    config = composed(shlex.split(source["command"])[3:])  # after: python -m experiments.run
     complete(config)
     return build(config.study)
 
@@ -86,13 +80,8 @@ def check(root: Path = ROOT) -> Table:
 
 def _read(run: Path) -> tuple[pd.DataFrame, dict]:
     """Rows as they were written, and what they come from."""
-    if run.suffix == ".csv" and run.is_file():
-        source = read_json(sidecar(run), f"measure again; rows without {sidecar(run).name} come from nowhere")
-        if source["sha256"] != sha256(run):
-            raise InputError(f"{run}: altered since it was written; measure again")
-        return pd.read_csv(run, keep_default_na=False, dtype=str), source
     if not (run / "meta.json").is_file():
-        raise InputError(f"expected the folder of a finished run, with meta.json in it, or a benchmark's CSV, got {str(run)!r}")
+        raise InputError(f"expected the folder of a finished run, with meta.json in it, got {str(run)!r}")
     meta = read_json(run / "meta.json", "measure again")
     if meta.get("rows_sha256") != sha256(run / "rows.parquet"):
         raise InputError(f"{run}: rows.parquet is altered since it was written; measure again")
@@ -101,7 +90,7 @@ def _read(run: Path) -> tuple[pd.DataFrame, dict]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run, or CSV of a benchmark")
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("--anyway", action="store_true", help="though its code is not what is checked out; its JSON then says so")
     parser.add_argument("--check", action="store_true", help="list what is published, and whether it is of today's code")
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from shadowattn.errors import InputError
 
 # What a checkout and a wheel hold of this project.
-PACKAGES = ("shadowattn", "experiments", "benchmarks")
+PACKAGES = ("shadowattn", "experiments")
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 

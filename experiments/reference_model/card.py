@@ -57,7 +57,7 @@ standard library and the retrieval documents of `shadowattn.data.retrieval`; the
 
 ## What it can do
 
-`experiments/reference_model/gates.py` measures the exported weights with dense attention in float32. The intervals are 95 %
+`experiments/reference_model/checks.py` measures the exported weights with dense attention in float32. The intervals are 95 %
 intervals: Student's over rows or windows, Clopper and Pearson's over documents. A target is met where the whole interval lies
 beyond it.
 

@@ -2,18 +2,20 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from benchmarks import bank as bank_benchmark
-from benchmarks import forms as forms_benchmark
-from experiments.checks import check_count
+from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
+from experiments.own_process import check_memory
 from experiments.progress import bar, say
 from experiments.studies.base import Study
+from experiments.studies.graph_banks import SHAPES, UNITS, Recipe, counts, measure_bank
+from experiments.studies.graph_forms import BASELINE, measure_forms
 from shadowattn.devices import survey
 from shadowattn.graphs.planner import POLICIES, chunk_lengths, plan_capacities
 from shadowattn.interleave import Timing, ratio
@@ -35,42 +37,63 @@ class GraphRow(Row):
 class Graphs(Study):
     """This run's bank, banks of four models' shapes, plans for prompts of any length, and one launch in every form.
 
-    `form_shapes`: the models' shapes whose launches are timed. Plans are for `prompts` prompts of 1 to `longest` tokens, with at
-    most each of `limits` shapes.
+    Banks and launches are of `rows` query rows; banks on each of `bank_keys` keys, 9 buckets and 2 launch sizes, every phase
+    `times` times with `calls` calls; launches of the models `form_shapes` on `form_keys` keys, `form_rounds` rounds. Plans are
+    for `prompts` prompts of 1 to `longest` tokens, with at most each of `limits` shapes.
     """
 
+    bank_shapes: list[str] = field(default_factory=lambda: ["qwen2_0_5b", "qwen2_1_5b", "phonelm_0_5b", "phonelm_1_5b"])
+    bank_keys: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
+    calls: int = 2000
+    times: int = 3
     form_shapes: list[str] = field(default_factory=lambda: ["qwen2_1_5b", "phonelm_0_5b"])
+    form_keys: int = 4096
+    form_rounds: int = 15
+    rows: int = 256
     limits: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     prompts: int = 500
     longest: int = 4096
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "calibration", "grid", "graphs", "threads")
 
     def __post_init__(self):
-        check_count("study.prompts", self.prompts)
-        check_count("study.longest", self.longest)
+        for name in ("calls", "times", "form_keys", "form_rounds", "rows", "prompts", "longest"):
+            check_count(f"study.{name}", getattr(self, name))
+        for name in ("bank_shapes", "form_shapes"):
+            for shape in getattr(self, name):
+                check_choice(f"study.{name}", shape, tuple(SHAPES))
+        check_count("study.form_keys", self.form_keys, least=self.rows)
+        check_count("study.bank_keys", min(self.bank_keys, default=0), least=self.rows)
+
+    def check(self, lab: Lab) -> None:
+        check_memory("this study measures it; run it on Linux")
 
     def measure(self, lab: Lab) -> list[GraphRow]:
         units = lab.units("cells")
         for device in survey():
             say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
         row = replace(lab.timing_row(GraphRow), estimate_device="CPU", context_tokens=self.longest)
-        models = ", ".join(bank_benchmark.SHAPES)
-        say(f"banks: this run's, and of 54 graphs each for {models}; every phase in a process of its own")
+        say(f"banks: this run's, and those of {', '.join(self.bank_shapes)}; every phase in a process of its own")
         form, grid = lab.banks.form, lab.offline.grid
         shapes, plan = lab.banks.shapes(form, pairs=len(grid.pairs))
-        own = str(bank_benchmark.describe(lab.folder / "bank.json", grid, shapes, form))
         rows = [replace(row, method=OWN, metric="padding", value=plan.waste, n=1, shapes=len(shapes))]
-        for name, shape in bar([(OWN, own), *((shape, shape) for shape in bank_benchmark.SHAPES)], "banks"):
-            measured = units.get(f"bank-{name}", lambda shape=shape: bank_benchmark.measure_bank(shape))
-            of = row if name == OWN else replace(row, model=shape)
+        recipes = {OWN: Recipe(grid, tuple(shapes), form)}
+        recipes |= {name: Recipe.of(name, rows=self.rows, keys=self.bank_keys) for name in self.bank_shapes}
+        repeated = {"calls": self.calls, "times": self.times}
+        for name, recipe in bar(list(recipes.items()), "banks"):
+            measured = units.get(f"bank-{name}", partial(measure_bank, recipe, **repeated))
+            of, n = row if name == OWN else replace(row, model=name), counts(**repeated)
             rows += [
-                replace(of, method=name, metric=metric, value=float(measured[metric]), unit=unit, n=bank_benchmark.COUNTS[metric])
-                for metric, unit in bank_benchmark.UNITS.items()
+                replace(of, method=name, metric=metric, value=float(measured[metric]), unit=unit, n=n[metric])
+                for metric, unit in UNITS.items()
             ]
         for shape in bar(self.form_shapes, "forms"):
-            made = units.get(f"forms-{shape}", lambda shape=shape: _seconds(forms_benchmark.measure_forms(shape)))
+            made = units.get(f"forms-{shape}", partial(self._form_seconds, shape))
             rows += _form_rows(replace(row, model=shape), {name: Timing(tuple(values)) for name, values in made.items()})
         return rows + self._plan_rows(lab, row)
+
+    def _form_seconds(self, shape: str) -> dict[str, list[float]]:
+        timings = measure_forms(shape, rows=self.rows, keys=self.form_keys, rounds=self.form_rounds)
+        return {name: list(timing.seconds) for name, timing in timings.items()}
 
     def _plan_rows(self, lab: Lab, row: GraphRow) -> list[GraphRow]:
         """Padding by policy and number of shapes, for prompts of every length alike."""
@@ -102,14 +125,10 @@ class Graphs(Study):
             "call_us": ("with copies µs", 1.0, "{:.1f}"),
         }
         made = Table("bank", *(name for name, _, _ in columns.values()), title=title)
-        for name in (OWN, *bank_benchmark.SHAPES):
+        for name in dict.fromkeys(rows.method[rows.metric == "graphs"]):
             values = rows[rows.method == name].set_index("metric").value
             made.add_row(name, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
         return made
-
-
-def _seconds(timings: dict[str, Timing]) -> dict[str, list[float]]:
-    return {name: list(timing.seconds) for name, timing in timings.items()}
 
 
 def _form_rows(row: GraphRow, timings: dict[str, Timing]) -> list[GraphRow]:
@@ -121,6 +140,6 @@ def _form_rows(row: GraphRow, timings: dict[str, Timing]) -> list[GraphRow]:
             replace(of, metric="launch_ms", value=timing.median_s * 1e3),
             replace(of, metric="lower_ms", value=low * 1e3),
             replace(of, metric="upper_ms", value=high * 1e3),
-            replace(of, metric="times_faster", value=ratio(timings[forms_benchmark.BASELINE], timing), unit="1"),
+            replace(of, metric="times_faster", value=ratio(timings[BASELINE], timing), unit="1"),
         ]
     return rows

@@ -14,11 +14,11 @@ import torch
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from benchmarks.candidates import SHAPES, Case, Tensors
 from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
 from experiments.parts import build
 from experiments.progress import bar, say
+from experiments.random_layers import SHAPES, Case, Tensors
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
@@ -36,19 +36,10 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import pipeline_figures
-from shadowattn.reporting.rows import Row
+from shadowattn.reporting.rows import SpreadRow
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 ESTIMATORS = ("int8", "int8_fused")
-
-
-@dataclass(frozen=True)
-class SpreadRow(Row):
-    """A row about a median: `low` and `high` are the quartiles. `chunk_rows` query rows were computed."""
-
-    low: float = 0.0
-    high: float = 0.0
-    chunk_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,6 @@ class PipelineSpeed(Study):
     needs: ClassVar[tuple[str, ...]] = ("scheduler", "threads")
 
     def __post_init__(self):
-        native.require()
         for shape in self.shapes:
             check_choice("study.shapes", shape, tuple(SHAPES))
         for name in ("rows", "rounds", "repeats"):
@@ -78,6 +68,9 @@ class PipelineSpeed(Study):
             raise InputError(
                 f"study.retention: expected one in (0, 2/3], heads keep up to 1.5 times as much, got {self.retention}"
             )
+
+    def check(self, lab: Lab) -> None:
+        native.require()
 
     def measure(self, lab: Lab) -> list[SpreadRow]:
         cases = [(shape, keys, name) for shape in self.shapes for keys in self.keys for name in ESTIMATORS]

@@ -7,7 +7,7 @@ standard errors, either way, moves no retention by more than `tolerance` of the 
 floor are to be ranked, where few others lie within its interval.
 
 `replay_race` says what a race in any order of the windows would have measured, from the losses of all windows: how far races
-are from the exact profile is measured over many orders that way (`python -m benchmarks.racing`).
+are from the exact profile is measured over many orders that way (`python -m experiments.run +exp=racing`).
 """
 
 from __future__ import annotations

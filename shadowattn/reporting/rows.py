@@ -45,6 +45,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class SpreadRow(Row):
+    """A row about a median: `low` and `high` are the quartiles. `chunk_rows` query rows were computed."""
+
+    low: float = 0.0
+    high: float = 0.0
+    chunk_rows: int = 0
+
+
+@dataclass(frozen=True)
 class PlacedRow(Row):
     """A row about one layer, or one head of it; −1 where it is about neither."""
 

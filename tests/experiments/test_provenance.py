@@ -4,16 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from benchmarks.rows import save_result
 from experiments import provenance, source
 from experiments.environment import machine
-from experiments.provenance import joined, origin, portable, sidecar, state, write_csv
+from experiments.provenance import origin_of_run, portable, state, write_csv
 from experiments.publish import check, publish
 from experiments.source import current_code
 from shadowattn import machine as hardware
@@ -98,40 +96,13 @@ def test_altered_rows_and_runs_that_say_too_little_are_refused(tmp_path):
 def test_the_list_names_every_state(tmp_path, monkeypatch):
     reference = tmp_path / "results" / "reference"
     rows = pd.DataFrame({"value": [1.0]})
+    source = origin_of_run(json.loads((finished_run(tmp_path / "run") / "meta.json").read_text()))
     for name in ("altered", "fine"):
-        write_csv(rows, reference / f"{name}.csv", origin("python -m x", "h", datetime.now(UTC)))
+        write_csv(rows, reference / f"{name}.csv", source)
     (reference / "altered.csv").write_text("value\n2.0\n")
     (reference / "bare.csv").write_text("value\n1.0\n")
     assert [state(reference / f"{name}.csv") for name in ("altered", "bare", "fine")] == ["altered", "no sidecar", "ok"]
     assert list(check(tmp_path).columns[1].cells) == ["altered", "no sidecar", "ok"]
-
-
-def test_rows_of_two_codes_are_not_put_into_one_csv(tmp_path):
-    path = tmp_path / "rows.csv"
-    today = origin("python -m b --only one", "h", datetime.now(UTC))
-    write_csv(pd.DataFrame({"value": [1.0]}), path, joined(path, today))
-    again = joined(path, today | {"command": "python -m b --only two"})
-    assert again["command"] == "python -m b --only one && python -m b --only two"
-    for name, other in (("code", "edited"), ("machine", {}), ("commit", "d" * 40)):
-        with pytest.raises(InputError, match=f"another {name} than today's"):
-            joined(path, today | {name: other})
-    sidecar(path).unlink()
-    with pytest.raises(InputError, match="start anew with another --out"):
-        joined(path, today)
-
-
-def test_a_benchmarks_rows_are_published_like_a_runs(tmp_path):
-    result = {"plain": {"seconds": 2.0, "bytes": 7}}
-    save_result(
-        tmp_path / "run", experiment="benchmark_x", model="m", settings={"rounds": 3}, result=result,
-        units={"seconds": "s", "bytes": "bytes"}, counts={"seconds": 3, "bytes": 1}, command="python -m benchmarks.x",
-        started=datetime.now(UTC),
-    )  # fmt: skip
-    publish(tmp_path / "run", anyway=True, root=tmp_path)
-    csv = tmp_path / "results" / "reference" / "benchmark_x.csv"
-    assert pd.read_csv(csv).set_index("metric").n.to_dict() == {"seconds": 3, "bytes": 1}
-    written = publish(csv, anyway=True, root=tmp_path / "copy")
-    assert written[0].read_bytes() == csv.read_bytes()
 
 
 def test_a_command_names_no_folder_of_this_machine():

@@ -94,7 +94,7 @@ def test_an_edit_of_the_package_is_measured_cells_and_stages_too(tmp_path, monke
 
 
 def test_a_changed_byte_changes_the_hash(tmp_path, monkeypatch):
-    for package in ("shadowattn", "experiments", "benchmarks"):
+    for package in ("shadowattn", "experiments"):
         (tmp_path / package).mkdir()
     files = {name: tmp_path / name for name in ("shadowattn/a.py", "experiments/b.py", "shadowattn/k.cpp", "CMakeLists.txt")}
     for path in files.values():
@@ -129,7 +129,7 @@ def test_parts_of_this_project_are_its_source_and_others_their_files(tmp_path, m
 def test_what_differs_is_named():
     code = Code("a", {"mine.Mine": "1"}, "k", {"python": "3", "torch": "2"})
     recorded = {"source": "b", "parts": {"mine.Mine": "1", "other.Part": "2"}, "kernels": "k", "versions": {"python": "3"}}
-    assert code.differences(recorded) == ["source of shadowattn, experiments, benchmarks", "other.Part", "version of torch"]
+    assert code.differences(recorded) == ["source of shadowattn, experiments", "other.Part", "version of torch"]
     assert code.differences({"source": "a", "parts": {"mine.Mine": "1"}, "kernels": "k", "versions": dict(code.versions)}) == []
 
 

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import bank as bank_benchmark
 from experiments.publish import read_reference
-from experiments.studies import query_block, validate_simulator
+from experiments.studies import graph_banks, query_block, validate_simulator
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
 from shadowattn import device_check
 from shadowattn.errors import InputError
@@ -25,8 +24,6 @@ from shadowattn.online.simulation.device import Number
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.experiments.test_pipeline import LITTLE, run
 from tests.experiments.test_run import tiny_folder
-from tests.profiles import bank_for
-from tests.tiny import tiny_model
 
 __all__ = ["run", "tiny_folder"]  # fixtures
 
@@ -169,29 +166,20 @@ def test_graphs_that_select_serve_a_profile_without_sparse_heads(run):
     assert abs(rows[rows.metric == "loss_increase"].value).max() < 1e-6
 
 
-def test_the_bank_is_measured(run, monkeypatch, tmp_path):
+def test_the_bank_is_measured(run, monkeypatch):
     """In this process, and a small one: a process for each phase of each model takes a minute."""
-
-    def small(shape: str) -> dict[str, float]:
-        bank_of = bank_benchmark._bank_of(shape) if shape.endswith(".json") else lambda: bank_for(tiny_model())
-        figures = bank_benchmark._build(bank_of, tmp_path)
-        return figures | bank_benchmark._load(tmp_path) | bank_benchmark._cache(tmp_path) | {"disk_bytes": 1}
-
-    monkeypatch.setattr(bank_benchmark, "_CALLS", 20)
-    monkeypatch.setattr(bank_benchmark, "_ROWS", 32)
-    monkeypatch.setattr(bank_benchmark, "_KEYS", (32, 64, 128))
-    monkeypatch.setattr(bank_benchmark, "measure_bank", small)
-    monkeypatch.setattr(bank_benchmark, "SHAPES", {"qwen2_0_5b": bank_benchmark.SHAPES["qwen2_0_5b"]})
-    monkeypatch.setattr("benchmarks.forms._KEYS", 256)
-    monkeypatch.setattr("benchmarks.forms._ROWS", 32)
-    folder = run("graphs", "+exp=graphs", "study.form_shapes=[qwen2_0_5b]")
+    recipes = []
+    monkeypatch.setattr(graph_banks, "in_own_process", lambda phase, recipe, *of: recipes.append(recipe) or phase(recipe, *of))
+    few = ["study.bank_shapes=[qwen2_0_5b]", "study.bank_keys=[32,64,128]", "study.calls=20", "study.times=1"]
+    few += ["study.form_shapes=[qwen2_0_5b]", "study.form_keys=256", "study.form_rounds=2", "study.rows=32"]
+    folder = run("graphs", "+exp=graphs", *few)
     rows = rows_of(folder)
     values = rows[rows.method == "qwen2_0_5b"].set_index("metric").value
     assert values["graphs"] == 54
     assert min(values["load_s"], values["build_and_compile_s"], values["openvino_cache_s"]) > 0
     assert values["infer_us"] < values["call_us"]
     own = rows[rows.method == "this run"].set_index("metric").value
-    described = bank_benchmark._bank_of(str(folder / "bank.json"))()
+    described = recipes[0].bank()
     assert len(described) == own["graphs"] == len(described.pairs) * len(described.shapes)
     waste = rows[rows.metric == "waste"].pivot(index="shapes", columns="method", values="value")
     assert (waste["planned"] <= waste.min(axis=1) + 1e-12).all()

@@ -22,8 +22,6 @@ UNRECORDED: set[str] = set()
 def test_figures_are_drawn_from_committed_rows(path, tmp_path):
     """Every one that the study draws of its own rows draws from those that were committed; the first is in the documentation."""
     study = study_of(json.loads(sidecar(path).read_text()))
-    if study is None:  # of a benchmark
-        return
     drawn = study.figures(read_reference(path))
     for name, figure in drawn.items():
         assert save(figure, tmp_path / f"{name}.png").stat().st_size > 10_000

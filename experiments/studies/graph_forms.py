@@ -1,19 +1,14 @@
-"""One launch of the estimate in every form, against torch: `python -m benchmarks.forms`. Times are of the product alone.
+"""One launch of the estimate in every form, against torch. Times are of the product alone.
 
-All query heads of a model on 4096 keys; inputs lie where each form wants them, outputs are bound. Ratios are to torch's float32
-product into memory that it has already.
+All query heads of a model; inputs lie where each form wants them, outputs are bound. Ratios are to torch's float32 product into
+memory that it has already.
 """
 
-from __future__ import annotations
-
-import sys
-
-import numpy as np
 import openvino as ov
 import torch
 from openvino import opset13 as op
 
-from benchmarks.bank import SHAPES
+from experiments.studies.graph_banks import SHAPES
 from shadowattn.graphs import GraphForm, GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import estimation_graph
@@ -23,7 +18,7 @@ from shadowattn.interleave import Timing, interleave
 from shadowattn.types import Requant
 
 BASELINE = "torch float32"
-_ROWS, _KEYS, _SCALE = 256, 4096, 4.2 / 127
+_SCALE = 4.2 / 127
 _REQUANT = Requant("target_requant", 3e-3)
 _FORMS = {
     "static scales": GraphForm(),
@@ -39,22 +34,22 @@ _FORMS = {
 }
 
 
-def measure_forms(model: str, *, rounds: int = 15) -> dict[str, Timing]:
+def measure_forms(model: str, *, rows: int, keys: int, rounds: int) -> dict[str, Timing]:
     """Every form, NNCF's graph, an unfolded one and torch, interleaved."""
     heads, kv_heads, dim = SHAPES[model]
     group = heads // kv_heads
-    shape = GraphShape(heads, _ROWS, dim, _KEYS, group)
+    shape = GraphShape(heads, rows, dim, keys, group)
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(heads, _ROWS, dim, generator=generator)
-    k = torch.randn(kv_heads, _KEYS, dim, generator=generator)
+    q = torch.randn(heads, rows, dim, generator=generator)
+    k = torch.randn(kv_heads, keys, dim, generator=generator)
     calls = {BASELINE: _torch_float(q.view(kv_heads, -1, dim), k), "torch int8": _torch_int8(q.view(kv_heads, -1, dim), k)}
     calls["OpenVINO float32"] = _bound(_float_graph(shape), shape, q, k)
     for name, form in _FORMS.items():
-        top_k = -(-_KEYS // form.pool[1] // 5) if form.indices else 0
-        calls[name] = _graph(GraphShape(heads, _ROWS, dim, _KEYS, group, top_k), form, q, k)
+        top_k = -(-keys // form.pool[1] // 5) if form.indices else 0
+        calls[name] = _graph(GraphShape(heads, rows, dim, keys, group, top_k), form, q, k)
     if group > 1:
         calls["static, K copied per head"] = _graph(
-            GraphShape(heads, _ROWS, dim, _KEYS), GraphForm(), q, k.repeat_interleave(group, 0)
+            GraphShape(heads, rows, dim, keys), GraphForm(), q, k.repeat_interleave(group, 0)
         )
     samples = [(q.view(1, kv_heads, -1, dim).numpy(), k[None].numpy())]
     calls["NNCF"] = _bound(compile_int8(nncf_graph(shape, samples), what="nncf"), shape, q, k)
@@ -65,7 +60,7 @@ def _graph(shape: GraphShape, form: GraphForm, q: torch.Tensor, k: torch.Tensor)
     model = estimation_graph(shape, form, _SCALE, _SCALE)
     graph = Graph(compile_int8(model, what=str(form)), shape, form, (_SCALE, _SCALE), Arena([model]))
     scales = {"q_scales": torch.full((len(q),), _SCALE), "k_scales": torch.full((len(k),), _SCALE)}
-    graph.run(q, k, **scales, first_position=_KEYS - _ROWS)
+    graph.run(q, k, **scales, first_position=shape.keys - shape.rows)
     return graph.infer
 
 
@@ -86,27 +81,12 @@ def _float_graph(shape: GraphShape) -> ov.CompiledModel:
 
 
 def _torch_float(q: torch.Tensor, k: torch.Tensor):
-    out = torch.empty(len(k), q.shape[1], _KEYS)
+    out = torch.empty(len(k), q.shape[1], k.shape[1])
     return lambda: torch.matmul(q, k.mT, out=out)
 
 
 def _torch_int8(q: torch.Tensor, k: torch.Tensor):
     """torch's INT8 product, one key head after the other: it has no batches."""
     q8, k8 = ((x / _SCALE).round().clamp(-127, 127).to(torch.int8) for x in (q, k))
-    out = torch.empty(len(k), q.shape[1], _KEYS, dtype=torch.int32)
+    out = torch.empty(len(k), q.shape[1], k.shape[1], dtype=torch.int32)
     return lambda: [torch._int_mm(q8[g], k8[g].T, out=out[g]) for g in range(len(k8))]
-
-
-def main() -> None:
-    """A line for each form."""
-    model = sys.argv[1] if len(sys.argv) > 1 else "qwen2_1_5b"
-    if model not in SHAPES:
-        raise SystemExit(f"error: expected one of {', '.join(SHAPES)}, got {model!r}\n{__doc__}")
-    timings = measure_forms(model)
-    for name, timing in timings.items():
-        faster = np.median(np.divide(timings[BASELINE].seconds, timing.seconds))
-        print(f"{name:38} {timing.median_s * 1e3:8.2f} ms   {faster:5.2f} × {BASELINE}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,15 @@
 """What is timed: one chunk of a prefill, or one step of a decode, by every way there is to compute it."""
 
-from __future__ import annotations
-
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from experiments.own_process import peak_bytes
+from experiments.random_layers import Case, Tensors
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels, dense
@@ -23,57 +24,22 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import Heads, Selection
 
-# Query heads, key/value heads and head dimension of one layer.
-SHAPES = {"qwen2-0.5b": (14, 2, 64), "qwen2-1.5b": (12, 2, 128), "phonelm-1.5b": (16, 16, 160)}
 # Of `sparse_attention` the first is the default; the second chooses the same keys, bit for bit.
 ESTIMATORS = ("int8", "int8_fused")
+BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
 Call = Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One chunk of `rows` queries, the last ones of `keys` keys."""
-
-    shape: str
-    dtype: torch.dtype
-    keys: int
-    rows: int
-    retention: float
-
-    @property
-    def flops(self) -> float:
-        """Multiplications and additions of dense causal attention."""
-        heads, _, dim = SHAPES[self.shape]
-        return 4 * heads * self.rows * (self.keys - (self.rows - 1) / 2) * dim
-
-
-class Tensors:
-    """Normally distributed q, k and v of a case, and lists of random keys: for speed, which is what is measured, the worst
-    case, since neighbouring rows of a real model share keys."""
-
-    def __init__(self, case: Case):
-        generator = torch.Generator().manual_seed(0)
-        heads, groups, dim = SHAPES[case.shape]
-        self.case, self.scale = case, 1 / math.sqrt(dim)
-        make = lambda n, rows: torch.randn(n, rows, dim, generator=generator).to(case.dtype)  # noqa: E731
-        self.q, self.k, self.v = make(heads, case.rows), make(groups, case.keys), make(groups, case.keys)
-        self.heads = Heads.all(heads, groups)
-        self.positions = case.keys - case.rows + torch.arange(case.rows)
-        self.retention = torch.full((heads,), case.retention, dtype=torch.float64)
-
-    def chunk(self) -> Chunk:
-        """All heads as one chunk, of whose keys nothing is derived yet."""
-        return Chunk.of(self.q, self.k, self.v, retention=self.retention, scale=self.scale)
-
-    def random_lists(self, query_block: int) -> Selection:
-        lists = Rule(query_block).lists(self.retention, self.positions)
-        generator = torch.Generator().manual_seed(1)
-        parts = [
-            NativeKernels().select(torch.rand(1, len(lists.candidates), self.case.keys, generator=generator), one)
-            for one in [Rule(query_block).lists(self.retention[:1], self.positions)] * len(self.heads)
-        ]
-        return Selection.cat(parts)
+def labels(candidate: str) -> dict[str, object]:
+    """What of a candidate's name rows have columns for."""
+    estimator, block = re.search(r"\((int8\w*)\)", candidate), re.search(r"(\d+)-row blocks(?:, (\w+))?", candidate)
+    return {
+        "estimator": estimator[1] if estimator else "none",
+        "estimate_device": "CPU" if estimator and estimator[1] == "int8" else "none",
+        "query_block": int(block[1]) if block else 1,
+        "block_score": block[2] or "none" if block else "none",
+    }
 
 
 def baselines(t: Tensors) -> dict[str, Call]:
@@ -87,7 +53,7 @@ def baselines(t: Tensors) -> dict[str, Call]:
     }
 
 
-def attend_only(t: Tensors, blocks: tuple[int, ...] = (1, 32)) -> dict[str, Call]:
+def attend_only(t: Tensors, *blocks: int) -> dict[str, Call]:
     """Attention from lists that are there already."""
     calls = {}
     for block in blocks:
@@ -156,6 +122,24 @@ def _fused_total(t: Tensors, rule: Rule) -> Call:
 
 def _attend(chunk: Chunk, rule: Rule, estimator: Estimator) -> None:
     run_batched(Stages(chunk, Parts(estimator, rule, NativeKernels())), threads=Threads(), keep_lists=False)
+
+
+def whole_paths(t: Tensors, block: int) -> dict[str, Call]:
+    """All that gives the output of attention: what memory is measured of."""
+    return baselines(t) | totals(t, 1) | totals(t, block)
+
+
+def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
+    """Bytes that one of `whole_paths` needs at most beyond q, k, v and the output, with all that it prepares: packed keys, or the
+    baseline's mask. In a fresh process."""
+
+    def call(t: Tensors) -> None:
+        of = baselines(t) if candidate in BASELINES else totals(t, 1) | totals(t, block)
+        of[candidate]()
+
+    call(Tensors(replace(case, keys=min(case.keys, 1024))))  # libraries and kernels load on first use
+    t = Tensors(case)
+    return max(0, peak_bytes(lambda: call(t)) - t.q.numel() * t.q.element_size())
 
 
 def flex(t: Tensors) -> dict[str, Call]:

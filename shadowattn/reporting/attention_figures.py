@@ -1,18 +1,11 @@
-"""Figures of the attention benchmark: pure functions of its rows."""
+"""Figures of attention's speed, each a pure function of rows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")  # no screen needed
-import matplotlib.pyplot as plt
-import matplotlib.ticker
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from shadowattn.online.break_even import crossing
+from shadowattn.reporting.figures import new_figure, plain_ticks
 
 _SHOWN = {
     "own dense": ("0.4", "-"),
@@ -25,17 +18,18 @@ _SHOWN = {
 }
 
 
-def draw(rows: pd.DataFrame, folder: Path) -> list[Path]:
+def draw(rows: pd.DataFrame) -> dict[str, Figure]:
     """Every figure that there are rows for."""
-    made = []
+    made = {}
     for part, x, label in (
-        ("keys", "keys", "keys (retention 0.2, chunk of 512 queries)"),
-        ("retention", "retention", "retention (8192 keys, chunk of 512 queries)"),
+        ("retention", "retention", "retention ({context_tokens} keys, chunk of {chunk_rows} queries)"),
+        ("keys", "context_tokens", "keys (retention {retention:g}, chunk of {chunk_rows} queries)"),
     ):
-        if (rows.part == part).any():
-            made.append(_speed(rows[rows.part == part], x, label, folder / f"attention_{part}.png"))
+        of = rows[rows.part == part]
+        if len(of):
+            made[f"attention_{part}"] = _speed(of, x, label.format(**of.iloc[-1]))
     if (rows.part == "bars").any():
-        made.append(roofline(rows[rows.part == "bars"], folder / "attention_roofline.png"))
+        made["attention_roofline"] = roofline(rows)
     return made
 
 
@@ -44,12 +38,11 @@ def break_even(retentions: np.ndarray, ratios: np.ndarray) -> float | None:
     return crossing(retentions, ratios) if ratios.max() >= 1 > ratios[-1] else None
 
 
-def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
+def _speed(rows: pd.DataFrame, x: str, label: str) -> Figure:
     """How many times faster than torch's dense attention, a panel a shape and dtype; break-evens with our own dense marked."""
-    shapes, dtypes = rows["model"].unique(), rows.dtype.unique()
-    figure, axes = plt.subplots(
-        len(dtypes), len(shapes), figsize=(4.2 * len(shapes), 3.4 * len(dtypes)), squeeze=False, sharex=True, layout="constrained"
-    )
+    shapes, dtypes, ticks = rows["model"].unique(), rows.dtype.unique(), sorted(rows[x].unique())
+    figure, axes = new_figure(columns=len(shapes), rows=len(dtypes))
+    axes = np.array(axes).reshape(len(dtypes), len(shapes))
     for column, shape in enumerate(shapes):
         for line, dtype in enumerate(dtypes):
             axis, cell = axes[line, column], rows[(rows["model"] == shape) & (rows.dtype == dtype)]
@@ -67,34 +60,33 @@ def _speed(rows: pd.DataFrame, x: str, label: str, path: Path) -> Path:
             axis.axhline(1, color="0.7", linewidth=0.8)
             axis.set_title(f"{shape}, {dtype}", fontsize=9)
             axis.set(xscale="log", yscale="log")
-            for part in (axis.xaxis, axis.yaxis):
-                part.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-                part.set_minor_formatter(matplotlib.ticker.NullFormatter())
-            axis.set_xticks(
-                sorted(rows[x].unique()), [f"{v / 1024:g}k" if x == "keys" else f"{v:g}" for v in sorted(rows[x].unique())]
-            )
+            plain_ticks(axis.xaxis)
+            plain_ticks(axis.yaxis)
+            axis.set_xticks(ticks, [f"{v:g}" if x == "retention" else f"{v / 1024:g}k" for v in ticks])
             axis.set_yticks([0.5, 1, 2, 4, 8, 16, 32])
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.supxlabel(label + (" — dashed: break-even of the total with our own dense" if x == "retention" else ""), fontsize=9)
     figure.supylabel("times faster than torch SDPA of the same dtype", fontsize=9)
-    figure.suptitle(_caption(rows), fontsize=9)
-    return _save(figure, path)
+    figure.suptitle(_caption(rows), fontsize=8)
+    return figure
 
 
-def roofline(rows: pd.DataFrame, path: Path) -> Path:
+def roofline(rows: pd.DataFrame) -> Figure:
     """Rates reached by each kernel against the products it needs for each byte of q, k, v and output, read or written once."""
-    figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    figure, axis = new_figure(columns=1)
+    figure.set_size_inches(9, 4.5)
+    cells = list(rows[rows.part == "bars"].groupby(["model", "dtype"], sort=False))
     names = ["sdpa", *[name for name in _SHOWN if name.startswith(("own", "attend"))]]
-    for marker, ((_, dtype), cell) in zip("osD^vP", rows.groupby(["model", "dtype"], sort=False), strict=False):
+    for marker, ((_, dtype), cell) in zip("osD^vP", cells, strict=False):
         for name in names:
             one = cell[(cell.method == name) & (cell.metric == "time")]
             if one.empty:
                 continue
             r = one.iloc[0]
             kept = r.retention if name.startswith("attend") else 1.0
-            flops = 4 * r.heads * r.rows * (r["keys"] - r.rows / 2) * r.head_dim * kept
+            flops = 4 * r.heads * r.chunk_rows * (r.context_tokens - r.chunk_rows / 2) * r.head_dim * kept
             size = 4 if dtype == "float32" else 2
-            traffic = size * r.head_dim * (2 * r.heads * r.rows + 2 * r.kv_heads * r["keys"])
+            traffic = size * r.head_dim * (2 * r.heads * r.chunk_rows + 2 * r.kv_heads * r.context_tokens)
             colour = _SHOWN.get(name, ("black", ""))[0]
             filled = colour if dtype == "float32" else "none"
             axis.scatter(flops / traffic, flops / r.value / 1e6, marker=marker, color=colour, facecolor=filled)
@@ -106,25 +98,17 @@ def roofline(rows: pd.DataFrame, path: Path) -> Path:
             axis.plot(x, roof, color="0.5", linestyle=style, label=f"{dtype}: matrix product, memory bandwidth")
     for name in names:
         axis.scatter([], [], color=_SHOWN.get(name, ("black", ""))[0], label=name)
-    for marker, ((shape, dtype), _) in zip("osD^vP", rows.groupby(["model", "dtype"], sort=False), strict=False):
+    for marker, ((shape, dtype), _) in zip("osD^vP", cells, strict=False):
         look = "0.5" if dtype == "float32" else "none"
         axis.scatter([], [], marker=marker, color="0.5", facecolor=look, label=f"{shape}, {dtype}")
     axis.set(xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second")
     figure.legend(loc="outside right upper", fontsize=7)
-    axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    axis.set_yticks([100, 200, 400, 800])
+    plain_ticks(axis.xaxis)
+    plain_ticks(axis.yaxis)
     axis.set_title(_caption(rows).replace(", native", "\nnative"), fontsize=8)  # two lines: the legend stands beside them
-    return _save(figure, path)
+    return figure
 
 
 def _caption(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     return f"{first.processor}, {first.threads} threads, {first.kernel}, {first.versions} · measured, random tensors"
-
-
-def _save(figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    plt.close(figure)
-    return path

@@ -1,6 +1,4 @@
-"""The targets of the attention benchmark beside what its rows say, shape by shape: a pure function of rows."""
-
-from __future__ import annotations
+"""The targets of attention's speed beside what its rows say, shape by shape: a pure function of rows."""
 
 from dataclasses import dataclass
 

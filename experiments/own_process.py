@@ -1,0 +1,51 @@
+"""What has to be measured in a process of its own: memory that was once used is rarely given back. Linux only, for the memory."""
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import transformers
+
+from shadowattn.errors import InputError
+
+Result = TypeVar("Result")
+_PROCESS = Path("/proc/self")
+
+
+def in_own_process(measure: Callable[..., Result], *arguments: object) -> Result:
+    """What a function of a module returns for `arguments`, in a fresh process with as many threads as here."""
+    threads = torch.get_num_threads()
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
+        return pool.submit(measure, *arguments).result()
+
+
+def _begin(threads: int) -> None:
+    torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def check_memory(remedy: str) -> None:
+    """Raises `InputError` where a process cannot tell its memory; `remedy` is the setting that does without."""
+    if not (_PROCESS / "clear_refs").exists():
+        raise InputError(f"memory: expected Linux's /proc/self/clear_refs, got none; {remedy}")
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """What a call needs at most beyond what the process holds before it."""
+    (_PROCESS / "clear_refs").write_text("5")  # resets the high-water mark
+    before = resident_bytes()
+    call()
+    return _status("VmHWM") - before
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return _status("VmRSS")
+
+
+def _status(field: str) -> int:
+    line = next(one for one in (_PROCESS / "status").read_text().splitlines() if one.startswith(field))
+    return 1024 * int(line.split()[1])

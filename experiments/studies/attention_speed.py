@@ -1,0 +1,272 @@
+"""Sparse attention against the best dense attention there is, side by side: one chunk, or one decode step, on random tensors.
+
+A total is the whole path with one estimator, named in its row: `int8`, OpenVINO's graphs and the default, or `int8_fused`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+
+from experiments.checks import check_choice, check_count
+from experiments.lab import Lab
+from experiments.own_process import check_memory, in_own_process
+from experiments.progress import bar, say
+from experiments.random_layers import SHAPES, Case, Tensors
+from experiments.studies import attention_candidates as candidates
+from experiments.studies.attention_candidates import BASELINES, FLEX_BLOCK
+from experiments.studies.base import Study
+from shadowattn.artifacts import versions
+from shadowattn.errors import InputError
+from shadowattn.interleave import Timing, interleave, ratio
+from shadowattn.kernels import native
+from shadowattn.machine import processor
+from shadowattn.models.linear import has_onednn, onednn
+from shadowattn.models.load import DTYPES
+from shadowattn.online.selection import BLOCK_SCORES
+from shadowattn.reporting import attention_figures
+from shadowattn.reporting.attention_bars import bars_table
+from shadowattn.reporting.rows import SpreadRow
+
+PARTS = ("bars", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
+_MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
+
+
+@dataclass(frozen=True)
+class AttentionRow(SpreadRow):
+    """One way to attend (`method`) on one case of a `part`; `model` names whose layer has such a shape."""
+
+    part: str = ""
+    dtype: str = ""
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    processor: str = ""
+    threads: int = 0
+    versions: str = ""
+
+
+@dataclass(frozen=True)
+class AttentionSpeed(Study):
+    """`parts` on layers of `shapes`: the last `rows` rows of `keys` keys at `retention`, where a part varies nothing of that.
+
+    bars: all there is, with lists of one row and of `query_block` rows by every block score. machine: the roofs, torch's matrix
+    products and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of
+    `gather_keys` keys. keys: against each of `lengths`. retention: against each of `retentions`. decode: one row, `decode_keys`.
+    flex: torch's flex_attention on the same blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
+
+    Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
+    """
+
+    parts: list[str] = field(
+        default_factory=lambda: ["bars", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
+    )
+    shapes: list[str] = field(default_factory=lambda: ["qwen2-0.5b", "qwen2-1.5b", "phonelm-1.5b"])
+    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
+    rounds: int = 9
+    rows: int = 512
+    keys: int = 8192
+    retention: float = 0.2
+    query_block: int = 32
+    lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096, 8192, 16384, 32768])
+    retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0])
+    gather_rows: int = 256
+    gather_keys: int = 2048
+    decode_keys: list[int] = field(default_factory=lambda: [4096, 8192, 32768])
+    memory_keys: int = 32768
+    needs: ClassVar[tuple[str, ...]] = ("threads",)
+
+    def __post_init__(self):
+        for name, known in (("parts", PARTS), ("shapes", tuple(SHAPES)), ("dtypes", tuple(DTYPES))):
+            for value in getattr(self, name):
+                check_choice(f"study.{name}", value, known)
+        for name in ("parts", "shapes", "dtypes", "lengths", "retentions", "decode_keys"):
+            if not getattr(self, name):
+                raise InputError(f"study.{name}: expected at least one, got none")
+        for name in ("rounds", "rows", "keys", "query_block", "gather_rows", "memory_keys"):
+            check_count(f"study.{name}", getattr(self, name))
+        check_count("study.gather_keys", self.gather_keys, least=self.gather_rows)
+        for name in ("lengths", "decode_keys"):
+            check_count(f"study.{name}", min(getattr(self, name)))
+        for name, values in (("retention", [self.retention]), ("retentions", self.retentions)):
+            if not all(0 < value <= 1 for value in values):
+                raise InputError(
+                    f"study.{name}: expected a share of the visible keys, in (0, 1], got {min(values)} to {max(values)}"
+                )
+        if "flex" in self.parts:
+            self._check_flex()
+
+    def check(self, lab: Lab) -> None:
+        native.require()
+        if "memory" in self.parts:
+            check_memory("leave memory out of study.parts")
+
+    def _check_flex(self) -> None:
+        past = self.keys // FLEX_BLOCK - self.rows // FLEX_BLOCK
+        if self.rows % FLEX_BLOCK or self.keys % FLEX_BLOCK or past < self.retention * self.keys / FLEX_BLOCK:
+            raise InputError(
+                f"study.rows, study.keys: flex takes multiples of {FLEX_BLOCK}, and enough keys before the chunk to keep "
+                f"{self.retention:g} of all, got {self.rows} and {self.keys}; change them, or leave flex out of study.parts"
+            )
+
+    def measure(self, lab: Lab) -> list[AttentionRow]:
+        cases, units = self.cases(), lab.units("cells")
+        say(f"attention: {len(cases)} cases of {', '.join(self.parts)}; {self.rounds} rounds, candidates take turns")
+        row = replace(
+            lab.timing_row(AttentionRow),
+            kernel=f"native ({native.LEVELS[native.level()]})",
+            processor=processor(),
+            threads=torch.get_num_threads(),
+            versions=f"torch {versions()['torch']}",
+        )
+        made = []
+        for part, case in bar(cases, "time"):
+            key = f"{part} {case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g}"
+            made += rows_of(row, part, case, units.get(key, partial(self._figures, part, case)))
+        return made
+
+    def cases(self) -> list[tuple[str, Case]]:
+        """Every case of each part, in turn."""
+        pairs = [(shape, dtype) for shape in self.shapes for dtype in self.dtypes]
+
+        def of(lengths: list[int], *, retentions=(self.retention,), rows=self.rows, pairs=pairs) -> list[Case]:
+            return [
+                Case(shape, DTYPES[dtype], keys, min(rows, keys), kept)
+                for shape, dtype in pairs
+                for keys in lengths
+                for kept in retentions
+            ]
+
+        every = {
+            "bars": of([self.keys]),
+            "machine": of([self.keys], pairs=pairs[:1]),
+            "gather": of([self.gather_keys], rows=self.gather_rows, pairs=pairs[: len(self.dtypes)]),
+            "keys": of(self.lengths),
+            "retention": of([self.keys], retentions=self.retentions),
+            "decode": of(self.decode_keys, rows=1),
+            "flex": of([self.keys]),
+            "memory": of([self.memory_keys]),
+        }
+        return [(part, case) for part in PARTS if part in self.parts for case in every[part]]
+
+    def _figures(self, part: str, case: Case) -> dict[str, list[float]]:
+        """Seconds of each candidate in each round; bytes where the part is `memory`."""
+        t = Tensors(case)
+        if part == "memory":
+            names = candidates.whole_paths(t, self.query_block)
+            return {name: [in_own_process(candidates.peak_beyond_output, name, case, self.query_block)] for name in names}
+        rounds, warmup = {
+            "gather": (3, 1),
+            "keys": (max(3, self.rounds * self.keys // max(case.keys, self.keys)), 1),
+            "retention": (max(3, self.rounds // 2), 1),
+            "decode": (4 * self.rounds, 3),
+            "machine": (self.rounds, 1),
+        }.get(part, (self.rounds, 2))
+        timings = interleave(self._calls(part, t), rounds=rounds, warmup=warmup)
+        return {name: list(timing.seconds) for name, timing in timings.items()}
+
+    def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
+        block = self.query_block
+        if part == "machine":
+            return _machine_limits()
+        if part == "decode":
+            return candidates.decode(t)
+        if part == "flex":
+            return candidates.baselines(t) | candidates.flex(t)
+        calls = candidates.baselines(t) | candidates.attend_only(t, 1, block)
+        if part == "gather":
+            return calls | candidates.gather(t, 1) | candidates.gather(t, block)
+        if part != "bars":
+            return calls | candidates.totals(t, 1) | candidates.totals(t, block)
+        calls |= candidates.stages(t) | candidates.totals(t, 1)
+        for block_score in BLOCK_SCORES:
+            calls |= candidates.totals(t, block, block_score)
+        return calls
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return attention_figures.draw(rows)
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A table for each part, and the targets."""
+        parts = [_part_table(of, f"{title} · {part}") for part, of in rows.groupby("part", sort=False)]
+        return Group(*parts, *([bars_table(rows)] if rows.part.isin(("bars", "memory")).any() else []))
+
+
+def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[float]]) -> Iterator[AttentionRow]:
+    """Time of each candidate, and how many times faster than each dense baseline it is; `row` has what all rows share."""
+    heads, kv_heads, dim = SHAPES[case.shape]
+    row = replace(row, part=part, model=case.shape, dtype=case.dtype_name, heads=heads, kv_heads=kv_heads, head_dim=dim)
+    row = replace(row, context_tokens=case.keys, chunk_rows=case.rows, retention=case.retention)
+
+    def one(method: str, metric: str, value: float, unit: str, n: int) -> AttentionRow:
+        labels = candidates.labels(method)
+        return replace(row, method=method, metric=metric, value=value, unit=unit, n=n, low=value, high=value, **labels)
+
+    if part == "memory":
+        for name, (peak,) in figures.items():
+            yield one(name, "peak beyond q, k, v and output", peak / 1e6, "MB", 1)
+        return
+    timings = {name: Timing(tuple(seconds)) for name, seconds in figures.items()}
+    if part == "machine":
+        for name, (metric, work, unit) in _LIMITS.items():
+            yield one("machine", metric, work / timings[name].median_s / 1e9, unit, len(timings[name].seconds))
+        return
+    if part == "bars":
+        pairs = zip(timings["estimate + select"].seconds, timings["estimate"].seconds, strict=True)
+        timings["select"] = Timing(tuple(both - estimate for both, estimate in pairs))
+    for name, timing in timings.items():
+        n, (low, high) = len(timing.seconds), timing.quartiles_s
+        yield replace(one(name, "time", timing.median_s * 1e3, "ms", n), low=low * 1e3, high=high * 1e3)
+        if name == "select":
+            yield one(name, "share of sdpa", 1 / ratio(timings["sdpa"], timing), "1", n)
+            continue
+        for baseline in BASELINES:
+            yield one(name, f"times faster than {baseline}", ratio(timings[baseline], timing), "1", n)
+
+
+# Of each roof the metric, the work of a call, and the unit of 10⁹ of that in a second.
+_LIMITS = {
+    "bandwidth": ("bandwidth", _ARRAY * 4, "GB/s"),
+    "float32": ("peak float32", 2 * _MATRIX**3, "GFLOP/s"),
+    "bfloat16": ("peak bfloat16", 2 * _MATRIX**3, "GFLOP/s"),
+}
+
+
+def _machine_limits() -> dict[str, Callable[[], object]]:
+    a, b = torch.randn(2, _MATRIX, _MATRIX)
+    big, half = torch.ones(_ARRAY), (a.bfloat16(), b.bfloat16())
+    return {
+        "bandwidth": lambda: big.sum(),
+        # By oneDNN where torch has it: its float32 products by MKL reach half of that on some processors.
+        "float32": lambda: onednn(a, b, None) if has_onednn() else a @ b,
+        "bfloat16": lambda: half[0] @ half[1],
+    }
+
+
+def _part_table(rows: pd.DataFrame, title: str) -> Table:
+    """Times with quartiles, and ratios to both baselines."""
+    first = rows.iloc[0]
+    title = f"{title} · {first.processor}, {first.threads} threads, {first.kernel} · measured"
+    made = Table("case", "candidate", "value", "quartiles", "× sdpa", "× own dense", title=title)
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows.itertuples():
+        case = f"{row.model} {row.dtype} {row.context_tokens} keys, {row.retention:g}"
+        cells.setdefault(case, {}).setdefault(row.method, {})[row.metric] = row
+    for case, methods in cells.items():
+        for method, by_metric in methods.items():
+            ratios = [by_metric.pop(f"times faster than {baseline}", None) for baseline in BASELINES]
+            share = by_metric.pop("share of sdpa", None)
+            for main in by_metric.values():
+                what = f"{main.metric} " if method == "machine" else ""
+                value = f"{what}{main.value:.2f} {main.unit}" + (f"  ({share.value:.1%} of sdpa)" if share else "")
+                spread = f"{main.low:.2f} … {main.high:.2f}" if main.unit == "ms" else ""
+                made.add_row(case, method, value, spread, *(f"{one.value:.2f}" if one else "" for one in ratios))
+                case = ""
+        made.add_section()
+    return made

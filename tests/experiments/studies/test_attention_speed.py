@@ -1,0 +1,225 @@
+"""The study of attention's speed: that it runs on small cases, that what it times agrees, its arithmetic, and that its committed
+rows are whole. Never how fast."""
+
+import io
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from experiments.publish import ROOT, read_reference
+from experiments.random_layers import SHAPES, Case, Tensors
+from experiments.studies import attention_candidates as candidates
+from experiments.studies import attention_speed
+from experiments.studies.attention_speed import PARTS, AttentionRow, AttentionSpeed, rows_of
+from shadowattn.interleave import Timing, interleave, ratio
+from shadowattn.kernels import native
+from shadowattn.reporting.attention_bars import bars_table
+from shadowattn.reporting.attention_figures import break_even, draw
+from shadowattn.reporting.figures import save
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]  # fixtures
+
+needs_kernels = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
+FEW = ["study.shapes=[qwen2-0.5b]", "study.dtypes=[float32]", "study.rounds=2", "study.rows=64", "study.keys=512"]
+FEW += ["study.lengths=[256]", "study.retentions=[0.2,1.0]", "study.gather_rows=32", "study.gather_keys=128"]
+FEW += ["study.decode_keys=[256]", "study.memory_keys=512"]
+
+
+def test_interleaves_and_drops_the_warm_up():
+    order = []
+    timings = interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, warmup=2)
+    assert order == ["a", "b"] * 5
+    assert all(len(timing.seconds) == 3 for timing in timings.values())
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    assert ratio(Timing((4.0, 9.0, 2.0)), Timing((2.0, 3.0, 2.0))) == 2.0
+
+
+def test_break_even_lies_between_its_neighbours():
+    assert break_even(np.array([0.1, 0.2, 0.4]), np.array([3.0, 1.5, 0.5])) == pytest.approx(0.3)
+    assert break_even(np.array([0.1, 0.2]), np.array([3.0, 1.5])) is None
+    assert break_even(np.array([0.1, 0.2]), np.array([0.3, 0.5])) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_timed_computes_the_same(shape, dtype):
+    t = Tensors(Case(shape, dtype, 200, 64, 1.0))  # retention 1: every way is dense attention
+    dense = candidates.baselines(t)
+    expected = dense["sdpa"]()[0].float()
+    calls = {"own dense": dense["own dense"]} | candidates.attend_only(t, 1, 32) | candidates.gather(t, 32)
+    for name, call in calls.items():
+        torch.testing.assert_close(call().float(), expected, atol=2e-2, rtol=2e-2, msg=name)
+    for call in (candidates.stages(t) | candidates.totals(t, 1) | candidates.totals(t, 32, "sum")).values():
+        call()
+    step = candidates.decode(Tensors(Case(shape, dtype, 200, 1, 1.0)))
+    expected = step["sdpa"]().float().flatten()
+    for name in ("torch grouped bmm", "own dense", "attend, shared list", "total (int8_fused), shared list"):
+        torch.testing.assert_close(step[name]().float().flatten(), expected, atol=2e-2, rtol=2e-2, msg=name)
+
+
+@needs_kernels
+def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
+    """All parts but flex, whose compilation takes a minute; the peaks in this process."""
+    monkeypatch.setattr(attention_speed, "in_own_process", lambda measure, *of: measure(*of))
+    parts = [part for part in PARTS if part != "flex"]
+    folder = run("attention_speed", "+exp=attention_speed", f"study.parts=[{','.join(parts)}]", *FEW)
+    rows = pd.read_parquet(folder / "rows.parquet")
+    assert set(rows.part) == set(parts)
+    assert set(rows.measured) == {"measured"}
+    assert set(rows.path_kind) == {"timing"}
+    assert set(rows.config_hash) == {folder.name}
+    times = rows[(rows.metric == "time") & (rows.method != "select")]
+    assert (times.value > 0).all()
+    assert (times.low <= times.value).all()
+    assert (times.value <= times.high).all()
+    assert set(rows[(rows.part == "decode") & (rows.metric == "time")].n) == {8}
+    assert (rows[rows.method == "machine"].value > 0).all()
+    of = rows.drop_duplicates("method").set_index("method")
+    assert of.estimator[["total (int8), per row", "total (int8_fused), per row", "sdpa"]].tolist() == [
+        "int8",
+        "int8_fused",
+        "none",
+    ]
+    assert of.query_block["attend, 32-row blocks"] == 32
+    assert of.block_score["total (int8), 32-row blocks, max"] == "max"
+    assert {path.name for path in folder.glob("*.png")} == {f"attention_{x}.png" for x in ("keys", "retention", "roofline")}
+    printed = capsys.readouterr().out
+    assert "own dense" in printed
+    assert "GFLOP/s" in printed
+    assert json.loads((folder / "meta.json").read_text())["config"]["study"]["rounds"] == 2
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_flex_is_held_against_our_kernel_on_the_same_blocks():
+    t = Tensors(Case("qwen2-0.5b", torch.float32, 512, 64, 0.5))
+    calls = candidates.flex(t)
+    assert list(calls) == ["flex_attention, 64 × 64 blocks", "attend, 64 × 64 blocks"]
+    assert calls["attend, 64 × 64 blocks"]().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study.rounds=0"], "study.rounds: expected at least 1, got 0"),
+        (["study.parts=[bars,speed]"], "study.parts: expected one of bars, machine, gather"),
+        (["study.shapes=[llama]"], "study.shapes: expected one of qwen2-0.5b, qwen2-1.5b, phonelm-1.5b, got 'llama'"),
+        (["study.dtypes=[int8]"], "study.dtypes: expected one of float32, bfloat16"),
+        (["study.lengths=[]"], "study.lengths: expected at least one, got none"),
+        (["study.retentions=[0.2,1.5]"], "study.retentions: expected a share of the visible keys"),
+        (["study.gather_keys=8"], "study.gather_keys: expected at least 256"),
+        (["study.rows=100"], "flex takes multiples of 64"),
+        (["study.keys=512"], "leave flex out of study.parts"),
+        (["model=bundled"], "model: attention_speed does not use it"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_measure(run, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        run("attention_speed", "+exp=attention_speed", *arguments)
+    assert message in capsys.readouterr().err
+
+
+@needs_kernels
+def test_totals_say_by_which_estimator():
+    t = Tensors(Case("qwen2-0.5b", torch.float32, 200, 64, 0.5))
+    assert list(candidates.totals(t, 32)) == [
+        "total (int8), 32-row blocks, leading_query",
+        "total (int8_fused), 32-row blocks, leading_query",
+    ]
+    built = {name: call.__qualname__.split(".")[0] for name, call in candidates.totals(t, 1).items()}
+    assert built == {"total (int8), per row": "_graph_total", "total (int8_fused), per row": "_fused_total"}
+
+
+@needs_kernels
+def test_the_peak_of_every_whole_path_is_measured():
+    case = Case("qwen2-0.5b", torch.float32, 4096, 256, 0.5)
+    known = candidates.whole_paths(Tensors(case), 32)
+    t = Tensors(case)
+    assert set(known) == set(candidates.baselines(t) | candidates.totals(t, 1) | candidates.totals(t, 32))
+    assert {name for name in known if candidates.peak_beyond_output(name, case, 32) >= 0} == set(known)
+
+
+def test_rows_say_what_follows_from_seconds():
+    row = AttentionRow(*[""] * 22)
+    case = Case("qwen2-0.5b", torch.float32, 128, 32, 0.5)
+    seconds = {"sdpa": [4.0, 8.0], "own dense": [2.0, 4.0], "estimate": [1.0, 1.0], "estimate + select": [1.5, 2.0]}
+    rows = pd.DataFrame(rows_of(row, "bars", case, seconds)).set_index(["method", "metric"])
+    assert rows.value["sdpa", "time"] == 6000
+    assert rows.value["own dense", "times faster than sdpa"] == 2
+    assert rows.value["select", "time"] == 750
+    assert rows.value["select", "share of sdpa"] == pytest.approx(0.125)
+    assert set(rows.n) == {2}
+    (peak,) = rows_of(row, "memory", case, {"total (int8), per row": [3e6]})
+    assert (peak.value, peak.unit, peak.estimator, peak.estimate_device, peak.context_tokens) == (3, "MB", "int8", "CPU", 128)
+
+
+def test_cases_are_the_parts_own():
+    study = AttentionSpeed(parts=["machine", "keys", "decode"], lengths=[256, 8192], decode_keys=[64])
+    cases = study.cases()
+    assert [part for part, _ in cases] == ["machine"] + ["keys"] * 12 + ["decode"] * 6
+    assert {case.rows for part, case in cases if part == "keys"} == {256, 512}  # no more rows than keys
+    assert {(case.keys, case.rows) for part, case in cases if part == "decode"} == {(64, 1)}
+
+
+PATH = ROOT / "results" / "reference" / "attention_speed.csv"
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    return read_reference(PATH)
+
+
+def test_every_figure_is_drawn_from_the_committed_rows(rows, tmp_path):
+    drawn = draw(rows)
+    assert list(drawn) == ["attention_retention", "attention_keys", "attention_roofline"]
+    assert all(save(figure, tmp_path / f"{name}.png").stat().st_size > 10_000 for name, figure in drawn.items())
+    assert (ROOT / "docs" / "attention_speed.png").is_file()
+
+
+def test_rows_are_measured_and_complete(rows):
+    assert set(rows.measured) == {"measured"}
+    assert set(rows.part) == {"bars", "machine", "gather", "keys", "retention", "decode", "flex", "memory"}
+    keyed = rows[["experiment", "config_hash", "metric", "value", "unit", "method", "model", "seed", "path_kind"]]
+    assert keyed.notna().all().all()
+
+
+def test_the_study_prints_its_committed_rows(rows):
+    console = Console(width=300, file=io.StringIO())
+    console.print(AttentionSpeed().table(rows, "committed"))
+    printed = console.file.getvalue()
+    assert all(f"committed · {part}" in printed for part in PARTS)
+    assert "peak bfloat16" in printed
+
+
+def test_the_table_of_bars_lists_every_shape_and_what_is_missed(rows):
+    console = Console(width=300, file=io.StringIO())
+    console.print(bars_table(rows))
+    (line,) = (x for x in console.file.getvalue().splitlines() if "total (int8), 32-row blocks" in x)
+    cells = [cell.strip() for cell in line.split("│")[3:-1]]
+    peaks = rows[(rows.part == "memory") & (rows.method == "total (int8), 32-row blocks, leading_query")].value
+    assert len(peaks) == 6
+    assert cells == ["≤ 256", *(f"{peak:.3g}" + (" missed" if peak > 256 else "") for peak in peaks)]
+
+
+def test_a_bar_is_missed_on_the_wrong_side_of_it_alone(rows):
+    frame = rows[(rows.model == "qwen2-0.5b") & (rows.dtype == "float32")].copy()
+    at = {"attend, per row": ("times faster than sdpa", 2.4), "select": ("share of sdpa", 0.07)}
+    for method, (metric, value) in at.items():
+        frame.loc[(frame.method == method) & (frame.metric == metric) & (frame.part == "bars"), "value"] = value
+    console = Console(width=300, file=io.StringIO())
+    console.print(bars_table(frame))
+    printed = console.file.getvalue()
+    assert "2.4 missed" in printed
+    assert "0.07 missed" in printed
+    frame.loc[(frame.method == "select") & (frame.metric == "share of sdpa"), "value"] = 0.05
+    console.print(bars_table(frame))
+    assert "0.05 missed" not in console.file.getvalue()

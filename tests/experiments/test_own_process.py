@@ -1,0 +1,47 @@
+"""What is measured in a process of its own."""
+
+import os
+
+import pytest
+import torch
+
+from experiments import own_process
+from experiments.own_process import check_memory, in_own_process, peak_bytes
+from shadowattn.errors import InputError
+
+
+def where(value: int) -> tuple[int, int, int]:
+    return value, os.getpid(), torch.get_num_threads()
+
+
+def measured_peak(size: int) -> int:
+    """After an earlier peak, of three times the size."""
+    torch.ones(3 * size, dtype=torch.int8)
+    return peak_bytes(lambda: torch.ones(size, dtype=torch.int8))
+
+
+def refuse() -> None:
+    raise InputError("refused there")
+
+
+def test_it_is_another_process_with_as_many_threads():
+    value, process, threads = in_own_process(where, 5)
+    assert value == 5
+    assert process != os.getpid()
+    assert threads == torch.get_num_threads()
+
+
+def test_its_errors_come_back():
+    with pytest.raises(InputError, match="refused there"):
+        in_own_process(refuse)
+
+
+def test_a_peak_counts_what_was_given_back_and_no_earlier_peak():
+    size = 1 << 26
+    assert 0.9 * size < in_own_process(measured_peak, size) < 2 * size
+
+
+def test_a_system_that_does_not_tell_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(own_process, "_PROCESS", tmp_path)
+    with pytest.raises(InputError, match=r"expected Linux's /proc/self/clear_refs, got none; leave it out"):
+        check_memory("leave it out")
