@@ -152,7 +152,7 @@ _SPEED = {
 def speed() -> str:
     """Times faster than torch's and than our own dense attention."""
     rows = _rows("attention_speed")
-    rows = rows[(rows.part == "bars") & rows.model.isin(list(SHAPES)[:2])]
+    rows = rows[(rows.part == "chunk") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
 
     def cell(method: str, model: str, dtype: str) -> str:
@@ -187,7 +187,7 @@ _MEMORY_TARGET_MB = 256
 def stages() -> str:
     """What one chunk spends its time on, per row."""
     rows = _rows("attention_speed")
-    rows = rows[(rows.part == "bars") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
+    rows = rows[(rows.part == "chunk") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
     names = ["quantise", "estimate", "select", "attend, per row", "total (int8_fused), per row", "own dense", "sdpa"]
     lines = [[name, *(f"{_one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]

@@ -31,10 +31,10 @@ from shadowattn.models.linear import has_onednn, onednn
 from shadowattn.models.load import DTYPES
 from shadowattn.online.selection import BLOCK_SCORES
 from shadowattn.reporting import attention_figures
-from shadowattn.reporting.attention_bars import bars_table
+from shadowattn.reporting.attention_targets import targets_table
 from shadowattn.reporting.rows import SpreadRow
 
-PARTS = ("bars", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
+PARTS = ("chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
 _MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
 
 
@@ -56,7 +56,7 @@ class AttentionRow(SpreadRow):
 class AttentionSpeed(Study):
     """`parts` on layers of `shapes`: the last `rows` rows of `keys` keys at `retention`, where a part varies nothing of that.
 
-    bars: all there is, with lists of one row and of `query_block` rows by every block score. machine: the roofs, torch's matrix
+    chunk: all there is, with lists of one row and of `query_block` rows by every block score. machine: the roofs, torch's matrix
     products and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of
     `gather_keys` keys. keys: against each of `lengths`. retention: against each of `retentions`. decode: one row, `decode_keys`.
     flex: torch's flex_attention on the same blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
@@ -65,7 +65,7 @@ class AttentionSpeed(Study):
     """
 
     parts: list[str] = field(
-        default_factory=lambda: ["bars", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
+        default_factory=lambda: ["chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
     )
     shapes: list[str] = field(default_factory=lambda: ["qwen2-0.5b", "qwen2-1.5b", "phonelm-1.5b"])
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
@@ -144,7 +144,7 @@ class AttentionSpeed(Study):
             ]
 
         every = {
-            "bars": of([self.keys]),
+            "chunk": of([self.keys]),
             "machine": of([self.keys], pairs=pairs[:1]),
             "gather": of([self.gather_keys], rows=self.gather_rows, pairs=pairs[: len(self.dtypes)]),
             "keys": of(self.lengths),
@@ -182,7 +182,7 @@ class AttentionSpeed(Study):
         calls = candidates.baselines(t) | candidates.attend_only(t, 1, block)
         if part == "gather":
             return calls | candidates.gather(t, 1) | candidates.gather(t, block)
-        if part != "bars":
+        if part != "chunk":
             return calls | candidates.totals(t, 1) | candidates.totals(t, block)
         calls |= candidates.stages(t) | candidates.totals(t, 1)
         for block_score in BLOCK_SCORES:
@@ -195,7 +195,7 @@ class AttentionSpeed(Study):
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A table for each part, and the targets."""
         parts = [_part_table(of, f"{title} · {part}") for part, of in rows.groupby("part", sort=False)]
-        return Group(*parts, *([bars_table(rows)] if rows.part.isin(("bars", "memory")).any() else []))
+        return Group(*parts, *([targets_table(rows)] if rows.part.isin(("chunk", "memory")).any() else []))
 
 
 def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[float]]) -> Iterator[AttentionRow]:
@@ -217,7 +217,7 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         for name, (metric, work, unit) in _LIMITS.items():
             yield one("machine", metric, work / timings[name].median_s / 1e9, unit, len(timings[name].seconds))
         return
-    if part == "bars":
+    if part == "chunk":
         pairs = zip(timings["estimate + select"].seconds, timings["estimate"].seconds, strict=True)
         timings["select"] = Timing(tuple(both - estimate for both, estimate in pairs))
     for name, timing in timings.items():

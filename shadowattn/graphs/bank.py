@@ -128,7 +128,7 @@ class GraphBank:
 
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
         is exported to it. `threads` compile at once, None for as many as there are cores. `progress` may wrap the iterable in
-        a bar.
+        a progress bar.
         """
         threads = None if threads is None else checks.integer("threads", threads, least=1)
         blobs = None if blobs is None else _folder(blobs)

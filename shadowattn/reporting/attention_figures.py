@@ -28,7 +28,7 @@ def draw(rows: pd.DataFrame) -> dict[str, Figure]:
         of = rows[rows.part == part]
         if len(of):
             made[f"attention_{part}"] = _speed(of, x, label.format(**of.iloc[-1]))
-    if (rows.part == "bars").any():
+    if (rows.part == "chunk").any():
         made["attention_roofline"] = roofline(rows)
     return made
 
@@ -75,7 +75,7 @@ def roofline(rows: pd.DataFrame) -> Figure:
     """Rates reached by each kernel against the products it needs for each byte of q, k, v and output, read or written once."""
     figure, axis = new_figure(columns=1)
     figure.set_size_inches(9, 4.5)
-    cells = list(rows[rows.part == "bars"].groupby(["model", "dtype"], sort=False))
+    cells = list(rows[rows.part == "chunk"].groupby(["model", "dtype"], sort=False))
     names = ["sdpa", *[name for name in _SHOWN if name.startswith(("own", "attend"))]]
     for marker, ((_, dtype), cell) in zip("osD^vP", cells, strict=False):
         for name in names:

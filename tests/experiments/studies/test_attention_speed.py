@@ -17,8 +17,8 @@ from experiments.studies import attention_speed
 from experiments.studies.attention_speed import PARTS, AttentionRow, AttentionSpeed, rows_of
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
-from shadowattn.reporting.attention_bars import bars_table
 from shadowattn.reporting.attention_figures import break_even, draw
+from shadowattn.reporting.attention_targets import targets_table
 from shadowattn.reporting.figures import save
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -111,7 +111,7 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
     ("arguments", "message"),
     [
         (["study.rounds=0"], "study.rounds: expected at least 1, got 0"),
-        (["study.parts=[bars,speed]"], "study.parts: expected one of bars, machine, gather"),
+        (["study.parts=[chunk,speed]"], "study.parts: expected one of chunk, machine, gather"),
         (["study.shapes=[llama]"], "study.shapes: expected one of qwen2-0.5b, qwen2-1.5b, phonelm-1.5b, got 'llama'"),
         (["study.dtypes=[int8]"], "study.dtypes: expected one of float32, bfloat16"),
         (["study.lengths=[]"], "study.lengths: expected at least one, got none"),
@@ -152,7 +152,7 @@ def test_rows_say_what_follows_from_seconds():
     row = AttentionRow(*[""] * 22)
     case = Case("qwen2-0.5b", torch.float32, 128, 32, 0.5)
     seconds = {"sdpa": [4.0, 8.0], "own dense": [2.0, 4.0], "estimate": [1.0, 1.0], "estimate + select": [1.5, 2.0]}
-    rows = pd.DataFrame(rows_of(row, "bars", case, seconds)).set_index(["method", "metric"])
+    rows = pd.DataFrame(rows_of(row, "chunk", case, seconds)).set_index(["method", "metric"])
     assert rows.value["sdpa", "time"] == 6000
     assert rows.value["own dense", "times faster than sdpa"] == 2
     assert rows.value["select", "time"] == 750
@@ -187,7 +187,7 @@ def test_every_figure_is_drawn_from_the_committed_rows(rows, tmp_path):
 
 def test_rows_are_measured_and_complete(rows):
     assert set(rows.measured) == {"measured"}
-    assert set(rows.part) == {"bars", "machine", "gather", "keys", "retention", "decode", "flex", "memory"}
+    assert set(rows.part) == {"chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory"}
     keyed = rows[["experiment", "config_hash", "metric", "value", "unit", "method", "model", "seed", "path_kind"]]
     assert keyed.notna().all().all()
 
@@ -202,7 +202,7 @@ def test_the_study_prints_its_committed_rows(rows):
 
 def test_the_table_of_bars_lists_every_shape_and_what_is_missed(rows):
     console = Console(width=300, file=io.StringIO())
-    console.print(bars_table(rows))
+    console.print(targets_table(rows))
     (line,) = (x for x in console.file.getvalue().splitlines() if "total (int8), 32-row blocks" in x)
     cells = [cell.strip() for cell in line.split("│")[3:-1]]
     peaks = rows[(rows.part == "memory") & (rows.method == "total (int8), 32-row blocks, leading_query")].value
@@ -214,12 +214,12 @@ def test_a_bar_is_missed_on_the_wrong_side_of_it_alone(rows):
     frame = rows[(rows.model == "qwen2-0.5b") & (rows.dtype == "float32")].copy()
     at = {"attend, per row": ("times faster than sdpa", 2.4), "select": ("share of sdpa", 0.07)}
     for method, (metric, value) in at.items():
-        frame.loc[(frame.method == method) & (frame.metric == metric) & (frame.part == "bars"), "value"] = value
+        frame.loc[(frame.method == method) & (frame.metric == metric) & (frame.part == "chunk"), "value"] = value
     console = Console(width=300, file=io.StringIO())
-    console.print(bars_table(frame))
+    console.print(targets_table(frame))
     printed = console.file.getvalue()
     assert "2.4 missed" in printed
     assert "0.07 missed" in printed
     frame.loc[(frame.method == "select") & (frame.metric == "share of sdpa"), "value"] = 0.05
-    console.print(bars_table(frame))
+    console.print(targets_table(frame))
     assert "0.05 missed" not in console.file.getvalue()
