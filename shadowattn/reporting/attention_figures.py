@@ -55,8 +55,9 @@ def _speed(rows: pd.DataFrame, x: str, label: str) -> Figure:
                 even = break_even(dense[x].to_numpy(), dense.value.to_numpy()) if x == "retention" and "total" in name else None
                 if even:
                     axis.axvline(even, color=colour, linewidth=0.8, linestyle="--")
+                    at = 0.98 - 0.06 * len(axis.texts)  # one below the other: break-evens lie close together
                     above = axis.get_xaxis_transform()  # x in data, y from 0 at the bottom to 1 at the top of the panel
-                    axis.text(even, 0.98, f"{even:.2f} ", color=colour, fontsize=7, ha="right", va="top", transform=above)
+                    axis.text(even, at, f"{even:.2f} ", color=colour, fontsize=7, ha="right", va="top", transform=above)
             axis.axhline(1, color="0.7", linewidth=0.8)
             axis.set_title(f"{shape}, {dtype}", fontsize=9)
             axis.set(xscale="log", yscale="log")
