@@ -5,9 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import pairwise
 from typing import get_type_hints
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.compose import CONF
@@ -17,6 +20,11 @@ from shadowattn.errors import InputError
 
 # Whatever a user calls methods.
 _FREE = ("compare",)
+_CHOICE = re.compile(
+    r"Could not find '(?P<group>[\w/]+)/(?P<name>[^'/]+)' Available options in '[^']+': (?P<options>.*?) Config search path"
+)
+_VALUE = re.compile(r"Error merging override (?P<override>\S+) (?P<reason>.*?)(?: full_key: .*)?$")
+_APPENDED = re.compile(r"An item is already at '(?P<key>[\w.]+)'")
 _UNKNOWN = re.compile(r"Could not (?:override|append to config)\D*?'(?P<key>[\w.]+)'|Key '(?P<leaf>\w+)' (?:is )?not in")
 
 
@@ -35,14 +43,47 @@ def nearest(key: str) -> str | None:
     return whole[0] if whole else last[by_last[0]] if by_last else None
 
 
-def answer(message: str) -> str | None:
-    """One line for Hydra's message on a setting that does not exist; None where it is about something else."""
+def answer(message: str, overrides: Sequence[str]) -> str | None:
+    """One line for what Hydra says of a choice, a value, a setting or the grammar; None where it is about something else."""
+    if found := _CHOICE.search(message):
+        options, plus = found["options"].split(), "+" * (found["group"] == "exp")
+        near = get_close_matches(found["name"], options, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        return f"{plus}{found['group']}={found['name']}: expected one of {', '.join(options)}{meant}"
+    if "use +exp=" in message:
+        return f"exp: an experiment is named with a plus: +{message.rpartition('use +')[2]}"
+    if "override_grammar" in message:
+        return _misread(overrides) or None
+    if found := _APPENDED.search(message):
+        return f"+{found['key']}: the setting is there already; leave out the plus"
+    if found := _VALUE.search(message):
+        key, _, value = found["override"].partition("=")
+        if "is not a ListConfig" in message:
+            return f"{key}: expected a list, such as {key}=[{value}], got {value}"
+        if "no such" not in message and "not in" not in message:
+            return f"{found['override']}: {found['reason']}"
     found = _UNKNOWN.search(message)
     full = re.search(r"full_key: ([\w.]+)", message)
     key = full[1] if full else found and (found["key"] or found["leaf"])
     if not found or "No match in the defaults list" in message or "already" in message:
         return None
     return _unknown(key)
+
+
+def _misread(overrides: Sequence[str]) -> str | None:
+    """What is wrong with the first word of the command line that Hydra cannot read."""
+    parser = OverridesParser.create()
+    for before, override in pairwise(["", *overrides]):
+        if override.startswith("-") or before in ("--config-dir", "-cd"):
+            continue
+        try:
+            parser.parse_override(override)
+        except HydraException:
+            return (
+                f"{override!r}: expected KEY=VALUE; a list is KEY=[A,B], a sweep KEY=A,B, both without spaces, and a value with "
+                f"special characters stands in two kinds of quotes: KEY='\"VALUE\"'"
+            )
+    return None
 
 
 def check_known(config: DictConfig) -> None:

@@ -106,7 +106,7 @@ def main() -> None:
         # Hydra makes a folder of its own among the results before the first job.
         if isinstance(error, OSError) and not isinstance(error, HydraException):
             message = _unwritable(str(error.filename).split("/sweeps")[0], error)
-        _print_error(answer(message) or message)
+        _print_error(answer(message, [typed(one) for one in arguments]) or message)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
@@ -144,6 +144,9 @@ def _check_settings(config: DictConfig) -> None:
         raise InputError(
             f"study: expected a study by its class, got {config.study!r}; choose one with +exp=NAME or study._target_=MODULE.NAME"
         )
+    for key in config:
+        if OmegaConf.is_missing(config, key):
+            raise InputError(f"{key}: expected a choice, got none; leave out ~{key}, or set {key}=NAME")
     if config.reuse not in REUSE:
         raise InputError(f"reuse: expected one of {', '.join(REUSE)}, got {config.reuse!r}")
     for key in ("retention", "retentions"):

@@ -92,9 +92,9 @@ def test_times_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("name", choices()["exp"])
 def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name):
     """With the settings of importance that ask for most."""
-    config = composed([f"+exp={name}"])
-    if "importance" in declared(config.study._target_, "needs"):
-        config = composed([f"+exp={name}", "importance=racing"])
+    needs = declared(composed([f"+exp={name}"]).study._target_, "needs")
+    most = [one for one in ("importance=racing", "allocator=waterfill") if one.partition("=")[0] in needs]
+    config = composed([f"+exp={name}", *most])
     complete(config)
     study = build(config.study)
     made = Lab(config, study.needs)
