@@ -62,13 +62,13 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     assert meta["config_hash"] == folder.name
     assert meta["estimate_device"]["name"] in ("CPU", "NPU")
     rows = pd.read_parquet(folder / "rows.parquet")
-    assert set(rows.method) == {"dense", "shadowattn", "int8_uniform", "oracle", "streaming", "random"}
+    assert set(rows.method) == {"dense", "shadowattn", "waterfill", "int8_uniform", "oracle", "streaming", "random"}
     assert rows.corpus_sha256.nunique() == 1
     assert (rows.measured == "measured").all()
     used = rows[(rows.metric == "sparse_rows") & (rows.retention < 1)]
     assert (used.value > 0).all()
     losses = rows[rows.metric == "loss"].set_index(["method", "retention"]).value
-    for method in ("shadowattn", "int8_uniform", "oracle", "streaming", "random"):
+    for method in ("shadowattn", "waterfill", "int8_uniform", "oracle", "streaming", "random"):
         assert losses[method, 1.0] == pytest.approx(losses["dense", 1.0], abs=1e-5)
     better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0] - 1e-5)]
     assert better.flag.str.contains("sparse beats dense").all()
@@ -117,7 +117,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "runs" / "default").iterdir())) == 4
-    assert len(list((tmp_path / "artifacts").glob("importance-*"))) == 1  # shared by all four
+    assert len(list((tmp_path / "artifacts").glob("sensitivity-*"))) == 1  # shared by all four
 
 
 @pytest.mark.parametrize(
