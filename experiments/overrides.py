@@ -35,11 +35,16 @@ def known_keys() -> tuple[str, ...]:
 
 
 def nearest(key: str) -> str | None:
-    """The known setting that is spelt most like `key`: first by its whole name, then by its last part."""
+    """The known setting that is spelt most like `key`: by its last part where only that was given, then by its
+    whole name, then by a last part spelt nearly so.
+    """
     known = [name for name in known_keys() if not key.startswith(f"{name}.")]
-    last = {name.split(".")[-1]: name for name in known}
+    last = {name.split(".")[-1]: name for name in reversed(known)}
+    own = key.split(".")[-1]
+    if "." not in key and own in last:
+        return last[own]
     whole = get_close_matches(key, known, n=1)
-    by_last = get_close_matches(key.split(".")[-1], last, n=1, cutoff=0.75)
+    by_last = get_close_matches(own, last, n=1, cutoff=0.8)
     return whole[0] if whole else last[by_last[0]] if by_last else None
 
 
@@ -50,6 +55,8 @@ def answer(message: str, overrides: Sequence[str]) -> str | None:
         near = get_close_matches(found["name"], options, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         return f"{plus}{found['group']}={found['name']}: expected one of {', '.join(options)}{meant}"
+    if "Multiple values for " in message:
+        return f"{message.partition('Multiple values for ')[2].partition('.')[0]}: expected one choice, got several"
     if "use +exp=" in message:
         return f"exp: an experiment is named with a plus: +{message.rpartition('use +')[2]}"
     if "override_grammar" in message:

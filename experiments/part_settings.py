@@ -126,6 +126,9 @@ def _typed(part: DictConfig, settings: Settings, key: str) -> DictConfig:
         try:
             made = OmegaConf.merge(made, {name: given[name]})
         except OmegaConfBaseException as error:
+            if "is not a ListConfig" in str(error):
+                value = given[name]
+                raise InputError(f"{key}.{name}: expected a list, such as {key}.{name}=[{value}], got {value}") from error
             raise InputError(f"{key}.{name}: {' '.join(str(error).split('full_key')[0].split())}") from error
     return made
 

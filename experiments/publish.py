@@ -37,11 +37,11 @@ def read_reference(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS}, dtype={"config_hash": str})
 
 
-def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]:
+def publish(run: Path, *, anyway: bool = False, other_command: bool = False, root: Path = ROOT) -> list[Path]:
     """Writes the CSV, where it comes from, and the first figure of one finished run; returns what it wrote.
 
-    `run`: its folder. Raises `InputError` where the rows are altered, or not of the
-    code that is checked out; with `anyway` the second is written down instead.
+    `run`: its folder. Raises `InputError` where the rows are altered, where they are not of the code that is checked out (with
+    `anyway` that is written down instead), and where the published rows are of another command, unless `other_command`.
     """
     rows, source = _read(run)
     reasons = objections(source)
@@ -50,6 +50,12 @@ def publish(run: Path, *, anyway: bool = False, root: Path = ROOT) -> list[Path]
     if reasons:
         source = {**source, "published_although": reasons}
     written = [root / "results" / "reference" / f"{rows.experiment.iloc[0]}.csv"]
+    earlier = read_json(sidecar(written[0]), "publish the run again").get("command") if sidecar(written[0]).is_file() else None
+    if earlier not in (None, source["command"]) and not other_command:
+        raise InputError(
+            f"{run}: expected a run of `{earlier}`, like the rows that are published, got one of `{source['command']}`; to "
+            "replace them, publish with --other-command"
+        )
     write_csv(rows, written[0], source)
     written.append(sidecar(written[0]))
     drawn = study_of(source).figures(read_reference(written[0]))
@@ -92,6 +98,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("--anyway", action="store_true", help="though its code is not what is checked out; its JSON then says so")
+    parser.add_argument("--other-command", action="store_true", help="though the published rows are of another command")
     parser.add_argument("--check", action="store_true", help="list what is published, and whether it is of today's code")
     options = parser.parse_args()
     if options.check == (options.run is not None):
@@ -100,7 +107,7 @@ def main() -> int:
         Console(width=None if sys.stdout.isatty() else 140).print(check())
         return int(any(state(path) != "ok" for path in (ROOT / "results" / "reference").glob("*.csv")))
     try:
-        for written in publish(options.run, anyway=options.anyway):
+        for written in publish(options.run, anyway=options.anyway, other_command=options.other_command):
             print(written.relative_to(ROOT))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")

@@ -39,6 +39,9 @@ from experiments.targets import check_modules
 from shadowattn.errors import InputError
 
 REUSE = ("same", "any")
+# Hydra's own options that mean something here; what follows those of the second kind.
+_FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--resolve")
+_VALUED = {"--cfg": "job", "-c": "job", "--config-dir": "a folder", "-cd": "a folder"}
 
 
 def run(config: DictConfig, *, command: str = "", overrides: Sequence[str] = ()) -> Path:
@@ -58,7 +61,11 @@ def run(config: DictConfig, *, command: str = "", overrides: Sequence[str] = ())
 
 def main() -> None:
     """Runs every job, and turns what a user can cause into one line a job and exit status 2."""
-    arguments = [settable(one) for one in sys.argv[1:]]
+    try:
+        arguments = _options_first([settable(one) for one in sys.argv[1:]])
+    except InputError as error:
+        _print_error(str(error))
+        sys.exit(2)
     failed: list[str] = []
     sweeps.Begun.folders.clear()
 
@@ -147,6 +154,8 @@ def _check_settings(config: DictConfig) -> None:
     for key in config:
         if OmegaConf.is_missing(config, key):
             raise InputError(f"{key}: expected a choice, got none; leave out ~{key}, or set {key}=NAME")
+    if config.threads is not None and config.threads < 1:
+        raise InputError(f"threads: expected at least 1, or null for all cores, got {config.threads}")
     if config.reuse not in REUSE:
         raise InputError(f"reuse: expected one of {', '.join(REUSE)}, got {config.reuse!r}")
     for key in ("retention", "retentions"):
@@ -174,6 +183,25 @@ def _unwritable(results: str, error: OSError) -> str:
         f"paths.results: expected a folder to write to, got {results!r} ({error.strerror}); set paths.results=FOLDER to one that "
         "is not there yet or that you may write to"
     )
+
+
+def _options_first(arguments: list[str]) -> list[str]:
+    """Options before overrides, as argparse wants them. Raises `InputError` on an option that there is not."""
+    options, overrides, left = [], [], list(arguments)
+    while left:
+        one = left.pop(0)
+        name = one.partition("=")[0]
+        if not one.startswith("-"):
+            overrides.append(one)
+        elif name in _FLAGS or (name in _VALUED and "=" in one):
+            options.append(one)
+        elif name in _VALUED:
+            if not left or "=" in left[0] or left[0].startswith("-"):
+                raise InputError(f"{one}: expected {_VALUED[name]} after it, got {left[0] if left else 'nothing'}")
+            options += ["--cfg" if one == "-c" else one, left.pop(0)]
+        else:
+            raise InputError(f"{one}: expected one of {', '.join((*_FLAGS, *_VALUED))}, or a setting as KEY=VALUE")
+    return [*options, *overrides]
 
 
 def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -42,7 +42,7 @@ class LatencyStudy(Study):
 
     def measure_profile(self, lab: Lab) -> tuple[LatencyProfile, Path]:
         """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
-        made, retentions = probe(lab, lab.pipeline), sorted(self.retentions)
+        made, retentions = make_profiler(lab, lab.pipeline), sorted(self.retentions)
         lengths, bound = made.key_lengths(max(lab.prompt_tokens)), made.binding()
         how = {"keys": lengths, "retentions": retentions, "repeats": self.repeats, "schema_version": SCHEMA_VERSION}
         # By the compiled kernels, too: they are what is timed.
@@ -63,7 +63,7 @@ class LatencyStudy(Study):
         return LatencyProfile.load(path), path
 
 
-def probe(lab: Lab, pipeline: Pipeline) -> LatencyProfiler:
+def make_profiler(lab: Lab, pipeline: Pipeline) -> LatencyProfiler:
     """What measures the main method's parts under a pipeline's thread budgets."""
     dtype = lab.loaded.model.dtype
     return LatencyProfiler(

@@ -40,8 +40,12 @@ Pair = tuple[CellName, CellName]
 
 @dataclass(frozen=True)
 class Quality(Study):
-    """Quality against retention; each method is compared with the main one, window by window."""
+    """Quality against retention; each method is compared with the main one, window by window.
 
+    `look`: a line under the table, what a reader should look at.
+    """
+
+    look: str = ""
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "estimator"),
         *("allocator", "selection", "importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel"),
@@ -75,7 +79,7 @@ class Quality(Study):
         return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
-        return Group(tables.summary_table(rows, title), verdicts.comparisons(rows))
+        return Group(tables.summary_table(rows, title), *([self.look] if self.look else []), verdicts.comparisons(rows))
 
     def _cells(self, lab: Lab) -> list[Row]:
         """Rows of all cells; those finished before are not measured again."""

@@ -16,7 +16,7 @@ from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import part_name
 from experiments.progress import bar, say
-from experiments.studies.latency import LatencyStudy, probe
+from experiments.studies.latency import LatencyStudy, make_profiler
 from shadowattn.errors import InputError
 from shadowattn.interleave import interleave
 from shadowattn.machine import cores, processor
@@ -113,25 +113,25 @@ class ValidateSimulator(LatencyStudy):
         """
         base, units = lab.pipeline, lab.units("cells")
         lab.banks.bank.compile()  # for all cores; it was compiled for a stage's share
-        probes = {"serial": probe(lab, replace(base, mode="serial")), "overlap": probe(lab, base)}
-        lengths = probes["overlap"].key_lengths(max(lab.prompt_tokens))
+        profilers = {"serial": make_profiler(lab, replace(base, mode="serial")), "overlap": make_profiler(lab, base)}
+        lengths = profilers["overlap"].key_lengths(max(lab.prompt_tokens))
         retentions = sorted(self.retentions)
-        cases = self.draw_cases(probes["overlap"], lengths, seed=lab.seed)
+        cases = self.draw_cases(profilers["overlap"], lengths, seed=lab.seed)
         modes = f"{len(cases)} chunks in {len(MODES)} modes"
         say(f"{self.passes} times in turn: latency profiles at {len(lengths)} lengths, and {modes}")
-        profiles, times = {name: [] for name in probes}, []
+        profiles, times = {name: [] for name in profilers}, []
         for number in bar(range(self.passes), "measure"):
-            for name, probed in probes.items():
-                points = units.get(f"{name} profile {number}", partial(self._points, probed, lengths, name))
-                profiles[name].append(LatencyProfile(probed.binding(), tuple(Latency(**point) for point in points)))
+            for name, profiler in profilers.items():
+                points = units.get(f"{name} profile {number}", partial(self._points, profiler, lengths, name))
+                profiles[name].append(LatencyProfile(profiler.binding(), tuple(Latency(**point) for point in points)))
             planned_by = profiles["overlap"][0]
-            times.append(units.get(f"calls {number}", partial(self._call_times, probes["overlap"], base, planned_by, cases)))
+            times.append(units.get(f"calls {number}", partial(self._call_times, profilers["overlap"], base, planned_by, cases)))
         layer = Layer(lab.shape.heads, lab.shape.kv_heads, lab.shape.head_dim)
         costs = {name: _costs(_together(of), layer) for name, of in profiles.items()}
         measured = {key: [_mean(one[key]) for one in times] for key in times[0]}
         predictions = {}
         for number, case in enumerate(cases):
-            stages = Stages(probes["overlap"].chunk(*_of(case), seed=0), probes["overlap"].parts)
+            stages = Stages(profilers["overlap"].chunk(*_of(case), seed=0), profilers["overlap"].parts)
             made = _predictions(lab, stages, base, planned_by, costs, layer)
             predictions |= {(number, *key): call for key, call in made.items()}
         fit = [number for number, case in enumerate(cases) if not case.held_out]
@@ -161,7 +161,7 @@ class ValidateSimulator(LatencyStudy):
             )
             for metric, (value, unit) in contention.items()
         ]
-        rows += _switches(common, probes["overlap"], retentions, cases)
+        rows += _switches(common, profilers["overlap"], retentions, cases)
         for number, case in enumerate(cases):
             row = replace(common, case=number, context_tokens=case.keys, retention=float(np.mean(case.retention)))
             row = replace(row, flag="" if case.held_out else FITTED)
@@ -179,13 +179,13 @@ class ValidateSimulator(LatencyStudy):
                     rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
         return rows
 
-    def draw_cases(self, probed: LatencyProfiler, lengths: list[int], *, seed: int) -> list[Case]:
+    def draw_cases(self, profiler: LatencyProfiler, lengths: list[int], *, seed: int) -> list[Case]:
         """Chunks of lengths that the profile has no point at, heads in mixed buckets, retentions alike and different.
 
         Some, spread evenly, are to fit contention on; the others are held out. Raises `InputError` where there are too few.
         """
         count = self.fit_chunks + self.held_out_chunks
-        step = max(1, probed.rows // 4)  # a chunk may end anywhere: a prompt may go on where an earlier one ended
+        step = max(1, profiler.rows // 4)  # a chunk may end anywhere: a prompt may go on where an earlier one ended
         between = [n for n in range(lengths[len(lengths) // 4], lengths[-1], step) if n not in lengths]
         if len(between) < count:
             raise InputError(
@@ -197,25 +197,25 @@ class ValidateSimulator(LatencyStudy):
         made = []
         for number, at in enumerate(np.linspace(0, len(between) - 1, count)):
             alike = number // 3 % 2 == 0
-            retention = [0.2 if alike else draw.uniform(low, high) for _ in range(probed.heads)]
-            made.append(Case(between[round(at)], tuple(probed.mixed(draw)), tuple(retention), number not in fitted))
+            retention = [0.2 if alike else draw.uniform(low, high) for _ in range(profiler.heads)]
+            made.append(Case(between[round(at)], tuple(profiler.mixed(draw)), tuple(retention), number not in fitted))
         return made
 
-    def _points(self, probed: LatencyProfiler, lengths: list[int], name: str) -> list[dict]:
+    def _points(self, profiler: LatencyProfiler, lengths: list[int], name: str) -> list[dict]:
         """Points of one pass; `serial` launches one head at a time."""
         how = {"repeats": self.repeats, "sizes": [1] if name == "serial" else None}
-        return [asdict(point) for keys in lengths for point in probed.measure(keys, sorted(self.retentions), **how)]
+        return [asdict(point) for keys in lengths for point in profiler.measure(keys, sorted(self.retentions), **how)]
 
     def _call_times(
-        self, probed: LatencyProfiler, base: Pipeline, latency: LatencyProfile, cases: list[Case]
+        self, profiler: LatencyProfiler, base: Pipeline, latency: LatencyProfile, cases: list[Case]
     ) -> dict[str, list[float]]:
         """Microseconds of whole calls by case and mode; `latency` is what `planned` plans by. All take turns."""
         calls = {}
         for number, case in enumerate(cases):
-            chunk = probed.chunk(*_of(case), seed=_FIRST_SEED + number)
+            chunk = profiler.chunk(*_of(case), seed=_FIRST_SEED + number)
             for mode in MODES:
                 pipeline = replace(base, mode=mode, profile=latency)
-                calls[_key(number, mode)] = partial(_call, pipeline, chunk, probed.parts)
+                calls[_key(number, mode)] = partial(_call, pipeline, chunk, profiler.parts)
         timings = interleave(calls, rounds=self.rounds, warmup=2)
         return {key: [1e6 * seconds for seconds in timing.seconds] for key, timing in timings.items()}
 
@@ -354,10 +354,10 @@ def _capacity(stages: Stages) -> int:
     return bank.shape_for(heads=bank.launch_heads[0], rows=rows, keys=stages.chunk.keys, head_dim=head_dim).keys
 
 
-def _switches(common: CaseRow, probed: LatencyProfiler, retentions: list[float], cases: list[Case]) -> list[CaseRow]:
+def _switches(common: CaseRow, profiler: LatencyProfiler, retentions: list[float], cases: list[Case]) -> list[CaseRow]:
     """How often a launch of one head follows one of another bucket: in the profile's chunks, and in those it is held to."""
-    chains = {"profile": [[g.bucket for g in one.launches] for one in probed.layouts(retentions, [1])]}
-    chains["chunks"] = [[probed.bank.slot(pair) for pair in case.pairs] for case in cases if case.held_out]
+    chains = {"profile": [[g.bucket for g in one.launches] for one in profiler.layouts(retentions, [1])]}
+    chains["chunks"] = [[profiler.bank.slot(pair) for pair in case.pairs] for case in cases if case.held_out]
     rows = []
     for by, of in chains.items():
         pairs = [pair for chain in of for pair in zip(chain, chain[1:], strict=False)]

@@ -79,6 +79,18 @@ def test_a_run_of_other_code_is_refused_and_a_published_one_becomes_stale(tmp_pa
         publish(run, root=tmp_path)
 
 
+def test_a_run_of_another_command_replaces_published_rows_only_when_that_is_meant(tmp_path):
+    csv = publish(finished_run(tmp_path / "run"), root=tmp_path)[0]
+    toy, content = finished_run(tmp_path / "toy"), csv.read_bytes()
+    meta = json.loads((toy / "meta.json").read_text())
+    write_json(toy / "meta.json", meta | {"command": f"{meta['command']} evaluation.windows=1"})
+    with pytest.raises(InputError, match=r"like the rows that are published, got one of `.* evaluation.windows=1`"):
+        publish(toy, root=tmp_path)
+    assert csv.read_bytes() == content
+    publish(toy, other_command=True, root=tmp_path)
+    assert "evaluation.windows=1" in json.loads(csv.with_suffix(".json").read_text())["command"]
+
+
 def test_altered_rows_and_runs_that_say_too_little_are_refused(tmp_path):
     run = finished_run(tmp_path / "altered")
     (run / "rows.parquet").write_bytes((run / "rows.parquet").read_bytes()[:-3])

@@ -207,17 +207,17 @@ def test_schedulers_are_held_to_the_optimum(run):
 
 
 def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, capsys):
-    pipelines, probes = set(), []
-    call, probe = validate_simulator._call, validate_simulator.probe
+    pipelines, profilers = set(), []
+    call, make = validate_simulator._call, validate_simulator.make_profiler
     monkeypatch.setattr(validate_simulator, "_call", lambda p, *of: (pipelines.add((p.mode, p.threads)), call(p, *of)))
-    monkeypatch.setattr(validate_simulator, "probe", lambda *of: probes.append(probe(*of)) or probes[-1])
+    monkeypatch.setattr(validate_simulator, "make_profiler", lambda *of: profilers.append(make(*of)) or profilers[-1])
     small = ["graphs.chunk_tokens=16", "graphs.limit=27", "study.retentions=[0.1,0.6]", "study.passes=2", "study.rounds=2"]
     small += ["study.repeats=1", "study.fit_chunks=2", "study.held_out_chunks=4"]
     folder = run("validate_simulator", "+exp=validate_simulator", *small)
     rows = rows_of(folder)
     assert pipelines == {(mode, Threads()) for mode in MODES}
-    assert [one.threads for one in probes] == [Threads(), Threads(1, 1, 1)]
-    assert [one.pool is None for one in probes] == [True, False]
+    assert [one.threads for one in profilers] == [Threads(), Threads(1, 1, 1)]
+    assert [one.pool is None for one in profilers] == [True, False]
     errors = rows[rows.metric == "error"]
     assert set(errors["mode"]) == {"serial", "overlap", "grouped", "planned"}
     assert set(errors.by) == {"profile", "device"}  # nothing is held to a sum of its own spans
