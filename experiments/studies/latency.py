@@ -22,7 +22,7 @@ from shadowattn.online.pipeline import Pipeline
 class LatencyStudy(Study):
     """A study that measures latencies of stages that overlap, at these retentions, each so often."""
 
-    retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
+    retentions: list[float] = field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
     repeats: int = 25
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "method", "estimator", "selection", "calibration", "grid", "graphs"),
