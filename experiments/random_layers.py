@@ -8,10 +8,11 @@ import torch
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.selection import Rule
+from shadowattn.online.simulation.device import LAYERS
 from shadowattn.types import Heads, Selection
 
-# Query heads, key/value heads and head dimension of one layer.
-SHAPES = {"qwen2-0.5b": (14, 2, 64), "qwen2-1.5b": (12, 2, 128), "phonelm-1.5b": (16, 16, 160)}
+# Query heads, key/value heads and head dimension of one layer of the paper's models.
+SHAPES = {name.lower(): (layer.heads, layer.kv_heads, layer.head_dim) for name, layer in LAYERS.items()}
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,7 @@ class AttentionSpeed(Study):
             check_count(f"study.{name}", min(getattr(self, name)))
         for name, values in (("retention", [self.retention]), ("retentions", self.retentions)):
             if not all(0 < value <= 1 for value in values):
-                raise InputError(
-                    f"study.{name}: expected a share of the visible keys, in (0, 1], got {min(values)} to {max(values)}"
-                )
+                raise InputError(f"study.{name}: expected shares of the visible keys, in (0, 1], got {values}")
         if "flex" in self.parts:
             self._check_flex()
 

@@ -3,6 +3,7 @@
 Each phase runs in a process of its own, as it would for a user; imports are not counted. Linux only, for the memory.
 """
 
+import re
 import shutil
 import statistics
 import tempfile
@@ -15,6 +16,7 @@ import numpy as np
 import openvino as ov
 import torch
 
+from experiments import random_layers
 from experiments.own_process import in_own_process, resident_bytes
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.cpu import cpu_hints
@@ -23,13 +25,8 @@ from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.planner import ShapePlan, plan_shapes
 from shadowattn.types import RetentionProfile, ScaleGrid
 
-# Query heads, key/value heads, head dimension (table 5 of the paper).
-SHAPES = {
-    "qwen2_0_5b": (14, 2, 64),
-    "qwen2_1_5b": (12, 2, 128),
-    "phonelm_0_5b": (16, 16, 64),
-    "phonelm_1_5b": (16, 16, 160),
-}
+# The same shapes, by names as `model.shape` has them.
+SHAPES = {re.sub("[-.]", "_", name): shape for name, shape in random_layers.SHAPES.items()}
 UNITS = {
     "graphs": "1", "build_s": "s", "save_s": "s", "compile_s": "s", "compile_one_thread_s": "s", "build_and_compile_s": "s",
     "load_s": "s", "openvino_cache_s": "s", "disk_bytes": "B", "resident_bytes": "B", "buffer_bytes": "B", "infer_us": "us",

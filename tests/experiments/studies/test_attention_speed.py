@@ -112,10 +112,13 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
     [
         (["study.rounds=0"], "study.rounds: expected at least 1, got 0"),
         (["study.parts=[chunk,speed]"], "study.parts: expected one of chunk, machine, gather"),
-        (["study.shapes=[llama]"], "study.shapes: expected one of qwen2-0.5b, qwen2-1.5b, phonelm-1.5b, got 'llama'"),
+        (
+            ["study.shapes=[llama]"],
+            "expected one of phonelm-0.5b, phonelm-1.5b, qwen2-0.5b, qwen2-1.5b, got 'llama'",
+        ),
         (["study.dtypes=[int8]"], "study.dtypes: expected one of float32, bfloat16"),
         (["study.lengths=[]"], "study.lengths: expected at least one, got none"),
-        (["study.retentions=[0.2,1.5]"], "study.retentions: expected a share of the visible keys"),
+        (["study.retentions=[0.2,1.5]"], "study.retentions: expected shares of the visible keys, in (0, 1], got [0.2, 1.5]"),
         (["study.gather_keys=8"], "study.gather_keys: expected at least 256"),
         (["study.rows=100"], "flex takes multiples of 64"),
         (["study.keys=512"], "leave flex out of study.parts"),
