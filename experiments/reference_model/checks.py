@@ -139,13 +139,13 @@ def heldout_windows(tokenizer: PreTrainedTokenizerBase, heldout: str, samples: S
 
 def key_value_examples(samples: Samples) -> list[RetrievalExample]:
     """Records whose keys training never asked for, one question each."""
-    rng = evaluation_rng(f"gates/key-value/{samples.seed}")
+    rng = evaluation_rng(f"gates/key-value/{samples.seed}")  # another name would draw other documents than the card's
     return [key_value_records(rng, pairs=samples.key_value_pairs) for _ in range(samples.key_value_documents)]
 
 
 def needle_examples(tokenizer: PreTrainedTokenizerBase, heldout: str, samples: Samples) -> list[RetrievalExample]:
     """One needle in held-out text at evenly spread depths, each prompt at most `needle_tokens` long."""
-    rng = evaluation_rng(f"gates/needle/{samples.seed}")
+    rng = evaluation_rng(f"gates/needle/{samples.seed}")  # as above
     ids = _encode(tokenizer, heldout)
     examples = []
     for index in range(samples.needle_documents):

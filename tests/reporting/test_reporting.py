@@ -133,6 +133,14 @@ def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
         assert first == second
 
 
+@pytest.mark.parametrize("name", ["quickstart", "sweep_retention"])
+def test_the_readme_names_the_allocator_of_the_rows(name):
+    root = Path(__file__).parents[2]
+    frame = read_reference(root / "results" / "reference" / f"{name}.csv")
+    (allocator,) = set(frame[frame.method == "shadowattn"].allocator)
+    assert f"| `shadowattn` | INT8 estimate | its own, by the allocator `{allocator}` |" in (root / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["quickstart", "sweep_retention", "study_allocators", "study_query_block"])
 def test_quality_is_drawn_from_the_committed_rows(name, tmp_path):
     frame = read_reference(Path(__file__).parents[2] / "results" / "reference" / f"{name}.csv")
