@@ -60,7 +60,7 @@ def answer(message: str, overrides: Sequence[str]) -> str | None:
     if "use +exp=" in message:
         return f"exp: an experiment is named with a plus: +{message.rpartition('use +')[2]}"
     if "override_grammar" in message:
-        return _misread(overrides) or None
+        return _misread(overrides)
     if found := _APPENDED.search(message):
         return f"+{found['key']}: the setting is there already; leave out the plus"
     if found := _VALUE.search(message):

@@ -6,6 +6,7 @@ by a run and is no setting.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, make_dataclass
 from difflib import get_close_matches
@@ -126,11 +127,22 @@ def _typed(part: DictConfig, settings: Settings, key: str) -> DictConfig:
         try:
             made = OmegaConf.merge(made, {name: given[name]})
         except OmegaConfBaseException as error:
-            if "is not a ListConfig" in str(error):
-                value = given[name]
-                raise InputError(f"{key}.{name}: expected a list, such as {key}.{name}=[{value}], got {value}") from error
-            raise InputError(f"{key}.{name}: {' '.join(str(error).split('full_key')[0].split())}") from error
+            raise InputError(_mistyped(f"{key}.{name}", given[name], made[name], str(error))) from error
     return made
+
+
+def _mistyped(key: str, value: Any, default: Any, message: str) -> str:
+    """What OmegaConf's `message` on a setting, or on one within it, says in our words where it is not plain."""
+    if "is not a ListConfig" in message:
+        return f"{key}: expected a list, such as {key}=[{value}], got {value}"
+    reason, _, within = " ".join(message.split()).partition(" full_key: ")
+    parent = key.rpartition(".")[0]
+    full = f"{parent}.{within.split()[0]}" if within else key
+    if re.match(r"Key '\w+' not in", reason):
+        near = get_close_matches(full.rpartition(".")[2], list(default), n=1)
+        meant = f"did you mean {key}.{near[0]}?" if near else f"{key} takes {', '.join(one for one in default if one[0] != '_')}"
+        return f"{full}: there is no such setting; {meant}"
+    return f"{full}: {reason}"
 
 
 def _parameters(found: Definition) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr | None, Definition]]]:

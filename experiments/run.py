@@ -19,6 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from string import Template
 
@@ -31,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments import sweeps
 from experiments.compose import CONF, choices, composed, settable, typed
-from experiments.config import ALWAYS
+from experiments.config import ALWAYS, Config
 from experiments.errors import ShardDoneError
 from experiments.overrides import answer, check_known, check_used
 from experiments.part_settings import complete, declared
@@ -40,7 +41,7 @@ from shadowattn.errors import InputError
 
 REUSE = ("same", "any")
 # Hydra's own options that mean something here; what follows those of the second kind.
-_FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--resolve")
+_FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help")
 _VALUED = {"--cfg": "job", "-c": "job", "--config-dir": "a folder", "-cd": "a folder"}
 
 
@@ -147,13 +148,13 @@ def _complete(config: DictConfig) -> DictConfig:
 
 
 def _check_settings(config: DictConfig) -> None:
+    for key in (one.name for one in fields(Config)):
+        if key not in config:  # missing, or deleted
+            raise InputError(f"{key}: expected a choice, got none; leave out ~{key}, or set {key}=NAME")
     if not OmegaConf.is_dict(config.study) or not isinstance(config.study.get("_target_"), str):
         raise InputError(
             f"study: expected a study by its class, got {config.study!r}; choose one with +exp=NAME or study._target_=MODULE.NAME"
         )
-    for key in config:
-        if OmegaConf.is_missing(config, key):
-            raise InputError(f"{key}: expected a choice, got none; leave out ~{key}, or set {key}=NAME")
     if config.threads is not None and config.threads < 1:
         raise InputError(f"threads: expected at least 1, or null for all cores, got {config.threads}")
     if config.reuse not in REUSE:

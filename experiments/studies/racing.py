@@ -7,7 +7,7 @@ The race's defaults were chosen on orders 0 to 23 and 100 to 123 of the bundled 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -43,6 +43,16 @@ Compared = Mapping[int, Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
+class Loose:
+    """What of `Race` is looser in the races beside the main ones."""
+
+    first: int = 16
+    z: float = 1.0
+    tolerance: float = 0.2
+    overlap: float = 0.15
+
+
+@dataclass(frozen=True)
 class Racing(Study):
     """`orders` orders of the windows, numbered from `first_order`; `loose`: the settings of the looser races.
 
@@ -51,14 +61,12 @@ class Racing(Study):
 
     orders: int = 24
     first_order: int = 200
-    loose: dict[str, float] = field(default_factory=lambda: {"first": 16, "z": 1.0, "tolerance": 0.2, "overlap": 0.15})
+    loose: Loose = field(default_factory=Loose)
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "seed", "importance", "allocator", "retention")
 
     def __post_init__(self):
         check_count("study.orders", self.orders)
         check_count("study.first_order", self.first_order, least=1)  # a row's seed 0 is that of a summary
-        if unknown := sorted(set(self.loose) - {"first", "z", "tolerance", "overlap"}):
-            raise InputError(f"study.loose: expected some of first, z, tolerance, overlap, got {', '.join(unknown)}")
         self.races(Race(), 0)
 
     def check(self, lab: Lab) -> None:
@@ -71,10 +79,7 @@ class Racing(Study):
 
     def races(self, race: Race, order: int) -> dict[str, Race]:
         """Those compared in one order, by method."""
-        return {"racing": replace(race, seed=order), "racing, loose": replace(race, **self._loose(), seed=order)}
-
-    def _loose(self) -> dict[str, float]:
-        return self.loose | ({"first": int(self.loose["first"])} if "first" in self.loose else {})
+        return {"racing": replace(race, seed=order), "racing, loose": replace(race, **asdict(self.loose), seed=order)}
 
     def measure(self, lab: Lab) -> list[Row]:
         exact, settings = lab.offline.losses_by("exact"), lab.of("importance")

@@ -127,7 +127,7 @@ def test_a_part_has_all_settings_of_its_class_with_their_defaults():
 
 def test_settings_are_those_of_the_source(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "theirs.py").write_text(
+    (tmp_path / "settings_of_theirs.py").write_text(
         "from dataclasses import dataclass, field\nfrom typing import ClassVar\n\nimport never\nLEAST = 3\n\n"
         "@dataclass\nclass Base:\n    first: int = LEAST\n    second: 'str' = ''\n    needs: ClassVar[tuple] = ('model',)\n\n"
         "@dataclass\nclass Part(Base):\n    third: list[float] = field(default_factory=lambda: [0.5])\n"
@@ -135,15 +135,15 @@ def test_settings_are_those_of_the_source(tmp_path, monkeypatch):
         "class Plain:\n    def __init__(self, a: int, b: float | None, *, c: bool = True): ...\n\n"
         "def open_ended(a: int = 1, **options): ...\n"
     )
-    names = [one.name for one in fields(settings_of("theirs.Part").schema)]
+    names = [one.name for one in fields(settings_of("settings_of_theirs.Part").schema)]
     assert names == ["_target_", "first", "second", "third"]
-    assert OmegaConf.structured(settings_of("theirs.Part").schema).first == 3
-    assert declared("theirs.Part", "needs") == ("model",)
-    plain = OmegaConf.structured(settings_of("theirs.Plain").schema)
+    assert OmegaConf.structured(settings_of("settings_of_theirs.Part").schema).first == 3
+    assert declared("settings_of_theirs.Part", "needs") == ("model",)
+    plain = OmegaConf.structured(settings_of("settings_of_theirs.Plain").schema)
     assert OmegaConf.is_missing(plain, "a")
     assert (plain.b, plain.c) == (None, True)
-    assert settings_of("theirs.open_ended") is None
-    assert settings_of("theirs.Nothing") is None
+    assert settings_of("settings_of_theirs.open_ended") is None
+    assert settings_of("settings_of_theirs.Nothing") is None
 
 
 @pytest.mark.parametrize("override", ["model=smollm2", "evaluation.windows=3", "+estimator@compare.x.estimator=oracle"])
