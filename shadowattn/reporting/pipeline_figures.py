@@ -95,7 +95,7 @@ def modes(rows: pd.DataFrame) -> Figure:
         axis.invert_yaxis()
         axis.set(xlabel="ms", xlim=(0, None))
         axis.set_title(f"{keys} keys", fontsize=9)
-    np.atleast_1d(axes)[0].legend(fontsize=7)
+    drawn.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     first = times.iloc[0]
     what = f"{first.chunk_rows} rows, mean retention {first.retention:g}, random tensors"
     drawn.suptitle(f"{what}\nmedians, quartiles of n = {first.n} calls · measured, kernel {first.kernel}", fontsize=8)
