@@ -84,7 +84,9 @@ def quickstart() -> str:
     columns = {"perplexity": 3, "mass_recall": 3, "topk_overlap": 3, "output_error": 3, "density": 3}
     cells = rows[rows.metric.isin(columns)].set_index(["method", "retention", "metric"]).value
     lines = []
-    for method, retention in rows[["method", "retention"]].drop_duplicates().itertuples(index=False):
+    order = rows.method.drop_duplicates().tolist()  # the order of the printed table
+    pairs = rows[["method", "retention"]].drop_duplicates().sort_values("method", key=lambda x: x.map(order.index), kind="stable")
+    for method, retention in pairs.itertuples(index=False):
         values = [cells.get((method, retention, metric), float("nan")) for metric in columns]
         lines.append([method, f"{retention:g}", *(_dash(x, d) for x, d in zip(values, columns.values(), strict=True))])
     header = ["method", "retention", "perplexity", "attention mass recall", "top-k overlap", "output error", "density"]
@@ -114,27 +116,28 @@ _INCREASE = ("loss_increase", "loss_increase_error")
 
 
 def query_block() -> str:
-    """Quality, density and time of every way to share lists."""
+    """Loss, answers and time of every rule that ranks keys for a block, one column for a block's rows."""
     rows = _rows("study_query_block")
     cells = rows.set_index(["method", "metric"]).value
-    lines = []
-    for method in dict.fromkeys(rows.method[rows.method != "dense"]):
-        faster = cells.get((method, "times_faster_than_dense"), float("nan"))
-        lines.append([
-            f"`{method}`", f"{cells[method, 'density']:.4f}",
-            f"{cells[method, 'loss_increase']:+.3f} ± {cells[method, 'loss_increase_error']:.3f}",
-            f"{cells[method, 'accuracy']:.0%}", _dash(faster, 1),
-        ])  # fmt: skip
+    shared = [method.rsplit("_", 1) for method in dict.fromkeys(rows.method) if method not in ("dense", "per_row")]
+    rules, blocks = list(dict.fromkeys(rule for rule, _ in shared)), list(dict.fromkeys(block for _, block in shared))
+
+    def cell(method: str) -> str:
+        faster = _dash(cells.get((method, "times_faster_than_dense"), float("nan")), 1)
+        loss, error = (cells[method, metric] for metric in _INCREASE)
+        return f"{loss:+.3f} ± {error:.3f} · {cells[method, 'accuracy']:.0%} · {faster}"
+
+    density = [f"{cells[f'{rules[0]}_{block}', 'density']:.4f}" for block in blocks]
+    lines = [
+        ["measured density", f"{cells['per_row', 'density']:.4f}", *density],
+        ["`per_row`", cell("per_row"), *("" for _ in blocks)],
+        *([f"`{rule}`", "", *(cell(f"{rule}_{block}") for block in blocks)] for rule in rules),
+    ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     documents = int(rows[rows.metric == "accuracy"].n.iloc[0])
-    header = [
-        "method_rows",
-        "measured density",
-        "loss above dense, nat",
-        "answers found",
-        "times faster than our dense attention",
-    ]
-    return _table(header, lines, "study_query_block", f"n = {windows} windows and {documents} documents")
+    header = ["rows of a list", "1", *blocks]
+    cells_say = "a cell: loss above dense in nat · answers found · times faster than our dense attention"
+    return _table(header, lines, "study_query_block", f"{cells_say}; n = {windows} windows and {documents} documents")
 
 
 _SPEED = {

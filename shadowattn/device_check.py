@@ -20,7 +20,7 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
-from shadowattn.graphs.symmetric_int8 import quantize
+from shadowattn.graphs.symmetric_int8 import quantise
 from shadowattn.types import Requant
 
 _CHUNK = GraphShape(4, 128, 64, 1024)
@@ -100,7 +100,7 @@ def run_case(device: str, case: str) -> Outcome:
     except RuntimeError as error:  # what OpenVINO raises, for whatever reason
         return Outcome(case, error=" ".join(str(error).split())[-300:])
     median, p95 = np.percentile(seconds, (50, 95)) * 1e3
-    q8, k8 = (quantize(x, scales[name]).double() for name, x in (("q_scales", q), ("k_scales", k)))
+    q8, k8 = (quantise(x, scales[name]).double() for name, x in (("q_scales", q), ("k_scales", k)))
     product = q8 @ k8.repeat_interleave(shape.group, 0).mT
     figures = _compare(out, product, shape, form)
     int8 = runs_in_int8(model) if device == "CPU" else None

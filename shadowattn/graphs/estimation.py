@@ -92,13 +92,13 @@ def estimation_graph(
     q, k = inputs
     step = 1.0
     if form.inputs == "static":
-        q, k, step = quantized(q, q_scale, whole=whole), quantized(k, k_scale, whole=whole), q_scale * k_scale
+        q, k, step = quantised(q, q_scale, whole=whole), quantised(k, k_scale, whole=whole), q_scale * k_scale
     elif form.inputs == "unit":
-        q, k = (quantized(op.convert(x, ov.Type.f32), 1.0) for x in (q, k))
+        q, k = (quantised(op.convert(x, ov.Type.f32), 1.0) for x in (q, k))
     else:
         steps = [_input("q_steps", [1, batch, rows, 1], ov.Type.f32), _input("k_steps", [1, batch, 1, 1], ov.Type.f32)]
         inputs += steps
-        q, k = (quantized(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
+        q, k = (quantised(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
     out = op.matmul(q, k, transpose_a=False, transpose_b=True)
     if whole and form.inputs == "static":
         # Rounding changes nothing here, and keeps the plugin from moving the step in front of the product.
@@ -115,9 +115,9 @@ def estimation_graph(
         out = op.max_pool(out, list(form.pool), [1, 1], [0, 0], [0, 0], list(form.pool), "floor", "explicit").output(0)
     if form.needs_multiplier:
         inputs.append(_input("multiplier", [1, lead[0], lead[1] // form.pool[0], 1], ov.Type.f32))
-        out = _requantize(op.multiply(out, inputs[-1]), 1.0)
+        out = _requantise(op.multiply(out, inputs[-1]), 1.0)
     elif form.requant is not None:
-        out = _requantize(out, form.requant.multiplier(q_scale, k_scale) / step)
+        out = _requantise(out, form.requant.multiplier(q_scale, k_scale) / step)
     if form.indices:
         out = op.topk(out, op.constant(np.int64(shape.top_k)), -1, "max", "value", ov.Type.i32, stable=True).output(1)
     return _model(out, inputs, "indices" if form.indices else "scores")
@@ -140,7 +140,7 @@ def _input(name: str, shape: list[int], dtype: ov.Type):
     return parameter
 
 
-def quantized(x, scale: float, *, whole: bool = False):
+def quantised(x, scale: float, *, whole: bool = False):
     """x clipped to ±127 steps and rounded to whole ones: what makes a plugin take the product for one of INT8.
 
     FakeQuantize rounds x / scale + 127 half to even, so a value midway between two steps goes to the odd one.
@@ -151,7 +151,7 @@ def quantized(x, scale: float, *, whole: bool = False):
     return op.round(steps, "half_to_even") if whole else steps  # FakeQuantize's own are off by a few units in the last place
 
 
-def _requantize(x, multiplier: float):
+def _requantise(x, multiplier: float):
     """INT8 of x · multiplier, half to even, clipped to −128 … 127. The CPU plugin fuses it into the product."""
     low, high = (op.constant(np.float32([bound / multiplier])) for bound in (-128, 127))
     steps = op.fake_quantize(x, low, high, op.constant(np.float32([-128])), op.constant(np.float32([127])), 256)

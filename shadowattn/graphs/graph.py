@@ -10,7 +10,7 @@ from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
-from shadowattn.graphs.symmetric_int8 import quantize
+from shadowattn.graphs.symmetric_int8 import quantise
 
 _TORCH = {"f32": torch.float32, "i8": torch.int8, "i32": torch.int32}
 
@@ -86,7 +86,7 @@ class Graph:
         # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
         by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)
         if self.form.inputs == "unit":
-            q, k = quantize(q, q_scales), quantize(k, k_scales)
+            q, k = quantise(q, q_scales), quantise(k, k_scales)
         by_head[:heads, :rows] = q
         self._inputs["k"][0, :kv_heads, :keys] = k
         if self.form.inputs == "runtime":

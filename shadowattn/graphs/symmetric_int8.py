@@ -20,6 +20,6 @@ def absmax_scales(x: Tensor) -> Tensor:
     return largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
 
 
-def quantize(x: Tensor, scales: Tensor) -> Tensor:
+def quantise(x: Tensor, scales: Tensor) -> Tensor:
     """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
     return torch.round(x.float() / scales[:, None, None]).clamp(-INT8_MAX, INT8_MAX).to(torch.int8)

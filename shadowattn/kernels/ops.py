@@ -73,7 +73,7 @@ def _(scores, candidates, tail, indptr, size, sinks, recent, self_first):
 @torch.library.custom_op("shadowattn::pack", mutates_args=("packed",))
 def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
     """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on."""
-    _check_quantizable(k, packed, scales)
+    _check_quantisable(k, packed, scales)
     checks.integer("first_key", first_key)
     if first_key + k.shape[1] > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {first_key + k.shape[1]} keys, got {packed.shape[1] * 16}")
@@ -221,7 +221,7 @@ def _check_estimate(
     query_block: int,
     exponents: Tensor | None,
 ) -> None:
-    _check_quantizable(q, packed, q_scales)
+    _check_quantisable(q, packed, q_scales)
     checks.one_of("pooling", pooling, native.POOLINGS)
     checks.integer("query_block", query_block, least=1)
     checks.integer("keys", keys, least=1)
@@ -237,7 +237,7 @@ def _check_estimate(
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
 
 
-def _check_quantizable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
+def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
     checks.tensors((torch.uint8,), packed=packed)
     tiled = packed.dim() == 5 and packed.shape[3:] == (16, 4) and packed.is_contiguous()
     dim = x.shape[-1] if x.dim() == 3 else 0

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import quantize
+from shadowattn.graphs.symmetric_int8 import quantise
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.scales import RunningScales, watch_attention
 from shadowattn.online.attention import Request
@@ -68,5 +68,5 @@ def observe_outputs(
 
 def largest_product(q: Tensor, k: Tensor, pair: tuple[float, float]) -> float:
     """Largest magnitude of the integer products of q [Q, D] and k [K, D] in a bucket."""
-    q8, k8 = (quantize(x[None], x.new_tensor([scale]))[0].float() for x, scale in zip((q, k), pair, strict=True))
+    q8, k8 = (quantise(x[None], x.new_tensor([scale]))[0].float() for x, scale in zip((q, k), pair, strict=True))
     return float((q8 @ k8.T).abs().max())  # exact in float32: below 2²⁴ for D up to 1040

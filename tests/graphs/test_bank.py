@@ -15,7 +15,7 @@ from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.graph import Graph
-from shadowattn.graphs.symmetric_int8 import absmax_scales, quantize
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
@@ -222,8 +222,8 @@ def test_estimator_serves_every_head_from_its_own_bucket(bank):
     for head in range(4):
         static = bank.pairs[bank.nearest(float(q_scales[head]), float(k_scales[head // 2]))]
         buckets.add(static)
-        q8 = quantize(q[head : head + 1], torch.tensor([static[0]]))[0].double()
-        k8 = quantize(k[head // 2 : head // 2 + 1], torch.tensor([static[1]]))[0].double()
+        q8 = quantise(q[head : head + 1], torch.tensor([static[0]]))[0].double()
+        k8 = quantise(k[head // 2 : head // 2 + 1], torch.tensor([static[1]]))[0].double()
         steps = scores[head].double() / (static[0] * static[1])
         torch.testing.assert_close(steps, q8 @ k8.T, atol=0.5, rtol=0)
     assert len(buckets) == 3  # heads 2 and 3 share one, and a launch
@@ -387,7 +387,7 @@ def test_a_form_and_its_lookup_survive_saving(tmp_path):
 
 
 def _product(q, k, pair):
-    q8, k8 = (quantize(x[None], torch.tensor([scale]))[0].double() for x, scale in zip((q, k), pair, strict=True))
+    q8, k8 = (quantise(x[None], torch.tensor([scale]))[0].double() for x, scale in zip((q, k), pair, strict=True))
     return q8 @ k8.T
 
 

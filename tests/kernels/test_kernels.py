@@ -197,7 +197,7 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
             lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
         )  # fmt: skip
         scores = ops.estimate(scored, q_scales, packed, keys, kv, at + 1, rule.pooling, rule.query_block, exponents)
-    products = (_quantized(scored, q_scales).double() @ _quantized(k, k_scales).double()[kv].transpose(1, 2)).float()
+    products = (_quantised(scored, q_scales).double() @ _quantised(k, k_scales).double()[kv].transpose(1, 2)).float()
     pooled = rule.pool(products, positions, logit_scales)
     seen = torch.arange(keys) < lists.candidates[:, None] if rule.pooling != "rows" else torch.ones(1, keys, dtype=torch.bool)
     if rule.pooling == "probability":  # sums of float32 exponentials against float64: the best keys but for near ties
@@ -208,7 +208,7 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
     assert indices.equal(TorchKernels().select(pooled, lists).indices)
 
 
-def _quantized(x, scales):
+def _quantised(x, scales):
     return torch.round(x.float() / scales[:, None, None]).clamp(-127, 127).long()
 
 

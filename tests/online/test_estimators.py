@@ -6,7 +6,7 @@ import torch
 import shadowattn
 from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8_tensor import Int8Tensor, quantize
+from shadowattn.online.estimators.int8_tensor import Int8Tensor, quantise
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
@@ -24,7 +24,7 @@ def test_int8_without_a_bank_is_integer_arithmetic():
     q, k, _ = qkv(4, 2, 5, 9, 64)
     estimator = Int8Tensor.of(q, k)
     scores = estimator.scores(Chunk.of(q, k, positions=torch.arange(4, 9)))
-    q8, k8 = quantize(q, estimator.q_scales).long(), quantize(k, estimator.k_scales).long()
+    q8, k8 = quantise(q, estimator.q_scales).long(), quantise(k, estimator.k_scales).long()
     assert q8.abs().amax((1, 2)).tolist() == [127] * 4
     assert scores.long().equal(q8 @ k8.repeat_interleave(2, 0).transpose(1, 2))
 

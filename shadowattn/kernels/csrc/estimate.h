@@ -25,7 +25,7 @@ inline int8_t to_int8(float x, float scale) {
 
 // The same, a vector at a time; D is a multiple of 8.
 template <class T>
-inline void quantize_row(const T* x, int64_t dim, float scale, int8_t* to) {
+inline void quantise_row(const T* x, int64_t dim, float scale, int8_t* to) {
   int64_t d = 0;
   for (; d + VL <= dim; d += VL) {
     const vf y = Isa::max(Isa::min(Isa::load(x + d) / Isa::set1(scale), Isa::set1(127)), Isa::set1(-127));
@@ -46,11 +46,11 @@ int pack_keys(const SaPack& a) {
       const T* k = static_cast<const T*>(a.k.data) + head * a.k.head_stride + r * a.k.row_stride;
       const int64_t key = a.first_key + r;
       uint8_t* to = packed + key / 16 * quads * 64 + key % 16 * 4;
-      int8_t quantized[256];
-      quantize_row(k, a.dim, a.scales[head], quantized);
+      int8_t quantised[256];
+      quantise_row(k, a.dim, a.scales[head], quantised);
       for (int64_t d = 0; d < a.dim; d += 4) {
         uint32_t quad;
-        memcpy(&quad, quantized + d, 4);
+        memcpy(&quad, quantised + d, 4);
         quad ^= 0x80808080u;  // + 128 in each byte
         memcpy(to + d * 16, &quad, 4);
       }
@@ -85,19 +85,19 @@ inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_
 }
 
 // Quantised rows of one head and the sums of their elements.
-struct QuantizedRows {
+struct QuantisedRows {
   int8_t* q;
   int32_t* sums;
   int64_t stride;
 };
 
 template <class T>
-inline void quantize_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t to, const QuantizedRows& x) {
+inline void quantise_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t to, const QuantisedRows& x) {
   for (int64_t r = from; r < to; ++r) {
     const T* q = static_cast<const T*>(a.q.data) + head * a.q.head_stride + r * a.q.row_stride;
     int8_t* out = x.q + (r - from) * x.stride;
     int32_t sum = 0;
-    quantize_row(q, a.dim, a.q_scales[head], out);
+    quantise_row(q, a.dim, a.q_scales[head], out);
     for (int64_t d = 0; d < a.dim; ++d) sum += out[d];
     x.sums[r - from] = sum;
   }
@@ -128,7 +128,7 @@ inline void products_of(int64_t rows, const uint8_t* packed, int64_t from_key, i
 
 // Pooled products of a block of rows over the keys that each of them sees.
 template <int POOLING>
-inline void pool_rows(const SaEstimate& a, const QuantizedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
+inline void pool_rows(const SaEstimate& a, const QuantisedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
                       int32_t* pooled) {
   const int64_t quads = a.dim / 4, first = a.visible[first_row], last = a.visible[first_row + rows - 1];
   const int64_t shared = first / kKeysAtOncePacked * kKeysAtOncePacked;  // keys that all rows see, whole passes of them
@@ -169,7 +169,7 @@ inline void add_probabilities(int32_t* products, int64_t keys, float exponent, f
 }
 
 // The probabilities that a block's rows give to each key, summed; `products` has room for 8 rows of `width`.
-inline void pool_probabilities(const SaEstimate& a, const QuantizedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
+inline void pool_probabilities(const SaEstimate& a, const QuantisedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
                                float exponent, float* pooled, int32_t* products, int64_t width) {
   const int64_t end = round_up(a.visible[first_row + rows - 1], kKeysAtOncePacked);
   memset(pooled, 0, static_cast<size_t>(end) * 4);
@@ -192,10 +192,10 @@ int estimate_rows(const SaEstimate& a) {
     const int64_t head = t / blocks, at = blocks - 1 - t % blocks, from = at * block, to = min_of(from + block, a.rows);
     int32_t* scores = reinterpret_cast<int32_t*>(scratch);
     scratch += score_rows * width * 4;
-    const QuantizedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes), q_stride};
+    const QuantisedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes), q_stride};
     scratch += q_bytes + sum_bytes;
     const uint8_t* packed = a.packed + a.kv_head[head] * a.packed_head_stride;
-    quantize_rows<T>(a, head, from, to, x);
+    quantise_rows<T>(a, head, from, to, x);
     const int64_t first_list = pooled ? at : from, end_list = pooled ? at + 1 : to;
     const bool all_keys = a.scores || !a.to.indices;
     int64_t candidates = all_keys ? a.keys : 0;

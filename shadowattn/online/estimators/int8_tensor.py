@@ -12,7 +12,7 @@ from torch import Tensor
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
-from shadowattn.graphs.symmetric_int8 import absmax_scales, quantize
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.threads import compile_hints, current_budget, thread_budget
@@ -39,14 +39,14 @@ class Int8Tensor(Estimator):
         q, k, heads = chunk.q, chunk.k, chunk.heads
         scores = np.empty((*q.shape[:2], k.shape[1]), np.float32)
         q_scales, k_scales = self._scales(chunk)
-        q8 = quantize(q, q_scales)
+        q8 = quantise(q, q_scales)
         groups = [(slice(group, group + 1), part) for group, part in heads.grouped()]
         span = slice(groups[0][0].start, groups[-1][0].stop)
         if len({part.stop - part.start for _, part in groups}) == 1 and span.stop - span.start == len(groups):
             groups = [(span, slice(0, len(heads)))]  # neighbouring groups of one size share a launch
         for group, part in groups:
             # A group's query heads fold into rows: they share their keys, so K is not repeated.
-            k8 = quantize(k[group], k_scales[group])[None]
+            k8 = quantise(k[group], k_scales[group])[None]
             rows = q8[part].reshape(1, k8.shape[1], -1, q8.shape[2])
             _multiply(rows, k8, scores[part].reshape(1, k8.shape[1], -1, k.shape[1]))
         return torch.from_numpy(scores)
