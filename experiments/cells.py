@@ -1,6 +1,6 @@
 """One method at one retention, measured: loss on every window, fidelity on the first few, accuracy on the task's questions."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,20 +8,22 @@ from torch import Tensor
 
 from experiments.lab import Lab, MethodSettings
 from experiments.parts import build
-from shadowattn.evaluation.fidelity import Fidelity
+from shadowattn.evaluation.divergence import DenseLogits, window_divergences
+from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.evaluation.tasks import exact_match_rate
 from shadowattn.method import attach
 from shadowattn.online.attention import Counters
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.online.full_int8 import AttentionRanges, FullInt8
 from shadowattn.online.selection import Rule
 from shadowattn.types import RetentionProfile
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one method measured at one retention. `fidelity` is empty where nothing ran sparse."""
+    """What one method measured at one retention. `fidelity` is empty where all attention was dense."""
 
     loss: float
     window_losses: list[float]
@@ -36,11 +38,63 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attachment:
-    """What a cell attaches to the model."""
+    """What a cell of a sparse method attaches to the model."""
 
     profile: RetentionProfile
     estimator: Estimator
     rule: Rule = field(default_factory=Rule)
+
+    def observer(self) -> Fidelity:
+        """What measures the fidelity of its attention."""
+        return Fidelity()
+
+    def attached(self, lab: Lab, observers: tuple) -> AbstractContextManager:
+        """The lab's model with the method, as the lab's settings have it run."""
+        options = {"pipeline": lab.pipeline} if "pipeline" in lab.needs else {}
+        options |= {"decode": lab.of("decode")} if "decode" in lab.needs else {}
+        return attach(
+            lab.loaded.model,
+            self.profile,
+            None,
+            estimator=self.estimator,
+            chunk_tokens=lab.of("graphs").chunk_tokens,
+            kernel=lab.kernel,
+            dense_above=lab.dense_above(self.rule.query_block),
+            query_block=self.rule.query_block,
+            block_score=self.rule.block_score,
+            sinks=self.rule.sinks,
+            recent=self.rule.recent,
+            observers=observers,
+            **options,
+        )
+
+    def check(self, lab: Lab, counters: Counters) -> None:
+        """Raises `RuntimeError` where what ran is not what the profile asks for."""
+        limit = lab.dense_above(self.rule.query_block)
+        expected = any(value < limit for layer in self.profile.retention for value in layer)
+        if expected != bool(counters.sparse_rows):
+            raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
+
+
+@dataclass(frozen=True)
+class FullAttachment:
+    """What a cell attaches whose method attends to every key, in INT8."""
+
+    full: FullInt8
+    ranges: AttentionRanges
+
+    def observer(self) -> OutputError:
+        """What measures the fidelity of its attention."""
+        return OutputError()
+
+    def attached(self, lab: Lab, observers: tuple) -> AbstractContextManager:
+        """The lab's model with the method."""
+        return self.full(lab.loaded.model, self.ranges, chunk_tokens=lab.of("graphs").chunk_tokens, observers=observers)
+
+    def check(self, lab: Lab, counters: Counters) -> None:
+        """Raises `RuntimeError` where it did not run."""
+        if not counters.dense_rows:
+            raise RuntimeError("attention in INT8 ran on no row")
 
 
 def attachment(lab: Lab, method: MethodSettings, profile: RetentionProfile) -> Attachment:
@@ -57,56 +111,45 @@ def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | N
     return build(method.estimator, **built)
 
 
-def measure_cell(lab: Lab, windows: Tensor, attached: Attachment | None) -> Cell:
-    """`attached` None: dense attention."""
-    model, chunk_tokens = lab.loaded.model, lab.of("graphs").chunk_tokens
-    fidelity = Fidelity()
-    observed = lab.of("evaluation").fidelity_windows if attached else 0
-    limit = lab.dense_above(attached.rule.query_block) if attached else 0.0
-
-    def context(observers: tuple):
-        if attached is None:
-            return nullcontext()
-        options = {"pipeline": lab.pipeline} if "pipeline" in lab.needs else {}
-        options |= {"decode": lab.of("decode")} if "decode" in lab.needs else {}
-        return attach(
-            model,
-            attached.profile,
-            None,
-            estimator=attached.estimator,
-            chunk_tokens=chunk_tokens,
-            kernel=lab.kernel,
-            dense_above=limit,
-            query_block=attached.rule.query_block,
-            block_score=attached.rule.block_score,
-            sinks=attached.rule.sinks,
-            recent=attached.rule.recent,
-            observers=observers,
-            **options,
-        )
-
-    losses, counters = [], Counters()
-    for part, observers in ((windows[:observed], (fidelity,)), (windows[observed:], ())):
+def measure_cell(
+    lab: Lab, windows: Tensor, attachment: Attachment | FullAttachment | None, dense_logits: DenseLogits | None = None
+) -> Cell:
+    """`attachment` None: dense attention. Fidelity is measured on the first windows; there, where `dense_logits` are given, with
+    the divergence of what the model says next.
+    """
+    model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
+    observer = attachment.observer() if attachment else None
+    first = windows[: lab.of("evaluation").fidelity_windows if attachment else 0]
+    logits = [dense_logits[index] for index in range(len(first))] if dense_logits else []  # while the model is dense
+    losses, divergences, counters = [], [], Counters()
+    for part, observers in ((first, (observer,)), (windows[len(first) :], ())):
         if len(part):
-            with context(observers) as sparse:
-                losses += window_losses(model, part, chunk_tokens=chunk_tokens).tolist()
-                counters += sparse.counters if sparse else Counters()
+            with attachment.attached(lab, observers) if attachment else nullcontext() as run:
+                if observers and logits:
+                    found, divergences = window_divergences(model, part, logits, **how)
+                else:
+                    found = window_losses(model, part, **how).tolist()
+                losses += found
+                counters += run.counters if run else Counters()
+    if attachment:
+        attachment.check(lab, counters)
     accuracy = None
     if lab.questions:
-        with context(()) as sparse:
-            accuracy = exact_match_rate(model, list(lab.questions), chunk_tokens=chunk_tokens)
-    expected = attached is not None and any(value < limit for layer in attached.profile.retention for value in layer)
-    if expected != bool(counters.sparse_rows):
-        raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")
+        with attachment.attached(lab, ()) if attachment else nullcontext():
+            accuracy = exact_match_rate(model, list(lab.questions), **how)
+    fidelity = observer.metrics() if observer else {}
+    if divergences:
+        fidelity |= {"kl_divergence": sum(divergences) / len(divergences)}
+    sparse = isinstance(attachment, Attachment)
     return Cell(
         loss=sum(losses) / len(losses),
         window_losses=losses,
         density=counters.density,
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
-        fidelity=fidelity.metrics(),
-        launches=attached.estimator.launched if attached else 0,
-        clipped_heads=attached.estimator.clipped if attached else 0,
+        fidelity=fidelity,
+        launches=attachment.estimator.launched if sparse else 0,
+        clipped_heads=attachment.estimator.clipped if sparse else 0,
         accuracy=accuracy,
     )
 

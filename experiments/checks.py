@@ -121,6 +121,12 @@ def _check_compare(lab: "Lab") -> None:
         raise InputError(f"method: {lab.of('method')!r} is one of those to compare with; call the method something else")
 
 
+def _check_full(lab: "Lab") -> None:
+    taken = {"dense", *(lab.methods if "estimator" in lab.needs else ())} & set(lab.full)
+    if taken:
+        raise InputError(f"full: {', '.join(map(repr, sorted(taken)))} is another method's name; call it something else")
+
+
 _GROUPS: dict[str, Callable[["Lab"], None]] = {
     "device": lambda lab: lab.device,
     "importance": _check_importance,
@@ -134,6 +140,7 @@ _GROUPS: dict[str, Callable[["Lab"], None]] = {
     "decode": _check_decode,
     "method": _check_name,
     "compare": _check_compare,
+    "full": _check_full,
 }
 
 

@@ -11,7 +11,7 @@ from experiments import config as schema
 
 CONF = Path(__file__).parents[1] / "conf"
 # A setting of a part, which the part's class may have though no YAML names it.
-_OF_A_PART = re.compile(rf"(?:{'|'.join(schema.PARTS)}|compare\.\w+\.(?:estimator|allocator))\.[\w.]+=")
+_OF_A_PART = re.compile(rf"(?:{'|'.join(schema.PARTS)}|compare\.\w+\.(?:estimator|allocator)|full\.\w+)\.[\w.]+=")
 
 schema.register()
 

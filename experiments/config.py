@@ -145,6 +145,7 @@ class Config:
     retentions: list[float] = field(default_factory=list)  # several in one run; empty: `retention` alone
     method: str = "shadowattn"  # what the method put together from the groups below is called in rows
     compare: dict[str, MethodConfig] = field(default_factory=dict)  # further methods, by name; dense always runs
+    full: dict[str, Any] = field(default_factory=dict)  # methods that attend to every key, in other arithmetic, by name
     model: Any = MISSING
     data: Any = MISSING
     importance: ImportanceConfig = MISSING

@@ -32,6 +32,7 @@ from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.online.break_even import break_even
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.executor import Threads
+from shadowattn.online.full_int8 import FullInt8
 from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
@@ -187,6 +188,12 @@ class Lab:
         further: dict[str, MethodConfig] = self.of("compare") if "compare" in self.needs else {}
         made = [MethodSettings(str(name), one.estimator, one.allocator, one.selection) for name, one in further.items()]
         return {one.name: one for one in (self.main, *made)}
+
+    @cached_property
+    def full(self) -> dict[str, FullInt8]:
+        """Methods that attend to every key, in other arithmetic, by name."""
+        found = self.of("full") if "full" in self.needs else {}
+        return {str(name): build(part) for name, part in found.items()}
 
     @property
     def retentions(self) -> list[float]:

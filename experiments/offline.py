@@ -24,6 +24,7 @@ from shadowattn.offline import (
     summarise,
 )
 from shadowattn.offline.allocators import allot
+from shadowattn.offline.attention_ranges import observe_attention_ranges
 from shadowattn.offline.fake_quant import (
     fake_quantised,
     load_activation_scales,
@@ -31,6 +32,7 @@ from shadowattn.offline.fake_quant import (
     save_activation_scales,
 )
 from shadowattn.offline.profile import allocated_profile
+from shadowattn.online.full_int8 import AttentionRanges
 from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 if TYPE_CHECKING:
@@ -101,6 +103,28 @@ class Offline:
     def grid(self) -> ScaleGrid:
         """The static scales that graphs are built for."""
         return scale_grid(self.observations, build(self._lab.of("grid")))
+
+    @cached_property
+    def attention_ranges(self) -> AttentionRanges:
+        """The largest magnitudes of the whole attention, for the static scales of `full` methods."""
+        lab, graphs = self._lab, self._lab.of("graphs")
+        inputs = {
+            "chunk_tokens": graphs.chunk_tokens,
+            "context_tokens": lab.context_tokens,
+            "windows": graphs.calibration_windows,
+        }
+        stage = lab.stage("attention_ranges", inputs)
+
+        def measure() -> AttentionRanges:
+            say(f"ranges: Q, K, V and scores of {lab.shape.layers * lab.shape.heads} heads")
+            return observe_attention_ranges(
+                lab.loaded.model,
+                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
+                chunk_tokens=graphs.chunk_tokens,
+                progress=lambda w: bar(w, "calibrate"),
+            )
+
+        return stage.result(AttentionRanges, measure)
 
     def profile(self, allocator: Any, retention: float) -> RetentionProfile:
         """The retention of every head by one allocator, whose settings are given."""

@@ -19,7 +19,7 @@ from experiments.part_settings import settings_of
 from shadowattn.errors import InputError
 
 # Whatever a user calls methods.
-_FREE = ("compare",)
+_FREE = ("compare", "full")
 _CHOICE = re.compile(
     r"Could not find '(?P<group>[\w/]+)/(?P<name>[^'/]+)' Available options in '[^']+': (?P<options>.*?) Config search path"
 )

@@ -119,7 +119,7 @@ def query_block() -> str:
     """Loss, answers and time of every rule that ranks keys for a block, one column for a block's rows."""
     rows = _rows("study_query_block")
     cells = rows.set_index(["method", "metric"]).value
-    shared = [method.rsplit("_", 1) for method in dict.fromkeys(rows.method) if method not in ("dense", "per_row")]
+    shared = [method.rsplit("_", 1) for method in dict.fromkeys(rows.method[rows.query_block > 1])]
     rules, blocks = list(dict.fromkeys(rule for rule, _ in shared)), list(dict.fromkeys(block for _, block in shared))
 
     def cell(method: str) -> str:

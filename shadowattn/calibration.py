@@ -23,10 +23,12 @@ from shadowattn.graphs.planner import chunk_lengths, launch_sizes, plan_capaciti
 from shadowattn.models.shape import ModelShape, fingerprint, model_shape
 from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
 from shadowattn.offline.allocators import BY_NAME, Allocator, allot
+from shadowattn.offline.attention_ranges import observe_attention_ranges
 from shadowattn.offline.importance import measure_ablations, summarise
 from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
 from shadowattn.offline.sensitivity import measure_sensitivity
+from shadowattn.online.full_int8 import AttentionRanges
 from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
 
 RETENTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -153,6 +155,13 @@ class Calibration:
         stage = self._stage("scales", self.tokens, chunk_tokens=self.chunk_tokens)
         how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
         return stage.result(ScaleObservations, partial(observe_scales, self.model, self.tokens, **how))
+
+    @cached_property
+    def ranges(self) -> AttentionRanges:
+        """The largest magnitudes of the whole attention: what the baseline `FullInt8` takes its static scales from."""
+        stage = self._stage("attention_ranges", self.tokens, chunk_tokens=self.chunk_tokens)
+        how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
+        return stage.result(AttentionRanges, partial(observe_attention_ranges, self.model, self.tokens, **how))
 
     @cached_property
     def scales(self) -> ScaleGrid:

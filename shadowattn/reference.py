@@ -53,6 +53,55 @@ def topk_attention(
     return _attend(q, scores, v, selected, scale)
 
 
+def int8_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal_offset: int,
+    q_step: Tensor,
+    k_step: Tensor,
+    v_step: Tensor,
+    score_step: Tensor | None,
+    probabilities: str = "linear",
+    scale: float | None = None,
+) -> Tensor:
+    """Causal softmax attention in static INT8 (NPU-Full, section 4.1): every key attends, and what the device holds is rounded.
+
+    Shapes as in `dense_attention`; a step is the real value of one integer, float32 [H] of q and of scores, [G] of k and v.
+    Q, K and V are round(x / step), half to even, clipped to ±127; so is the product q·k, where `score_step` is given. Softmax is
+    in float, over the keys that a row sees. Its probabilities are rounded to steps of 1/127 (`linear`), to the power of two whose
+    exponent is nearest to their logarithm, 0 below 2⁻¹²⁷ (`log2`), or not at all (`float`). Returns float32 [H, Q, D].
+    """
+    _, visible = _scores(q, k, v, causal_offset)
+    scale = _scale(q, k, v, scale)
+    heads, rows, dim = q.shape
+    out = torch.zeros(heads, rows, dim)
+    for head in range(heads):
+        group = head * len(k) // heads
+        q8, k8, v8 = (
+            _int8(x, float(step)) for x, step in ((q[head], q_step[head]), (k[group], k_step[group]), (v[group], v_step[group]))
+        )
+        for row in range(rows):
+            seen = int(visible[row])
+            score = (q8[row] @ k8[:seen].T) * (q_step[head] * k_step[group])
+            if score_step is not None:
+                score = _int8(score, float(score_step[head])) * score_step[head]
+            p = torch.softmax(score * scale, -1)
+            if probabilities == "linear":
+                p = torch.round(p * 127) / 127
+            elif probabilities == "log2":
+                exponent = torch.round(-torch.log2(p))
+                p = torch.where(exponent <= 127, 2.0**-exponent, 0.0)
+            out[head, row] = p @ (v8[:seen] * v_step[group])
+    return out
+
+
+def _int8(x: Tensor, step: float) -> Tensor:
+    """Integers −127 … 127 as float32."""
+    return torch.round(x.float() / step).clamp(-127, 127)
+
+
 def select(
     scores: Tensor,
     retention: Tensor,

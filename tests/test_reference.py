@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
 from shadowattn.online.selection import BLOCK_SCORES
-from shadowattn.reference import dense_attention, select, topk_attention
+from shadowattn.reference import dense_attention, int8_attention, select, topk_attention
 from tests.tensors import HEADS, integer_qkv, qkv
 
 
@@ -134,3 +134,24 @@ def test_refuses_an_offset_without_own_keys(offset):
 def test_refuses_heads_that_do_not_divide():
     with pytest.raises(InputError, match="multiple of G"):
         dense_attention(*qkv(3, 2, 5, 10, 8), causal_offset=5)
+
+
+def test_attention_in_int8_with_fine_steps_is_dense_attention():
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(heads, 12, 16, generator=generator) for heads in (4, 2, 2))
+    fine = {"q_step": q.abs().amax((1, 2)), "k_step": k.abs().amax((1, 2)), "v_step": v.abs().amax((1, 2))}
+    fine = {name: step / 127 for name, step in fine.items()}
+    made = int8_attention(q, k, v, causal_offset=0, score_step=None, probabilities="float", **fine)
+    exact = dense_attention(q, k, v, causal_offset=0)
+    assert float((made - exact).norm() / exact.norm()) < 0.02
+    assert not made.equal(exact)
+
+
+def test_probabilities_below_half_a_step_are_lost():
+    """300 keys that score alike: each has 1/300 of the probability, which is nearer to 0 than to 1/127."""
+    q, k = torch.zeros(1, 1, 16), torch.zeros(1, 300, 16)
+    one = torch.ones(1)
+    how = {"causal_offset": 299, "q_step": one, "k_step": one, "v_step": one / 127, "score_step": one}
+    assert int8_attention(q, k, torch.ones(1, 300, 16), **how).equal(torch.zeros(1, 1, 16))
+    assert int8_attention(q, k, torch.ones(1, 300, 16), probabilities="log2", **how)[0, 0, 0] == 300 / 256
+    assert int8_attention(q, k, torch.ones(1, 300, 16), probabilities="float", **how)[0, 0, 0] == pytest.approx(1)

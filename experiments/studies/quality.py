@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from torch import Tensor
 
-from experiments.cells import Cell, attachment, measure_cell, paired_error
+from experiments.cells import Cell, FullAttachment, attachment, measure_cell, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
 from experiments.parts import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
+from shadowattn.evaluation.divergence import DenseLogits
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.offline import save_profile
 from shadowattn.reporting import figures, tables, verdicts
@@ -31,7 +32,7 @@ _UNITS = {
     "loss": "nat",
     "loss_increase": "nat",
     "loss_increase_error": "nat",
-    "sparse_rows": "head rows",
+    "kl_divergence": "nat",
 }
 # Method and retention.
 CellName = tuple[str, float]
@@ -42,12 +43,13 @@ Pair = tuple[CellName, CellName]
 class Quality(Study):
     """Quality against retention; each method is compared with the main one, window by window.
 
+    Methods of `full` attend to every key: one cell each, at retention 1, with which the main method is compared at each of its own.
     `look`: a line under the table, what a reader should look at.
     """
 
     look: str = ""
     needs: ClassVar[tuple[str, ...]] = (
-        *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "estimator"),
+        *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
         *("allocator", "selection", "importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel"),
         *("dense_above", "decode", "pipeline", "scheduler"),
     )
@@ -62,7 +64,10 @@ class Quality(Study):
         At retention 1 every method is dense, and nothing can differ.
         """
         main, names = lab.main.name, self.methods(lab)
-        return {((name, at), (main, at)): "" for at in lab.retentions if at < 1 for name in names if name != main}
+        sparse = [at for at in lab.retentions if at < 1]
+        made = [((name, at), (main, at)) for at in sparse for name in names if name != main]
+        made += [((main, at), (name, 1.0)) for at in sparse for name in lab.full]
+        return dict.fromkeys(made, "")
 
     def measure(self, lab: Lab) -> list[Row]:
         rows = self._cells(lab)
@@ -92,17 +97,27 @@ class Quality(Study):
             say(f"retention: {name}, {_means(profiles[name, lab.retentions[0]])}")
         if any("bank" in method.needs and not method.on_device for method in methods.values()):
             _ = lab.banks.bank
-        todo = sum(not units.has(cell_key(*cell)) for cell in cells)
-        say(f"evaluate: {len(cells)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
+        keys = [*(cell_key(name, 1.0) for name in lab.full), *(cell_key(*cell) for cell in cells)]
+        todo = sum(not units.has(key) for key in keys)
+        say(f"evaluate: {len(keys)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
         row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
         dense = Cell(**units.get("dense", lambda: asdict(measure_cell(lab, windows, None))))
+        logits = DenseLogits(lab.loaded.model, windows, chunk_tokens=lab.of("graphs").chunk_tokens)
         rows = _dense_rows(lab, row, dense, windows, floor)
+        for name, full in lab.full.items():
+
+            def measured_full(full=full) -> dict:
+                return asdict(measure_cell(lab, windows, FullAttachment(full, lab.offline.attention_ranges), logits))
+
+            cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
+            of = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=figures.ALL_KEYS)
+            rows += _loss_rows(lab, of, cell, dense, windows, floor)
         for name, retention in bar(cells, "evaluate"):
             method, profile = methods[name], profiles[name, retention]
             save_profile(profile, lab.folder / "profiles" / f"{cell_key(name, retention)}.json")
 
             def measured(method=method, profile=profile) -> dict:
-                return asdict(measure_cell(lab, windows, attachment(lab, method, profile)))
+                return asdict(measure_cell(lab, windows, attachment(lab, method, profile), logits))
 
             cell = Cell(**units.get(cell_key(name, retention), measured))
             rows += _cell_rows(lab, row, method, retention, cell, dense, windows, floor)
@@ -115,7 +130,6 @@ class Quality(Study):
 def _cell_rows(
     lab: Lab, row: PlacedRow, method: MethodSettings, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
 ) -> list[Row]:
-    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
     row = replace(
         row,
         method=method.name,
@@ -126,17 +140,27 @@ def _cell_rows(
         **method.selection,
         dense_above=lab.dense_above(method.selection.query_block),
     )
+    rows = _loss_rows(lab, row, cell, dense, windows, floor)
+    row = replace(row, n=windows.numel())  # attention also runs on a window's last token
+    rows += [
+        replace(row, metric="density", value=cell.density),
+        replace(row, metric="sparse_density", value=cell.sparse_density),
+        replace(row, metric="sparse_rows", value=float(cell.sparse_rows), unit="head rows"),
+        replace(row, metric="graph_launches", value=float(cell.launches)),
+        replace(row, metric="clipped_heads", value=float(cell.clipped_heads)),
+    ]
+    return rows
+
+
+def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
+    """What is said of every method, sparse or not: loss, fidelity, accuracy."""
+    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
     predicted = windows.numel() - len(windows)
     rows = [
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
-        replace(row, metric="density", value=cell.density, n=windows.numel()),  # attention also runs on a window's last token
-        replace(row, metric="sparse_density", value=cell.sparse_density, n=windows.numel()),
-        replace(row, metric="sparse_rows", value=float(cell.sparse_rows), n=windows.numel()),
-        replace(row, metric="graph_launches", value=float(cell.launches), n=windows.numel()),
-        replace(row, metric="clipped_heads", value=float(cell.clipped_heads), n=windows.numel()),
     ]
     observed = windows[: lab.of("evaluation").fidelity_windows].numel()
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]

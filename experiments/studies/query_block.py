@@ -45,8 +45,8 @@ class QueryBlock(Quality):
     rounds: int = 15
     rows: int = 512
     needs: ClassVar[tuple[str, ...]] = (
-        *("model", "data", "evaluation", "task", "seed", "retention", "method", "estimator", "allocator", "selection"),
-        *("importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "decode"),
+        *("model", "data", "evaluation", "task", "seed", "retention", "method", "full", "estimator", "allocator"),
+        *("selection", "importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "decode"),
         *("pipeline", "scheduler"),
         *("threads",),
     )
@@ -111,11 +111,11 @@ class QueryBlock(Quality):
             "topk_overlap",
             "times_faster_than_dense",
         ]
-        made = Table("block score", "query block", *(m.replace("_", " ") for m in metrics), title=title)
+        made = Table("method", "query block", *(m.replace("_", " ") for m in metrics), title=title)
         rows = rows[rows["head"] < 0] if "head" in rows else rows
-        for (query_block, score), cell in rows.groupby(["query_block", "block_score"], sort=False):
+        for (method, query_block), cell in rows.groupby(["method", "query_block"], sort=False):
             values = cell.set_index("metric").value
-            made.add_row(score, str(query_block), *(f"{values[m]:.4g}" if m in values.index else "" for m in metrics))
+            made.add_row(method, str(query_block), *(f"{values[m]:.4g}" if m in values.index else "" for m in metrics))
         return Group(made, verdicts.comparisons(rows))
 
     def _times(self, lab: Lab) -> list[Row]:

@@ -5,8 +5,30 @@ from torch import Tensor
 
 from shadowattn.kernels import TorchKernels
 from shadowattn.online.attention import Attended
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import Selection
+
+
+class OutputError:
+    """‖output − dense‖ / ‖dense‖ of attention outputs, over all chunks. Called as an observer of `FullInt8`."""
+
+    def __init__(self):
+        self._error = self._norm = 0.0
+
+    def __call__(self, chunk: Chunk, out: Tensor) -> None:
+        how = {"causal_offset": chunk.first_position, "scale": chunk.scale}
+        exact = TorchKernels().dense(chunk.q, chunk.k, chunk.v, chunk.heads, **how).double()
+        self._error += float((out.double() - exact).square().sum())
+        self._norm += float(exact.square().sum())
+
+    def exact(self, out: Tensor) -> None:
+        """Counts an output that is dense attention's own."""
+        self._norm += float(out.double().square().sum())
+
+    def metrics(self) -> dict[str, float]:
+        """The error by name; empty where nothing was seen."""
+        return {"output_error": (self._error / self._norm) ** 0.5} if self._norm else {}
 
 
 class Fidelity:
@@ -20,7 +42,7 @@ class Fidelity:
     def __init__(self):
         self._mass = self._rows = 0.0
         self._common = self._kept = 0
-        self._error = self._norm = 0.0
+        self._output = OutputError()
 
     def __call__(self, seen: Attended) -> None:
         chunk = seen.chunk
@@ -28,7 +50,7 @@ class Fidelity:
         self._rows += heads * rows
         if seen.selection is None:
             self._mass += heads * rows
-            self._norm += float(seen.out.double().square().sum())
+            self._output.exact(seen.out)
             return
         kept = _as_mask(seen.selection, chunk.keys)
         self._mass += float((_probabilities(Oracle().scores(chunk) * chunk.scale, chunk.positions) * kept).sum())
@@ -36,10 +58,7 @@ class Fidelity:
         best = _as_mask(Oracle().select(chunk, seen.rule, lists, TorchKernels()), chunk.keys)  # by the same rule
         self._common += int((kept & best).sum())
         self._kept += int(best.sum())
-        how = {"causal_offset": chunk.first_position, "scale": chunk.scale}
-        exact = TorchKernels().dense(chunk.q, chunk.k, chunk.v, chunk.heads, **how).double()
-        self._error += float((seen.out.double() - exact).square().sum())
-        self._norm += float(exact.square().sum())
+        self._output(chunk, seen.out)
 
     def metrics(self) -> dict[str, float]:
         """The three figures; empty where no chunk took the sparse path."""
@@ -48,7 +67,7 @@ class Fidelity:
         return {
             "mass_recall": self._mass / self._rows,
             "topk_overlap": self._common / self._kept,
-            "output_error": (self._error / self._norm) ** 0.5,
+            **self._output.metrics(),
         }
 
 

@@ -14,35 +14,53 @@ from matplotlib.figure import Figure
 
 _QUALITY = {
     "loss_increase": "loss increase over dense (nat)",
+    "kl_divergence": "KL divergence from dense (nat)",
     "mass_recall": "recall of attention mass",
     "topk_overlap": "overlap with the exact top-k",
     "output_error": "relative output error",
 }
 _MARKERS = "osDv^<>P*X"
+# In the column `allocator`: the method attends to every key.
+ALL_KEYS = "all"
 # Densities that differ by a smaller share than this are the same number of keys.
 EQUAL_DENSITY = 0.01
 
 
 def quality_against_retention(rows: pd.DataFrame) -> Figure:
-    """Loss increase and the three fidelity figures of every method: against retention, or where there are one or two, as dots."""
-    sparse = rows[(rows.method != "dense") & (rows.retention < 1)]  # at 1 every method is dense
-    errors = sparse[sparse.metric == "loss_increase_error"].set_index(["method", "retention"])
+    """Loss increase and fidelity of every method: against retention, or where there are one or two, as dots.
+
+    Methods that attend to every key, in other arithmetic, are a level across the panel, or a dot at retention 1.
+    """
+    whole = attending_to_all(rows)
+    sparse = rows[(rows.method != "dense") & (rows.retention < 1)]  # at 1 every method that estimates is dense
+    shown = pd.concat([sparse, whole])
+    errors = shown[shown.metric == "loss_increase_error"].set_index(["method", "retention"])
     few = sparse.retention.nunique() < 3
-    drawn, axes = new_figure(columns=2, rows=2)
-    for axis, (metric, label) in zip(axes.flat, _QUALITY.items(), strict=True):
-        of = sparse[sparse.metric == metric].set_index(["method", "retention"])
+    panels = [metric for metric in _QUALITY if metric != "kl_divergence" or (rows.metric == metric).any()]
+    drawn, axes = new_figure(columns=2 if len(panels) == 4 else 3, rows=2)
+    for axis, metric in zip(axes.flat, panels, strict=False):
+        of = (shown if few else sparse)[lambda frame, metric=metric: frame.metric == metric].set_index(["method", "retention"])
         error = errors.value.reindex(of.index) if metric == "loss_increase" else of.value * 0
         (_dots if few else _lines_with_errors)(axis, of.value, error)
-        axis.set(**{"xlabel" if few else "ylabel": label})
-        if metric == "loss_increase":
-            scale = {"value": "log"} if (of.value > 0).all() else {"value": "symlog", "linthresh": 0.001}
+        levels = whole[whole.metric == metric]
+        if not few:
+            levels(axis, levels)
+        axis.set(**{"xlabel" if few else "ylabel": _QUALITY[metric]})
+        if metric in ("loss_increase", "kl_divergence"):
+            positive = (of.value > 0).all() and (levels.value > 0).all()
+            scale = {"value": "log"} if positive else {"value": "symlog", "linthresh": 0.001}
             (axis.set_xscale if few else axis.set_yscale)(**scale)
         if not few:
             axis.set(xlabel="retention (kept fraction of visible keys)", xscale="log")
             axis.set_xticks(sorted(sparse.retention.unique()))
             axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
             axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    drawn.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
+    handles = axes[0, 0].get_legend_handles_labels()
+    if len(panels) % 2:
+        axes[1, 2].legend(*handles, fontsize=8, loc="center", frameon=False)
+        axes[1, 2].axis("off")
+    else:
+        drawn.legend(*handles, fontsize=8, loc="outside lower center", ncols=6)
     first = rows.iloc[0]
     devices = ", ".join(sorted(set(rows.estimate_device) - {"none"})) or "no device"
     windows = f"n = {errors.n.iloc[0]} windows of {first.context_tokens} tokens" if len(errors) else f"n = {first.n} tokens"
@@ -90,7 +108,8 @@ def quality_against_query_block(rows: pd.DataFrame) -> Figure:
         "density": "density: share of visible keys attended to",
         "times_faster_than_dense": "times faster than our own dense",
     }
-    sparse = rows[rows.method != "dense"]
+    whole = attending_to_all(rows)
+    sparse = rows[(rows.method != "dense") & ~rows.method.isin(whole.method)]
     per_row = sparse[sparse.query_block == 1]
     errors = sparse[sparse.metric == "loss_increase_error"].set_index("method")
     drawn, axes = new_figure(columns=3, rows=2)
@@ -103,6 +122,8 @@ def quality_against_query_block(rows: pd.DataFrame) -> Figure:
         dense = rows[(rows.method == "dense") & (rows.metric == metric)]
         if metric == "accuracy" and len(dense):
             axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+        if metric in ("loss_increase", "accuracy"):
+            levels(axis, whole[whole.metric == metric])
         if metric == "density" and len(start):
             low, high = start.value.iloc[0] * (1 - EQUAL_DENSITY), start.value.iloc[0] * (1 + EQUAL_DENSITY)
             axis.axhspan(low, high, color="0.85", label=f"per row ± {EQUAL_DENSITY:.0%}")
@@ -126,13 +147,14 @@ def quality_against_query_block(rows: pd.DataFrame) -> Figure:
 def sweep(rows: pd.DataFrame, metric: str) -> Figure:
     """One metric of every job of a sweep, a line for each method: against the retention where jobs differ in it, else by job."""
     of = rows[rows.metric == metric]
-    by_retention = of[of.method != "dense"].retention.nunique() > 1
+    whole = attending_to_all(of)
+    dense, sparse = of[of.method == "dense"], of[(of.method != "dense") & ~of.method.isin(whole.method)]
+    by_retention = sparse.retention.nunique() > 1
     jobs = list(dict.fromkeys(rows.job))
     drawn, axes = new_figure(columns=2 if len(jobs) > 4 else 1)
     axis = np.atleast_1d(axes)[0]
     if len(jobs) > 4:  # room for the legend, and for long names
         np.atleast_1d(axes)[1].axis("off")
-    sparse, dense = of[of.method != "dense"], of[of.method == "dense"]
     lines_of = sparse if len(sparse) else of
     names = ["method"] if not by_retention else ["method", *(["job"] if _more_than_retention(lines_of) else [])]
     for marker, (name, line) in zip(_MARKERS * 9, lines_of.groupby(names, sort=False), strict=False):
@@ -142,6 +164,7 @@ def sweep(rows: pd.DataFrame, metric: str) -> Figure:
         axis.plot(np.asarray(x)[order], line.value.to_numpy()[order], marker=marker, markersize=4, label=label)
     if len(dense) and dense.value.nunique() == 1 and len(sparse):
         axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+    levels(axis, whole.groupby("method", sort=False).filter(lambda one: one.value.nunique() == 1).drop_duplicates("method"))
     if by_retention:
         axis.set(xlabel="retention (kept fraction of visible keys)")
     else:
@@ -212,6 +235,11 @@ def plain_ticks(axis: matplotlib.axis.Axis) -> None:
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
+def attending_to_all(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of methods that attend to every key, in other arithmetic than dense attention: no allocator says how many."""
+    return rows[rows.allocator == ALL_KEYS]
+
+
 def subject(rows: pd.DataFrame) -> str:
     """What rows are about, for a title."""
     first = rows.iloc[0]
@@ -229,6 +257,12 @@ def lines(axis: Axes, rows: pd.DataFrame, errors: pd.Series | None = None) -> No
         group = group.sort_values("retention")
         reach = None if errors is None else [errors.get((method, at), np.nan) for at in group.retention]
         axis.errorbar(group.retention, group.value, yerr=reach, marker=marker, markersize=4, capsize=2, label=method)
+
+
+def levels(axis: Axes, rows: pd.DataFrame) -> None:
+    """A dotted line across the panel for each method that has one value, whatever the retention."""
+    for index, row in enumerate(rows.itertuples()):
+        axis.axhline(row.value, color=str(0.2 + 0.1 * (index % 5)), linestyle=":", label=f"{row.method}, every key")
 
 
 def heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors.Normalize | None = None) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import lines, new_figure, plain_ticks, subject
+from shadowattn.reporting.figures import attending_to_all, levels, lines, new_figure, plain_ticks, subject
 from shadowattn.reporting.verdicts import gains
 
 
@@ -81,7 +81,8 @@ def need(rows: pd.DataFrame) -> Figure:
 def allocators(rows: pd.DataFrame) -> Figure:
     """Loss increase, retrieval and recall of attention mass against retention, a line for each allocator; and what each gains
     over uniform budgets. Methods of another estimator stand beside the others in retrieval alone."""
-    sparse = rows[rows.method != "dense"]
+    whole = attending_to_all(rows)
+    sparse = rows[(rows.method != "dense") & ~rows.method.isin(whole.method)]
     estimator = sparse.estimator.iloc[0]
     panels = {"loss_increase": "loss increase over dense (nat)", "accuracy": "retrieval, exact match"}
     panels = {name: label for name, label in panels.items() if name in set(rows.metric)}
@@ -103,6 +104,7 @@ def allocators(rows: pd.DataFrame) -> Figure:
         dense = rows[(rows.metric == metric) & (rows.method == "dense")]
         if len(dense):
             axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
+        levels(axis, whole[whole.metric == metric])
         axis.set(xlabel="mean retention", ylabel=label)
         axis.set_xticks(sorted(sparse.retention.unique()))
         axis.legend(fontsize=7)

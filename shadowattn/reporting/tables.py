@@ -8,18 +8,23 @@ from rich.table import Table
 _COLUMNS = {
     "perplexity": "perplexity",
     "accuracy": "task accuracy",
+    "kl_divergence": "KL from dense, nat",
     "mass_recall": "attention mass recall",
     "topk_overlap": "top-k overlap",
     "output_error": "output error",
     "density": "density",
 }
 
+# Columns of the table only where a study measured them.
+_WHERE_MEASURED = ("accuracy", "kl_divergence")
+
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """One line for each method and retention, with the metrics as columns, method by method in order of appearance."""
     wide = rows.pivot_table(index=["method", "retention"], columns="metric", values="value", sort=False)
     flags = rows[rows.metric == "perplexity"].set_index(["method", "retention"])["flag"]
-    return wide.reindex(columns=[name for name in _COLUMNS if name != "accuracy" or name in wide]).join(flags).reset_index()
+    columns = [name for name in _COLUMNS if name not in _WHERE_MEASURED or name in wide]
+    return wide.reindex(columns=columns).join(flags).reset_index()
 
 
 def summary_table(rows: pd.DataFrame, title: str) -> Table:

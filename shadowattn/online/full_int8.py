@@ -1,0 +1,180 @@
+"""NPU-Full, the baseline that the paper starts from: a prompt's whole attention in static INT8, nothing selected (section 2.3).
+
+An NPU's graph is built for one scale of each tensor, fixed beforehand from calibration text. What such a graph rounds is rounded
+here, in float32 on integers; sums of products of integers are exact, so the result is the graph's up to its float softmax.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shadowattn import checks
+from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
+from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.kernels.torch_kernels import dense
+from shadowattn.models.registry import replace_attention
+from shadowattn.models.shape import check_device, fingerprint
+from shadowattn.online.attention import Counters, Request, windowed_attention
+from shadowattn.online.chunk import Chunk
+
+PROBABILITIES = ("linear", "log2", "float")
+GRANULARITIES = ("tensor", "head")
+_OCTAVES = 127  # powers of two that 7 bits tell apart
+
+
+@dataclass(frozen=True)
+class AttentionRanges:
+    """The largest magnitudes that a model's attention had on calibration text.
+
+    `q` and `scores` [L][H]; `k` and `v` [L][G]. A score is q·k of a key that the row sees, before the softmax's own scale.
+    """
+
+    q: tuple[tuple[float, ...], ...]
+    k: tuple[tuple[float, ...], ...]
+    v: tuple[tuple[float, ...], ...]
+    scores: tuple[tuple[float, ...], ...]
+    fingerprint: str  # of the model, as `models.fingerprint` gives it
+
+    def __post_init__(self):
+        for name in ("q", "k", "v", "scores"):
+            table = tuple(tuple(checks.numbers_of(name, layer)) for layer in checks.sequence(name, getattr(self, name)))
+            if not table or len({len(layer) for layer in table}) != 1 or any(not 0 <= one for layer in table for one in layer):
+                raise InputError(f"{name}: expected one magnitude for each layer and head, got {table!r:.80}; calibrate again")
+            object.__setattr__(self, name, table)
+        if len({len(table) for table in (self.q, self.k, self.v, self.scores)}) != 1:
+            raise InputError("ranges: expected as many layers of q, k, v and scores; calibrate again")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What one integer step of each tensor of a layer is worth: float32 [H] of q and of scores, [G] of k and of v."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+
+    @classmethod
+    def of(cls, ranges: AttentionRanges, layer: int, granularity: str) -> "Steps":
+        """The largest magnitude / 127, of the layer's `tensor` as a whole or of each `head`."""
+        made = {}
+        for name in ("q", "k", "v", "scores"):
+            largest = torch.tensor(getattr(ranges, name)[layer])
+            largest = largest.amax().expand_as(largest) if granularity == "tensor" else largest
+            made[name] = largest.clamp(min=torch.finfo(torch.float32).tiny * INT8_MAX) / INT8_MAX
+        return cls(**made)
+
+
+@dataclass(frozen=True)
+class FullInt8:
+    """What of a prompt's attention is INT8: Q, K and V always, with the static scales of `AttentionRanges`.
+
+    `scores`: also the scores that the softmax reads. `probabilities`: what multiplies V, in `linear` steps of 1/127, in powers of
+    two (`log2`), or as they are (`float`). `granularity`: one scale for a layer's `tensor`, as NPUs have it and the paper says, or
+    one for each `head`. The defaults are NPU-Full; the others say what of it costs quality.
+    """
+
+    scores: bool = True
+    probabilities: str = "linear"
+    granularity: str = "tensor"
+
+    def __post_init__(self):
+        checks.one_of("probabilities", self.probabilities, PROBABILITIES)
+        checks.one_of("granularity", self.granularity, GRANULARITIES)
+        checks.instance("scores", self.scores, bool, "give true or false")
+
+    @contextmanager
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        ranges: AttentionRanges,
+        *,
+        chunk_tokens: int = 128,
+        observers: Sequence[Callable[[Chunk, Tensor], None]] = (),
+    ) -> Iterator["FullInt8Attention"]:
+        """Makes a Hugging Face causal LM compute its prompts' attention so, and undoes it on leaving.
+
+        `ranges` as `shadowattn.calibrate(model, tokenizer, text).ranges` measures them. A decoding step attends in float, and so
+        do layers with a sliding window. `observers` are given every chunk and its output [H, Q, D]. Raises `InputError` where the
+        ranges are another model's, and on whatever `replace_attention` refuses.
+        """
+        check_device(model, ("cpu",))
+        checks.instance("ranges", ranges, AttentionRanges, "measure them: shadowattn.calibrate(model, tokenizer, text).ranges")
+        if ranges.fingerprint != fingerprint(model):
+            raise InputError(
+                "ranges: they were measured on another model; measure this one's: "
+                "shadowattn.calibrate(model, tokenizer, text).ranges"
+            )
+        attention = FullInt8Attention(self, ranges, chunk_tokens=chunk_tokens, observers=observers)
+        with replace_attention(model, attention, attention.windowed):
+            yield attention
+
+
+class FullInt8Attention:
+    """Attention for all layers of a model, as `models.replace_attention` calls it."""
+
+    def __init__(self, form: FullInt8, ranges: AttentionRanges, *, chunk_tokens: int = 128, observers=()):
+        self.chunk_tokens = checks.integer("chunk_tokens", chunk_tokens, least=1)
+        self.observers, self.counters = tuple(observers), Counters()
+        self._form, self._exclusive = form, Exclusive()
+        self._steps = [Steps.of(ranges, layer, form.granularity) for layer in range(len(ranges.q))]
+
+    @torch.no_grad()
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request = Request()) -> Tensor:
+        """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D] of q's dtype."""
+        with self._exclusive.use():
+            if request.decode:
+                self.counters.decode_rows += q.shape[0] * q.shape[1]
+                return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
+            return torch.stack([self._prompt(Chunk.of(*one, scale=scale, layer=layer)) for one in zip(q, k, v, strict=True)])
+
+    def windowed(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """A layer with a sliding window, in float, as `SparseAttention.windowed`."""
+        self.counters.windowed_rows += q.shape[0] * q.shape[1] * q.shape[2]
+        return windowed_attention(q, k, v, scale, window, chunk_tokens=self.chunk_tokens)
+
+    def _prompt(self, prompt: Chunk) -> Tensor:
+        out = torch.empty_like(prompt.q)
+        for rows, chunk in prompt.split(self.chunk_tokens):
+            out[:, rows] = full_int8(chunk, self._steps[prompt.layer], self._form)
+            count, visible = len(chunk.heads), int((chunk.positions + 1).sum())
+            self.counters.dense_rows += count * chunk.q.shape[1]
+            self.counters.dense_visible += count * visible
+            for observe in self.observers:
+                observe(chunk, out[:, rows])
+        return out
+
+
+def full_int8(chunk: Chunk, steps: Steps, form: FullInt8 = FullInt8()) -> Tensor:
+    """The attention of a chunk's rows, float32 [H, Q, D], as `reference.int8_attention` defines it; all heads of the layer."""
+    (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
+    q, k, v = (integers(x, step) for x, step in ((chunk.q, steps.q), (chunk.k, steps.k), (chunk.v, steps.v)))
+    # The query heads of a key head fold into rows: they share their keys, so K is not repeated.
+    logits = (q.view(groups, -1, dim) @ k.mT).view(heads, rows, keys)
+    logits *= (steps.q * steps.k[chunk.heads.kv])[:, None, None]
+    if form.scores:
+        logits = integers(logits, steps.scores) * steps.scores[:, None, None]
+    hidden = torch.arange(keys) > chunk.positions[:, None]
+    probabilities = torch.softmax((logits * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
+    weights = rounded(probabilities, form.probabilities).view(groups, -1, keys)
+    return (weights @ (v * steps.v[:, None, None])).view(heads, rows, dim)
+
+
+def integers(x: Tensor, steps: Tensor) -> Tensor:
+    """Integers −127 … 127 as float32: round half to even of x [heads, rows, columns] / step [heads]."""
+    return torch.round(x.float() / steps[:, None, None]).clamp_(-INT8_MAX, INT8_MAX)
+
+
+def rounded(probabilities: Tensor, how: str) -> Tensor:
+    """Probabilities in steps of 1/127, or as the nearest power of two in the logarithm, 2⁻¹²⁷ or more; 0 stays 0."""
+    if how == "linear":
+        return torch.round(probabilities * INT8_MAX) / INT8_MAX
+    if how == "log2":
+        octaves = torch.round(-torch.log2(probabilities))
+        return torch.exp2(-octaves).masked_fill_(octaves > _OCTAVES, 0.0)
+    return probabilities

@@ -1,0 +1,36 @@
+"""How far a method moves the next-token distribution."""
+
+import pytest
+import torch
+
+import shadowattn
+from shadowattn.evaluation.divergence import DenseLogits, window_divergences
+from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.online.estimators.random import Random
+from tests.tiny import tiny_model
+
+
+def windows(count: int = 2, length: int = 70) -> torch.Tensor:
+    return torch.randint(0, 128, (count, length), generator=torch.Generator().manual_seed(3))
+
+
+def test_dense_attention_does_not_diverge_from_itself():
+    model, ids = tiny_model(), windows()
+    losses, divergences = window_divergences(model, ids, DenseLogits(model, ids, chunk_tokens=32), chunk_tokens=32)
+    assert losses == pytest.approx(window_losses(model, ids, chunk_tokens=32).tolist())
+    assert divergences == pytest.approx([0, 0], abs=1e-9)
+
+
+@torch.no_grad()
+def test_it_is_the_mean_over_all_rows_of_kullback_and_leiblers():
+    model, ids = tiny_model(), windows()
+    dense = DenseLogits(model, ids, chunk_tokens=32)
+    kept = [dense[0], dense[1]]
+    with shadowattn.attach(model, 0.1, estimator=Random(), chunk_tokens=32):
+        _, divergences = window_divergences(model, ids, kept, chunk_tokens=32)
+        logits = [model(input_ids=window[None]).logits[0] for window in ids]
+    for found, p, other in zip(divergences, kept, logits, strict=True):
+        p = torch.softmax(p.double(), -1)
+        by_hand = (p * (p.log() - torch.log_softmax(other.double(), -1))).sum(-1).mean()
+        assert found == pytest.approx(float(by_hand), rel=1e-3)
+        assert found > 0

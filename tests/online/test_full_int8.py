@@ -1,0 +1,144 @@
+"""NPU-Full: whole attention in static INT8, held to its definition, and in a model."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shadowattn
+from shadowattn.errors import InputError
+from shadowattn.evaluation.fidelity import OutputError
+from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.offline.attention_ranges import observe_attention_ranges
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.full_int8 import AttentionRanges, FullInt8, Steps, full_int8
+from shadowattn.reference import int8_attention
+from tests.tiny import tiny_model
+
+
+def windows(count: int = 2, length: int = 70) -> torch.Tensor:
+    return torch.randint(0, 128, (count, length), generator=torch.Generator().manual_seed(3))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    groups=st.sampled_from([1, 2]),
+    heads_each=st.sampled_from([1, 3]),
+    rows=st.integers(1, 9),
+    before=st.integers(0, 20),
+    dim=st.sampled_from([16, 64, 80]),
+    spread=st.sampled_from([0.1, 1.0, 6.0]),
+    scores=st.booleans(),
+    probabilities=st.sampled_from(["linear", "log2", "float"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_a_chunk_is_what_the_definition_says(
+    seed, groups, heads_each, rows, before, dim, spread, scores, probabilities, dtype
+):
+    generator = torch.Generator().manual_seed(seed)
+    heads, keys = groups * heads_each, before + rows
+    q = (torch.randn(heads, rows, dim, generator=generator) * spread).to(dtype)
+    k, v = (torch.randn(2, groups, keys, dim, generator=generator) * spread).to(dtype)
+    ranges = {"q": q.abs().amax((1, 2)), "k": k.abs().amax((1, 2)) * 0.7, "v": v.abs().amax((1, 2)), "scores": q.new_ones(heads)}
+    ranges = {name: (x.float().tolist(),) for name, x in ranges.items()} | {"scores": ([20.0 * spread**2] * heads,)}
+    steps = Steps.of(AttentionRanges(**ranges, fingerprint=""), 0, "head")
+    made = full_int8(Chunk.of(q, k, v), steps, FullInt8(scores=scores, probabilities=probabilities))
+    expected = int8_attention(
+        q, k, v, causal_offset=before, q_step=steps.q, k_step=steps.k, v_step=steps.v,
+        score_step=steps.scores if scores else None, probabilities=probabilities,
+    )  # fmt: skip
+    # The softmax of a longer row is summed in another order, so a probability may fall on the other side of half a step.
+    step = float(steps.v.max()) * 127 * {"linear": 1 / 127, "log2": 0.75, "float": 0.0}[probabilities]
+    assert ((made - expected).abs() <= 1e-4 * (1 + expected.abs()) + 2 * step).all()
+    apart = ((made - expected).abs() > 1e-4 * (1 + expected.abs())).any(2)
+    assert float(apart.double().mean()) <= 0.5
+
+
+def test_one_scale_for_a_layer_is_the_largest_of_its_heads():
+    ranges = AttentionRanges(((1.0, 4.0),), ((2.0,),), ((3.0,),), ((5.0, 6.0),), "")
+    tensor, head = Steps.of(ranges, 0, "tensor"), Steps.of(ranges, 0, "head")
+    assert (tensor.q * 127).tolist() == pytest.approx([4, 4])
+    assert (head.q * 127).tolist() == pytest.approx([1, 4])
+    assert (tensor.scores * 127).tolist() == pytest.approx([6, 6])
+
+
+def test_ranges_are_the_largest_magnitudes_that_the_model_showed():
+    model, ids = tiny_model(), windows()
+    seen = {}
+
+    def look(layer, q, k, v, scale, request):
+        scores = q[0] @ k[0].repeat_interleave(q.shape[1] // k.shape[1], 0).mT
+        scores = scores.tril(scores.shape[2] - scores.shape[1])
+        for name, x in (("q", q[0]), ("k", k[0]), ("v", v[0]), ("scores", scores)):
+            largest = x.abs().amax((1, 2))
+            seen[name, layer] = torch.maximum(seen.get((name, layer), largest), largest)
+
+    from shadowattn.offline.scales import watch_attention
+
+    with watch_attention(model, look):
+        for window in ids:
+            model(input_ids=window[None])
+    ranges = observe_attention_ranges(model, ids, chunk_tokens=32)
+    for (name, layer), largest in seen.items():
+        assert getattr(ranges, name)[layer] == pytest.approx(largest.tolist(), rel=1e-5)
+
+
+def test_the_loss_of_a_model_grows_with_what_is_rounded():
+    model, ids = tiny_model(), windows(3)
+    ranges = observe_attention_ranges(model, ids, chunk_tokens=32)
+    dense = window_losses(model, ids, chunk_tokens=32)
+    errors = {}
+    for name, form in {"qkv": FullInt8(scores=False, probabilities="float"), "all": FullInt8()}.items():
+        observer = OutputError()
+        with form(model, ranges, chunk_tokens=32, observers=[observer]) as run:
+            assert not window_losses(model, ids, chunk_tokens=32).equal(dense)
+        errors[name] = observer.metrics()["output_error"]
+        assert run.counters.dense_rows == ids.numel() * 2 * 4
+    assert 0 < errors["qkv"] < errors["all"] < 0.5
+    assert window_losses(model, ids, chunk_tokens=32).equal(dense)  # undone
+
+
+@torch.no_grad()
+def test_a_decoding_step_attends_in_float():
+    model, ids = tiny_model(), windows(1)
+    ranges = observe_attention_ranges(model, ids, chunk_tokens=32)
+    with FullInt8()(model, ranges) as run:
+        cache = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+        before = run.counters.dense_rows
+        model(input_ids=ids[:, -1:], past_key_values=cache)
+    assert (run.counters.dense_rows, run.counters.decode_rows) == (before, 2 * 4)
+
+
+def test_ranges_of_another_model_and_settings_that_do_not_exist_are_refused():
+    model, ids = tiny_model(), windows(1)
+    ranges = observe_attention_ranges(model, ids, chunk_tokens=32)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    with pytest.raises(InputError, match="measured on another model"), FullInt8()(other, ranges):
+        pass
+    with pytest.raises(InputError, match="ranges: expected a AttentionRanges"), FullInt8()(model, None):
+        pass
+    for wrong in ({"probabilities": "int4"}, {"granularity": "channel"}, {"scores": "yes"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            FullInt8(**wrong)
+    with pytest.raises(InputError, match="scores: expected"):
+        AttentionRanges(((1.0,),), ((1.0,),), ((1.0,),), ((math.nan,),), "")
+    with pytest.raises(InputError, match="as many layers"):
+        AttentionRanges(((1.0,), (1.0,)), ((1.0,),), ((1.0,),), ((1.0,),), "")
+
+
+def test_calibration_measures_ranges_once(tmp_path):
+    model, tokenizer = shadowattn.models.load_bundled().model, shadowattn.models.load_bundled().tokenizer
+    text = "".join(f"line {i} of a text to calibrate on\n" for i in range(400))
+    how = {"folder": tmp_path, "windows": shadowattn.calibration.Windows(64, 2)}
+    made = shadowattn.calibrate(model, tokenizer, text, **how).ranges
+    again = shadowattn.calibrate(model, tokenizer, text, **how)
+    assert again.ranges == made
+    with FullInt8()(model, made) as run:
+        model(input_ids=torch.arange(40)[None])
+    assert run.counters.dense_rows
