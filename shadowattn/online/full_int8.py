@@ -43,7 +43,7 @@ class AttentionRanges:
     def __post_init__(self):
         for name in ("q", "k", "v", "scores"):
             table = tuple(tuple(checks.numbers_of(name, layer)) for layer in checks.sequence(name, getattr(self, name)))
-            if not table or len({len(layer) for layer in table}) != 1 or any(not 0 <= one for layer in table for one in layer):
+            if not table or len({len(layer) for layer in table}) != 1 or any(one < 0 for layer in table for one in layer):
                 raise InputError(f"{name}: expected one magnitude for each layer and head, got {table!r:.80}; calibrate again")
             object.__setattr__(self, name, table)
         if len({len(table) for table in (self.q, self.k, self.v, self.scores)}) != 1:
@@ -75,8 +75,8 @@ class FullInt8:
     """What of a prompt's attention is INT8: Q, K and V always, with the static scales of `AttentionRanges`.
 
     `scores`: also the scores that the softmax reads. `probabilities`: what multiplies V, in `linear` steps of 1/127, in powers of
-    two (`log2`), or as they are (`float`). `granularity`: one scale for a layer's `tensor`, as NPUs have it and the paper says, or
-    one for each `head`. The defaults are NPU-Full; the others say what of it costs quality.
+    two (`log2`), or as they are (`float`). `granularity`: one scale for a layer's `tensor`, as on an NPU and in the paper, or one
+    for each `head`. The defaults are NPU-Full; the others say what of it costs quality.
     """
 
     scores: bool = True
@@ -125,7 +125,7 @@ class FullInt8Attention:
         self._steps = [Steps.of(ranges, layer, form.granularity) for layer in range(len(ranges.q))]
 
     @torch.no_grad()
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request = Request()) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D] of q's dtype."""
         with self._exclusive.use():
             if request.decode:

@@ -370,3 +370,47 @@ def test_modes_of_the_pipeline_are_timed_side_by_side(run):
     faster = rows[rows.metric == "times_faster_than_batched"].set_index("method").value
     assert faster["int8 batched"] == faster["int8_fused batched"] == 1
     assert (folder / "pipeline_speed.png").is_file()
+
+
+def test_attention_in_int8_stands_in_every_quality_table(run, capsys):
+    further = "+full@full.qkv=npu_full", "full.qkv.scores=false", "full.qkv.probabilities=float"
+    folder = run("whole", "experiment=whole", "retentions=[0.3,0.6,1.0]", "evaluation.windows=2", *further)
+    rows = rows_of(folder)
+    whole = rows[rows.allocator == "all"]
+    assert set(whole[whole.metric == "loss"].method) == {"npu_full", "qkv"}
+    assert set(whole.retention) == {1.0}
+    errors = whole[whole.metric == "output_error"].set_index("method").value
+    assert 0 < errors["qkv"] < errors["npu_full"]
+    divergences = rows[rows.metric == "kl_divergence"].set_index(["method", "retention"])
+    assert set(divergences.unit) == {"nat"}
+    assert (divergences.value > 0)[[("npu_full", 1.0), ("qkv", 1.0), ("shadowattn", 0.3)]].all()
+    assert divergences.value["shadowattn", 1.0] == pytest.approx(0, abs=1e-6)
+    gains = rows[rows.metric == "gain_over_npu_full"]
+    assert gains[["method", "retention"]].to_numpy().tolist() == [["shadowattn", 0.3], ["shadowattn", 0.6]]
+    losses = rows[rows.metric == "loss"].set_index(["method", "retention"]).value
+    assert gains.value.iloc[0] == pytest.approx(losses["npu_full", 1.0] - losses["shadowattn", 0.3])
+    assert "npu_full" in capsys.readouterr().out
+    assert run("whole", "experiment=whole", "retentions=[0.3,0.6,1.0]", "evaluation.windows=2", *further) == folder
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("+full@full.dense=npu_full",), "full: 'dense' is another method's name"),
+        (("full.npu_full.probabilities=int4",), "probabilities: expected one of linear, log2, float"),
+        (("full.npu_full.probability=log2",), "full.npu_full.probability: there is no such setting; did you mean"),
+    ],
+)
+def test_whole_attention_that_makes_no_sense_is_refused(run, capsys, given, message):
+    with pytest.raises(SystemExit):
+        run("whole", "experiment=whole", *given)
+    assert message in capsys.readouterr().err
+
+
+def test_outliers_of_every_head(run):
+    folder = run("outliers", "+exp=study_outliers", "evaluation.windows=1", "study.calibration_windows=1")
+    rows = rows_of(folder)
+    heads = rows[(rows.metric == "output_error") & (rows.layer >= 0)].groupby("method").size()
+    assert set(heads) == {2 * 4}
+    assert {"npu_full", "npu_full, both", "qkv, offset", "npu_full_log2", "npu_full_per_head"} <= set(heads.index)
+    assert (folder / "study_outliers.png").is_file()

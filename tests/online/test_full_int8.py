@@ -36,9 +36,7 @@ def windows(count: int = 2, length: int = 70) -> torch.Tensor:
     probabilities=st.sampled_from(["linear", "log2", "float"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_a_chunk_is_what_the_definition_says(
-    seed, groups, heads_each, rows, before, dim, spread, scores, probabilities, dtype
-):
+def test_a_chunk_is_what_the_definition_says(seed, groups, heads_each, rows, before, dim, spread, scores, probabilities, dtype):
     generator = torch.Generator().manual_seed(seed)
     heads, keys = groups * heads_each, before + rows
     q = (torch.randn(heads, rows, dim, generator=generator) * spread).to(dtype)

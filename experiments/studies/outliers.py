@@ -1,0 +1,105 @@
+"""Which heads break static INT8 attention, and why: each head's error beside its sinks and outliers, and what remedies save."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
+from torch import Tensor
+
+from experiments.checks import check_count
+from experiments.lab import Lab
+from experiments.progress import bar, say
+from experiments.studies.base import Study
+from shadowattn.evaluation.outliers import (
+    RESCALINGS,
+    Candidate,
+    HeadErrors,
+    measure_head_errors,
+    observe_channels,
+    observe_rescaled_ranges,
+)
+from shadowattn.online.full_int8 import FullInt8
+from shadowattn.reporting import outlier_figures
+from shadowattn.reporting.rows import PlacedRow
+
+# What of the attention is rounded, from Q, K and V alone to all of it.
+FORMS = {
+    "qkv": FullInt8(scores=False, probabilities="float"),
+    "qkv_scores": FullInt8(probabilities="float"),
+    "qkv_probabilities": FullInt8(scores=False),
+    "npu_full": FullInt8(),
+}
+FURTHER = {"npu_full_log2": FullInt8(probabilities="log2"), "npu_full_per_head": FullInt8(granularity="head")}
+
+
+@dataclass(frozen=True)
+class Outliers(Study):
+    """Static scales are those of `calibration_windows` windows of the calibration text; errors those of the held-out windows.
+
+    Every form with every rescaling of Q and K (`evaluation.outliers`): none, the mean key taken off, channels equalised, both.
+    A head is said to have a sink where the first key holds more than `sink_share` of its probability.
+    """
+
+    calibration_windows: int = 4
+    sink_share: float = 0.3
+    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "graphs")
+
+    def __post_init__(self):
+        check_count("study.calibration_windows", self.calibration_windows)
+
+    def measure(self, lab: Lab) -> list[PlacedRow]:
+        """One row a head and figure, and for each candidate one about all heads."""
+        found = self._errors(lab)
+        windows = lab.heldout()
+        row = replace(lab.row(PlacedRow), n=found.rows)
+        rows = []
+        for metric in ("sink", "q_outlier", "k_outlier"):
+            rows += _by_head(replace(row, metric=f"{metric}_share" if metric == "sink" else metric), vars(found)[metric])
+        sinks = found.sink > self.sink_share
+        rows.append(replace(row, metric="heads_with_sinks", value=float(sinks.sum()), n=sinks.numel()))
+        for name in found.error:
+            of = replace(row, method=name, allocator="all", estimator="full_int8", n=found.rows)
+            total = found.error[name].sum()
+            rows.append(replace(of, metric="output_error", value=float((total / found.norm.sum()).sqrt())))
+            rows.append(replace(of, metric="error_of_sinks", value=float(found.error[name][sinks].sum() / total)))
+            rows += _by_head(replace(of, metric="output_error"), found.relative(name))
+        say(f"outliers: {int(sinks.sum())} of {sinks.numel()} heads have a sink, {len(windows)} windows")
+        return rows
+
+    def _errors(self, lab: Lab) -> HeadErrors:
+        model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
+        calibration = lab.calibration(tokens=lab.context_tokens, windows=self.calibration_windows)
+        say(f"ranges: {len(RESCALINGS)} rescalings of Q and K, {len(calibration)} windows of {lab.context_tokens} tokens")
+        channels = observe_channels(model, calibration, **how, progress=lambda w: bar(w, "channels"))
+        rescalings = {name: [layer.rescaling(name) for layer in channels] for name in RESCALINGS}
+        ranges = observe_rescaled_ranges(model, calibration, rescalings, **how, progress=lambda w: bar(w, "ranges"))
+        candidates = {
+            form if name == "none" else f"{form}, {name}": Candidate(made, rescalings[name], ranges[name])
+            for name in RESCALINGS
+            for form, made in FORMS.items()
+        }
+        candidates |= {form: Candidate(made, rescalings["none"], ranges["none"]) for form, made in FURTHER.items()}
+        return measure_head_errors(model, lab.heldout(), candidates, **how, progress=lambda w: bar(w, "errors"))
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"study_outliers": outlier_figures.outliers(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """A line for each candidate: its error over all heads, the head it serves worst, and what heads with sinks make of it."""
+        made = Table("method", "output error", "worst head", "share of the error in heads with sinks", title=title)
+        for name, of in rows[rows.metric.isin(("output_error", "error_of_sinks"))].groupby("method", sort=False):
+            whole, heads = of[of.layer < 0].set_index("metric").value, of[of.layer >= 0]
+            worst = heads.loc[heads.value.idxmax()]
+            place = f"{worst.value:.3f} (layer {worst.layer}, head {worst['head']})"
+            made.add_row(str(name), f"{whole['output_error']:.4f}", place, f"{whole['error_of_sinks']:.0%}")
+        return made
+
+
+def _by_head(row: PlacedRow, values: Tensor) -> Sequence[PlacedRow]:
+    layers, heads = values.shape
+    places = torch.cartesian_prod(torch.arange(layers), torch.arange(heads)).tolist()
+    return [replace(row, layer=layer, head=head, value=float(values[layer, head])) for layer, head in places]
