@@ -43,7 +43,7 @@ Pair = tuple[CellName, CellName]
 class Quality(Study):
     """Quality against retention; each method is compared with the main one, window by window.
 
-    Methods of `full` attend to every key: one cell each, at retention 1, with which the main method is compared at all of its own.
+    Methods of `full` attend to every key: one cell each, at retention 1; the main method is compared with it at all of its own.
     `look`: a line under the table, what a reader should look at.
     """
 

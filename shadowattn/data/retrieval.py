@@ -30,6 +30,12 @@ WORDS: tuple[str, ...] = tuple(_WORDS.split())
 # One spelling of a record per document, so that the key alone tells the records of a document apart.
 RECORD_TEMPLATES = (": {key}: {value}\n", "- {key} {value}\n", "set {key} = {value}\n", "{{ {key} -> {value} }}\n")
 
+# What a needle says, the value last but for punctuation: one among comments of code, and one that language models complete.
+NEEDLES = {
+    "note": "# note: the word for {key} is {value}\n",
+    "number": "The special magic number for {key} is {value}.\n",
+}
+
 
 @dataclass(frozen=True)
 class RetrievalExample:
@@ -104,25 +110,35 @@ def multi_hop_references(
 
 
 def needle_in_filler(
-    rng: random.Random, *, filler: str, depth: float, distractors: int = 0, split: str = "evaluation"
+    rng: random.Random,
+    *,
+    filler: str,
+    depth: float,
+    distractors: int = 0,
+    split: str = "evaluation",
+    wording: str = "note",
 ) -> RetrievalExample:
-    """`filler` with one sentence hidden at `depth` (0 first line, 1 last line) and asked for at the end.
+    """`filler` with one sentence hidden at `depth` (0 first line, 1 last line) and asked for at the end by its own beginning.
 
-    `distractors` sentences of the same form about other words are hidden at random depths. Raises `ValueError` when
+    `wording` is one of `NEEDLES`; values are words, or in `number` five digits. `distractors` sentences of the same form about other words are hidden at random depths. Raises `ValueError` when
     `depth` is outside 0 to 1.
     """
     if not 0.0 <= depth <= 1.0:
         raise ValueError(f"expected a depth from 0 (first line) to 1 (last line), got {depth}")
     keys = _draw(rng, asked_words(split), 1 + distractors)
-    values = _draw(rng, [word for word in WORDS if word not in set(keys)], 1 + distractors)
+    if wording == "number":
+        values = list(map(str, rng.sample(range(10_000, 100_000), 1 + distractors)))
+    else:
+        values = _draw(rng, [word for word in WORDS if word not in set(keys)], 1 + distractors)
     lines = filler.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     depths = [depth, *(rng.random() for _ in range(distractors))]
-    hidden = [(round(d * len(lines)), _needle(key, value)) for d, key, value in zip(depths, keys, values, strict=True)]
+    sentences = [NEEDLES[wording].format(key=key, value=value) for key, value in zip(keys, values, strict=True)]
+    hidden = [(round(d * len(lines)), sentence) for d, sentence in zip(depths, sentences, strict=True)]
     for line, sentence in sorted(hidden, reverse=True):
         lines.insert(line, sentence)
-    prompt = "".join(lines) + _needle(keys[0], values[0]).removesuffix(f" {values[0]}\n")
+    prompt = "".join(lines) + NEEDLES[wording].partition(" {value}")[0].format(key=keys[0])
     return _example(prompt, f" {values[0]}", "needle_in_filler", ())
 
 
@@ -158,10 +174,6 @@ def _example(prompt: str, answer: str, kind: str, earlier_spans: tuple[tuple[int
 
 def _record(template: int, key: str, value: str) -> str:
     return RECORD_TEMPLATES[template].format(key=key, value=value)
-
-
-def _needle(key: str, value: str) -> str:
-    return f"# note: the word for {key} is {value}\n"
 
 
 def _draw(rng: random.Random, words: Sequence[str], count: int) -> list[str]:

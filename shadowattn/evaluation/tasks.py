@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from shadowattn.data.retrieval import evaluation_rng, key_value_records, needle_in_filler
+from shadowattn import checks
+from shadowattn.data.retrieval import NEEDLES, evaluation_rng, key_value_records, needle_in_filler
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 
@@ -69,14 +70,20 @@ class RetrievalKV:
 
 @dataclass(frozen=True)
 class Needle:
-    """One sentence hidden in held-out text of `tokens` tokens at each of `depths` (0 first line, 1 last line)."""
+    """One sentence hidden in held-out text of `tokens` tokens at each of `depths` (0 first line, 1 last line).
+
+    `wording`: `note`, a comment that names a word, which the bundled model was trained on; `number`, a sentence that names a
+    number, which language models complete.
+    """
 
     documents: int = 20
     tokens: int = 1024
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
     seed: int = 0
+    wording: str = "note"
 
     def __post_init__(self):
+        checks.one_of("task.wording", self.wording, tuple(NEEDLES))
         _check_count("documents", self.documents)
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
             raise InputError(f"task.depths: expected depths from 0 (first line) to 1 (last line), got {list(self.depths)}")
@@ -97,7 +104,7 @@ class Needle:
             start = rng.randrange(len(ids) - length + 1)
             hay = tokenizer.decode(ids[start : start + length])
             depth = self.depths[index % len(self.depths)]
-            questions.append(_encoded(tokenizer, needle_in_filler(rng, filler=hay, depth=depth)))
+            questions.append(_encoded(tokenizer, needle_in_filler(rng, filler=hay, depth=depth, wording=self.wording)))
         return questions
 
 

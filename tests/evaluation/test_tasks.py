@@ -17,7 +17,10 @@ def bundled():
     return load_bundled()
 
 
-@pytest.mark.parametrize("task", [RetrievalKV(documents=3, pairs=5), Needle(documents=3, tokens=200)])
+@pytest.mark.parametrize(
+    "task",
+    [RetrievalKV(documents=3, pairs=5), Needle(documents=3, tokens=200), Needle(documents=3, tokens=200, wording="number")],
+)
 def test_questions_are_the_same_for_the_same_seed_and_fit(task, bundled):
     filler = stdlib_text("heldout")[:50_000]
     questions, again = (task.questions(bundled.tokenizer, filler) for _ in range(2))
@@ -84,3 +87,16 @@ def test_refuses_a_haystack_that_is_too_small(bundled):
 def test_prompts_of_many_lengths_end_at_every_place_in_a_block(bundled):
     questions = RetrievalKV(documents=16, pairs=20, fewer=15).questions(bundled.tokenizer, "")
     assert {question.tokens % 8 for question in questions} == set(range(8))
+
+
+def test_a_number_is_hidden_once_and_asked_for_by_the_beginning_of_its_sentence(bundled):
+    (question,) = Needle(documents=1, tokens=300, depths=[0.5], wording="number").questions(
+        bundled.tokenizer, stdlib_text("heldout")[:50_000]
+    )
+    prompt, answer = bundled.tokenizer.decode(question.prompt), bundled.tokenizer.decode(question.answer)
+    asked = prompt[prompt.rindex("The special magic number for") :]
+    assert asked.endswith(" is")
+    assert answer.strip().isdigit()
+    assert prompt.count(f"{asked}{answer}.") == 1
+    with pytest.raises(InputError, match=r"task\.wording: expected one of note, number"):
+        Needle(wording="riddle")
