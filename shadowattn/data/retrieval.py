@@ -120,8 +120,8 @@ def needle_in_filler(
 ) -> RetrievalExample:
     """`filler` with one sentence hidden at `depth` (0 first line, 1 last line) and asked for at the end by its own beginning.
 
-    `wording` is one of `NEEDLES`; values are words, or in `number` five digits. `distractors` sentences of the same form about other words are hidden at random depths. Raises `ValueError` when
-    `depth` is outside 0 to 1.
+    `wording` is one of `NEEDLES`; values are words, or in `number` five digits. `distractors` sentences of the same form about
+    other words are hidden at random depths. Raises `ValueError` when `depth` is outside 0 to 1.
     """
     if not 0.0 <= depth <= 1.0:
         raise ValueError(f"expected a depth from 0 (first line) to 1 (last line), got {depth}")
