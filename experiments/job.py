@@ -24,13 +24,14 @@ from experiments.lab import Lab
 from experiments.overrides import check_used
 from experiments.parts import build
 from experiments.progress import say
+from experiments.provenance import measured_on
 from experiments.source import Code
 from experiments.studies.base import Study
 from experiments.targets import check_targets
 from shadowattn.artifacts import read_json, sha256, versions, write_json
 from shadowattn.errors import InputError
-from shadowattn.reporting.figures import save
 from shadowattn.reporting.rows import write_rows
+from shadowattn.reporting.style import save
 from shadowattn.runs import load_run
 
 
@@ -122,7 +123,7 @@ def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.Data
         raise
     rows = write_rows(measured, folder / "rows.parquet")
     for name, figure in study.figures(rows).items():
-        save(figure, folder / f"{name}.png")
+        save(figure, folder / f"{name}.png", below=measured_on(on, on["git_commit"]))
     meta = {
         "experiment": folder.parent.name,
         "command": command,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.provenance import measured_on
 from experiments.publish import ROOT, read_reference
 from shadowattn.reporting.predictions import prediction_errors
 from shadowattn.reporting.verdicts import gains
@@ -67,11 +68,7 @@ def _source(name: str, n: str) -> str:
             f"`results/reference/{name}.csv`, {n}; machine and versions **not recorded**, published in commit "
             f"{made['published_in'][:7]}, older than the code"
         )
-    machine = made["machine"]
-    return (
-        f"`results/reference/{name}.csv`, {n}; {machine['processor']}, {machine['cores']} cores, commit {made['commit'][:7]}; "
-        f"`{made['command']}`"
-    )
+    return f"`results/reference/{name}.csv`, {n}; {measured_on(made['machine'], made['commit'])}; `{made['command']}`"
 
 
 def _dash(value: float, digits: int) -> str:

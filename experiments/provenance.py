@@ -33,6 +33,12 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def measured_on(machine: Mapping[str, Any], commit: str | None) -> str:
+    """Machine and commit in one line, for tables and figures."""
+    of = f", commit {commit[:7]}" if commit else ""
+    return f"{machine['processor']}, {machine['cores']} cores{of}"
+
+
 def portable(command: str) -> str:
     """A command without what is local to a machine: where results go, and the folders of files that it names."""
     words = [word for word in shlex.split(command) if not word.startswith("paths.")]

@@ -3,6 +3,7 @@
 Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in `EXPERIMENT.json` beside it; the first figure that
 its study draws of that file becomes `docs/EXPERIMENT.png`.
 
+    python -m experiments.publish --redraw         every published figure once more, of the committed rows
     python -m experiments.publish --check          what is published, how old it is, and whether today's code made it
 """
 
@@ -21,11 +22,12 @@ from rich.table import Table
 from experiments.compose import composed
 from experiments.part_settings import complete
 from experiments.parts import build
-from experiments.provenance import objections, origin_of_run, sidecar, state, write_csv
+from experiments.progress import bar
+from experiments.provenance import measured_on, objections, origin_of_run, sidecar, state, write_csv
 from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256
 from shadowattn.errors import InputError
-from shadowattn.reporting.figures import save
+from shadowattn.reporting.style import save
 
 # Columns in which nothing means not a number.
 _NUMBERS = ("value", "low", "high", "sigma", "published")
@@ -57,9 +59,15 @@ def publish(run: Path, *, anyway: bool = False, other_command: bool = False, roo
             "replace them, publish with --other-command"
         )
     write_csv(rows, written[0], source)
-    written.append(sidecar(written[0]))
-    drawn = study_of(source).figures(read_reference(written[0]))
-    return written + [save(figure, root / "docs" / f"{written[0].stem}.png") for figure in list(drawn.values())[:1]]
+    return [*written, sidecar(written[0]), *redraw(written[0], root)]
+
+
+def redraw(path: Path, root: Path = ROOT) -> list[Path]:
+    """Draws the first figure of committed rows anew, into `docs`, and returns what it wrote."""
+    source = read_json(sidecar(path), "publish the run again")
+    drawn = study_of(source).figures(read_reference(path))
+    below = measured_on(source["machine"], source["commit"])
+    return [save(figure, root / "docs" / f"{path.stem}.png", below=below) for figure in list(drawn.values())[:1]]
 
 
 def study_of(source: Mapping[str, Any]) -> Study:
@@ -99,16 +107,23 @@ def main() -> int:
     parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("--anyway", action="store_true", help="though its code is not what is checked out; its JSON then says so")
     parser.add_argument("--other-command", action="store_true", help="though the published rows are of another command")
+    parser.add_argument("--redraw", action="store_true", help="draw the figures of all published rows anew")
     parser.add_argument("--check", action="store_true", help="list what is published, and whether it is of today's code")
     options = parser.parse_args()
-    if options.check == (options.run is not None):
-        parser.error("expected one run to publish, or --check")
+    if options.check + options.redraw + (options.run is not None) != 1:
+        parser.error("expected one run to publish, --redraw or --check")
     if options.check:
         Console(width=None if sys.stdout.isatty() else 140).print(check())
         return int(any(state(path) != "ok" for path in (ROOT / "results" / "reference").glob("*.csv")))
     try:
-        for written in publish(options.run, anyway=options.anyway, other_command=options.other_command):
-            print(written.relative_to(ROOT))
+        if options.redraw:
+            written = [
+                figure for path in bar(sorted((ROOT / "results" / "reference").glob("*.csv")), "draw") for figure in redraw(path)
+            ]
+        else:
+            written = publish(options.run, anyway=options.anyway, other_command=options.other_command)
+        for path in written:
+            print(path.relative_to(ROOT))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     return 0

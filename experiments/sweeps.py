@@ -57,13 +57,17 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
     import pandas as pd  # a second to import, and only a finished sweep needs it
     from rich.console import Console
 
-    from shadowattn.reporting.figures import save, sweep
+    from experiments.provenance import measured_on
+    from shadowattn.reporting.figures.sweep import draw
+    from shadowattn.reporting.style import save
     from shadowattn.runs import load_run
 
-    parts = []
+    parts, places = [], {}
     for name, one in jobs.items():
         try:
-            parts.append(load_run(one["folder"]).rows.assign(job=name))
+            run = load_run(one["folder"])
+            parts.append(run.rows.assign(job=name))
+            places[measured_on(run.meta["machine"], run.meta["machine"]["git_commit"])] = None
         except InputError as error:
             Console(stderr=True).print(f"{name}: {error}", markup=False)
     rows = pd.concat(parts, ignore_index=True)
@@ -73,7 +77,7 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
         return
     Console(width=160, soft_wrap=True).print(table(rows, found))
     drawn = next((name for name in _DRAWN if name in found), found[0])
-    print(save(sweep(rows, drawn), folder / "sweep.png"))
+    print(save(draw(rows, drawn), folder / "sweep.png", below="; ".join(places)))
     print(folder / "rows.csv")
 
 

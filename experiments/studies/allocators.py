@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.lab import Lab
 from experiments.parts import part_name
 from experiments.studies.quality import Pair, Quality
-from shadowattn.reporting import offline_figures
+from shadowattn.reporting.figures.allocators import draw as draw_allocators
 from shadowattn.reporting.rows import Row
 
 # Allocators that do not tell heads apart by what was measured on the model.
@@ -24,7 +24,7 @@ class Allocators(Quality):
         return {((name, at), (rival, at)): "" for at in lab.retentions if at < 1 for name, rival in self._rivals(lab)}
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"allocators": offline_figures.allocators(rows)} | super().figures(rows)
+        return {"allocators": draw_allocators(rows)} | super().figures(rows)
 
     def _rivals(self, lab: Lab) -> list[tuple[str, str]]:
         """Every method with every rival; no pair both ways round."""

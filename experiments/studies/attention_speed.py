@@ -30,8 +30,10 @@ from shadowattn.machine import processor
 from shadowattn.models.linear import has_onednn, onednn
 from shadowattn.models.load import DTYPES
 from shadowattn.online.selection import BLOCK_SCORES
-from shadowattn.reporting import attention_figures
 from shadowattn.reporting.attention_targets import targets_table
+from shadowattn.reporting.figures.attention_speed import AXES
+from shadowattn.reporting.figures.attention_speed import draw as draw_attention_speed
+from shadowattn.reporting.figures.roofline import draw as draw_roofline
 from shadowattn.reporting.rows import SpreadRow
 
 PARTS = ("chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
@@ -188,7 +190,8 @@ class AttentionSpeed(Study):
         return calls
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return attention_figures.draw(rows)
+        made = {f"attention_{part}": draw_attention_speed(rows, part) for part in AXES if (rows.part == part).any()}
+        return made | ({"attention_roofline": draw_roofline(rows)} if (rows.part == "chunk").any() else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A table for each part, and the targets."""

@@ -12,7 +12,7 @@ from experiments.studies.simulated import Simulated, SimulatedRow
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.device import LAYERS, Device
 from shadowattn.online.simulation.methods import METHODS
-from shadowattn.reporting import simulation_figures
+from shadowattn.reporting.figures.fig10 import draw as draw_fig10
 from shadowattn.reporting.paper import FIG_10
 
 
@@ -28,7 +28,7 @@ class Fig10(Simulated):
             raise InputError(f"study.lengths: expected at least one number of tokens, got {self.lengths}")
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"fig10": simulation_figures.fig10(rows)}
+        return {"fig10": draw_fig10(rows)}
 
     def simulate(self, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
         rows, speedups, lossy = [], [], []

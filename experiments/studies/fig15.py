@@ -11,7 +11,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device
 from shadowattn.online.simulation.device import LAYERS, Device
 from shadowattn.online.simulation.methods import METHODS
-from shadowattn.reporting import simulation_figures
+from shadowattn.reporting.figures.fig15 import draw as draw_fig15
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Fig15(Simulated):
             raise InputError(f"study.device: {device.name} knows one kind of core; use snapdragon_8_gen_3")
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"fig15": simulation_figures.fig15(rows)}
+        return {"fig15": draw_fig15(rows)}
 
     def simulate(self, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
         rows = []

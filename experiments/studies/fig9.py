@@ -25,7 +25,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.pipeline import MODES, Pipeline
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.online.timeline import STAGES, Timeline, chrome_trace
-from shadowattn.reporting import pipeline_figures
+from shadowattn.reporting.figures.fig9 import draw as draw_fig9
 from shadowattn.reporting.rows import StageRow
 from shadowattn.types import RetentionProfile
 
@@ -88,7 +88,7 @@ class Fig9(LatencyStudy):
         )  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"fig9": pipeline_figures.gantt(rows)}
+        return {"fig9": draw_fig9(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each way: its time, and what each stage was busy for."""

@@ -19,7 +19,7 @@ from experiments.studies.graph_forms import BASELINE, measure_forms
 from shadowattn.devices import survey
 from shadowattn.graphs.planner import POLICIES, chunk_lengths, plan_capacities
 from shadowattn.interleave import Timing, ratio
-from shadowattn.reporting import graph_figures
+from shadowattn.reporting.figures.graphs import draw as draw_graphs
 from shadowattn.reporting.rows import Row
 
 # The bank that a run with this configuration builds.
@@ -110,7 +110,7 @@ class Graphs(Study):
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"graphs": graph_figures.bank(rows)}
+        return {"graphs": draw_graphs(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each bank; the targets are for 54 graphs on two cores."""

@@ -11,7 +11,7 @@ from experiments.parts import part_name
 from experiments.progress import say
 from experiments.studies.latency import LatencyStudy
 from shadowattn.online.latency import LatencyProfile
-from shadowattn.reporting import pipeline_figures
+from shadowattn.reporting.figures.latency_profile import draw as draw_latency_profile
 from shadowattn.reporting.rows import StageRow
 
 
@@ -27,7 +27,7 @@ class MeasureLatency(LatencyStudy):
         return _rows(lab, profile)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"latency_profile": pipeline_figures.latency(rows)}
+        return {"latency_profile": draw_latency_profile(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Each stage at the longest keys, and what interpolation costs."""

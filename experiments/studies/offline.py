@@ -25,7 +25,11 @@ from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.grids.quantile import Quantile
 from shadowattn.offline.stability import RESAMPLES
-from shadowattn.reporting import figures, offline_figures
+from shadowattn.reporting.figures.fig6 import draw as draw_fig6
+from shadowattn.reporting.figures.fig7 import draw as draw_fig7
+from shadowattn.reporting.figures.importance import draw as draw_importance
+from shadowattn.reporting.figures.need import draw as draw_need
+from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import Importance, RetentionProfile
 
@@ -63,11 +67,11 @@ class Offline(Study):
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """Importance, retention by every allocator, and the paper's Fig. 6 and Fig. 7."""
-        drawn = {"need": offline_figures.need(rows)} if (rows.metric == "sensitivity_loss").any() else {}
-        drawn["importance"] = figures.head_importance(rows)
-        drawn["fig6"] = offline_figures.fig6(rows)
-        drawn["retention"] = figures.retention_maps(rows)
-        return drawn | ({"fig7": offline_figures.fig7(rows)} if (rows.metric == "q_scale").any() else {})
+        drawn = {"need": draw_need(rows)} if (rows.metric == "sensitivity_loss").any() else {}
+        drawn["importance"] = draw_importance(rows)
+        drawn["fig6"] = draw_fig6(rows)
+        drawn["retention"] = draw_retention(rows)
+        return drawn | ({"fig7": draw_fig7(rows)} if (rows.metric == "q_scale").any() else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """Allocators, stability and grids, for a terminal."""

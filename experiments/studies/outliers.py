@@ -23,7 +23,7 @@ from shadowattn.evaluation.outliers import (
     observe_rescaled_ranges,
 )
 from shadowattn.online.full_int8 import FullInt8
-from shadowattn.reporting import outlier_figures
+from shadowattn.reporting.figures.outliers import draw as draw_outliers
 from shadowattn.reporting.rows import PlacedRow
 
 # What of the attention is rounded, from Q, K and V alone to all of it.
@@ -86,7 +86,7 @@ class Outliers(Study):
         return measure_head_errors(model, lab.heldout(), candidates, **how, progress=lambda w: bar(w, "errors"))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"study_outliers": outlier_figures.outliers(rows)}
+        return {"study_outliers": draw_outliers(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each candidate: its error over all heads, the head it serves worst, and what heads with sinks make of it."""

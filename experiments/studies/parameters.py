@@ -22,7 +22,7 @@ from shadowattn.online.simulation.description import load_device
 from shadowattn.online.simulation.device import LAYERS
 from shadowattn.online.simulation.methods import METHODS, pooled
 from shadowattn.online.simulation.parameters import LENGTHS, Fitting, prompt_costs
-from shadowattn.reporting import simulation_figures
+from shadowattn.reporting.figures.parameters import draw as draw_parameters
 from shadowattn.reporting.paper import FIG_4A, FIG_10, MLLM_TTFT, TABLE_8
 from shadowattn.reporting.rows import Row
 
@@ -132,7 +132,7 @@ class Parameters(Study):
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"study_parameters": simulation_figures.parameters(rows)}
+        return {"study_parameters": draw_parameters(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Shares of the sets for which a statement holds; and medians and 5 to 95 % of what is published."""

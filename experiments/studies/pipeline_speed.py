@@ -35,7 +35,7 @@ from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
-from shadowattn.reporting import pipeline_figures
+from shadowattn.reporting.figures.pipeline_speed import draw as draw_pipeline_speed
 from shadowattn.reporting.rows import SpreadRow
 from shadowattn.types import RetentionProfile, ScaleGrid
 
@@ -117,7 +117,7 @@ class PipelineSpeed(Study):
         return LatencyProfile(made.binding(), tuple(made.measure(keys, retentions, repeats=self.repeats)))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"pipeline_speed": pipeline_figures.modes(rows)}
+        return {"pipeline_speed": draw_pipeline_speed(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Times with quartiles, and ratios to all heads at once by the same estimator."""

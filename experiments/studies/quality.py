@@ -22,9 +22,12 @@ from experiments.studies.base import Study
 from shadowattn.evaluation.divergence import DenseLogits
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.offline import save_profile
-from shadowattn.reporting import figures, tables, verdicts
+from shadowattn.reporting import tables, verdicts
+from shadowattn.reporting.figures.quality import draw as draw_quality
+from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import RetentionProfile
 
 _UNITS = {
@@ -78,9 +81,9 @@ class Quality(Study):
         return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        drawn = {"quality": figures.quality_against_retention(rows)}
+        drawn = {"quality": draw_quality(rows)}
         if (rows.metric == "retention").any():
-            drawn["retention"] = figures.retention_maps(rows)
+            drawn["retention"] = draw_retention(rows)
         return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
@@ -110,7 +113,7 @@ class Quality(Study):
                 return asdict(measure_cell(lab, windows, FullAttachment(full, lab.offline.attention_ranges), logits))
 
             cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
-            of = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=figures.ALL_KEYS)
+            of = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
             rows += _loss_rows(lab, of, cell, dense, windows, floor)
         for name, retention in bar(cells, "evaluate"):
             method, profile = methods[name], profiles[name, retention]

@@ -26,7 +26,9 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.stages import Parts, Stages
-from shadowattn.reporting import figures, verdicts
+from shadowattn.reporting import verdicts
+from shadowattn.reporting.figures.query_block import EQUAL_DENSITY
+from shadowattn.reporting.figures.query_block import draw as draw_query_block
 from shadowattn.reporting.rows import PlacedRow, Row
 from shadowattn.types import Heads
 
@@ -98,7 +100,7 @@ class QueryBlock(Quality):
         return super().measure(lab) + self._times(lab)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"query_block": figures.quality_against_query_block(rows)}
+        return {"query_block": draw_query_block(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method: what it attends to, what it loses and what it saves; then which methods differ."""
@@ -155,6 +157,6 @@ def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]
     flags = {}
     for own, rival in pairs:
         excess = densities[own] / densities[rival] - 1
-        if abs(excess) > figures.EQUAL_DENSITY:
+        if abs(excess) > EQUAL_DENSITY:
             flags[own, rival] = f"density {excess:+.1%}"
     return flags

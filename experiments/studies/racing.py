@@ -25,7 +25,7 @@ from shadowattn.errors import InputError
 from shadowattn.offline import Race, rank_correlation, replay_race, summarise
 from shadowattn.offline.racing import Allotment
 from shadowattn.offline.stability import increases
-from shadowattn.reporting import offline_figures
+from shadowattn.reporting.figures.racing import draw as draw_racing
 from shadowattn.reporting.rows import Row
 from shadowattn.types import AblationLosses, Importance
 
@@ -115,7 +115,7 @@ class Racing(Study):
         return compared
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"racing": offline_figures.races(rows)}
+        return {"racing": draw_racing(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """Smallest, median and largest of each figure over the orders; the targets below."""

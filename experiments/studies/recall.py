@@ -34,7 +34,10 @@ from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.quantised import Quantised
-from shadowattn.reporting import recall_figures, verdicts
+from shadowattn.reporting import verdicts
+from shadowattn.reporting.figures.fig14 import draw as draw_fig14
+from shadowattn.reporting.figures.recall import draw as draw_recall
+from shadowattn.reporting.paper import TABLE_4, TABLE_4_RETENTIONS
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import ScaleGrid
 
@@ -227,8 +230,8 @@ class Recall(Study):
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """Recall against retention and by head; and against buckets and σ where these vary."""
-        drawn = {"buckets": recall_figures.buckets(rows)} if rows.sigma.nunique() > 2 else {}
-        return drawn | {"recall": recall_figures.recall(rows)}
+        drawn = {"buckets": draw_fig14(rows)} if rows.sigma.nunique() > 2 else {}
+        return drawn | {"recall": draw_recall(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line for each estimate: recall by row and pooled, the worst head, the check, and what happened to the values.
@@ -259,8 +262,8 @@ class Recall(Study):
                 f"{_percent(figures, 'q_zero')}, {_percent(figures, 'k_zero')}" if "q_zero" in figures else "",
                 f"{figures['loss_increase']:.4f}" if "loss_increase" in figures else "",
             )
-        if retentions == sorted(recall_figures.TABLE_4_RETENTIONS):
-            for model, values in recall_figures.TABLE_4.items():
+        if retentions == sorted(TABLE_4_RETENTIONS):
+            for model, values in TABLE_4.items():
                 made.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
         return Group(made, verdicts.comparisons(rows))
 

@@ -22,7 +22,8 @@ from experiments.studies.offline import ablation_rows
 from shadowattn.evaluation.intervals import Interval, mean_interval, resampled_largest_to_median
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
-from shadowattn.reporting import figures
+from shadowattn.reporting.figures.importance import draw as draw_importance
+from shadowattn.reporting.figures.loss_by_position import draw as draw_loss_by_position
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import AblationLosses
 
@@ -73,8 +74,8 @@ class ReferenceModel(Study):
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """Loss by position, and head importance."""
-        drawn = {"loss_by_position": figures.loss_by_position(rows)}
-        return drawn | ({"importance": figures.head_importance(rows)} if "layer" in rows else {})
+        drawn = {"loss_by_position": draw_loss_by_position(rows)}
+        return drawn | ({"importance": draw_importance(rows)} if "layer" in rows else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Measured beside target."""

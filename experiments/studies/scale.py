@@ -11,7 +11,7 @@ from experiments.studies.simulated import Simulated, SimulatedRow
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.device import LAYERS, Device, Layer
 from shadowattn.online.simulation.methods import known_methods, pooled
-from shadowattn.reporting import simulation_figures
+from shadowattn.reporting.figures.scale import draw as draw_scale
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Scale(Simulated):
         check_count("study.heads_tokens", self.heads_tokens)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"study_scale": simulation_figures.scale(rows)}
+        return {"study_scale": draw_scale(rows)}
 
     def simulate(self, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
         """Methods in floating point are left out where nothing is known of the device's."""

@@ -27,7 +27,7 @@ from shadowattn.online.schedulers.johnson import Johnson
 from shadowattn.online.schedulers.local_search import LocalSearch
 from shadowattn.online.schedulers.optimal import Optimal
 from shadowattn.online.schedulers.sequential import Sequential
-from shadowattn.reporting import scheduler_figures
+from shadowattn.reporting.figures.schedulers import draw as draw_schedulers
 from shadowattn.reporting.rows import Row
 
 COSTS = ("measured", "random")
@@ -140,7 +140,7 @@ class Schedulers(LatencyStudy):
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"schedulers": scheduler_figures.gaps(rows)}
+        return {"schedulers": draw_schedulers(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Each scheduler on each kind of work: the gap's median and worst over all works of that many heads."""

@@ -14,7 +14,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device
 from shadowattn.online.simulation.device import LAYERS, Device
 from shadowattn.online.simulation.methods import METHODS, prompt_cost
-from shadowattn.reporting import simulation_figures
+from shadowattn.reporting.figures.table8 import draw as draw_table8
 from shadowattn.reporting.paper import TABLE_8
 
 PAPER_TOKENS = 1024  # of the kernel whose energy the paper publishes
@@ -40,7 +40,7 @@ class Table8(Simulated):
             raise InputError(f"study.fitted_models: expected some of {', '.join(LAYERS)}, got {', '.join(unknown) or 'none'}")
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"table8": simulation_figures.table8(rows)}
+        return {"table8": draw_table8(rows)}
 
     def simulate(self, device: Device, row: SimulatedRow) -> list[SimulatedRow]:
         """Energy = core power × core time + NPU power × NPU time, at the powers of the paper's phone.

@@ -30,7 +30,8 @@ from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer, Number
 from shadowattn.online.simulation.fit import fit_device
 from shadowattn.online.stages import Parts, Stages
-from shadowattn.reporting import predictions, simulation_figures
+from shadowattn.reporting import predictions
+from shadowattn.reporting.figures.validate_simulator import draw as draw_validate_simulator
 from shadowattn.reporting.rows import Row
 
 BY = ("profile", "device")
@@ -250,7 +251,7 @@ class ValidateSimulator(LatencyStudy):
         )
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"validate_simulator": simulation_figures.validation(rows)}
+        return {"validate_simulator": draw_validate_simulator(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """By mode: the error of both simulations over the held-out chunks, and whether the target is held."""

@@ -5,8 +5,12 @@ import io
 import pandas as pd
 from rich.console import Console
 
-from shadowattn.reporting import offline_figures, verdicts
-from shadowattn.reporting.figures import save
+from shadowattn.reporting import verdicts
+from shadowattn.reporting.figures.allocators import draw as draw_allocators
+from shadowattn.reporting.figures.fig6 import draw as draw_fig6
+from shadowattn.reporting.figures.fig7 import draw as draw_fig7
+from shadowattn.reporting.figures.need import draw as draw_need
+from shadowattn.reporting.style import save
 
 
 def study(costs: dict[str, tuple[str, list[float]]], errors: float) -> pd.DataFrame:
@@ -58,11 +62,11 @@ def placed() -> pd.DataFrame:
 def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
     frame = study({"even": ("uniform", [0.2, 0.1]), "first": ("first_layers_dense", [0.3, 0.2])}, 0.01)
     draw = {
-        "fig6": lambda: offline_figures.fig6(placed()),
-        "fig7": lambda: offline_figures.fig7(placed()),
-        "need": lambda: offline_figures.need(placed()),
-        "allocators": lambda: offline_figures.allocators(frame),
-        "no task": lambda: offline_figures.allocators(frame[frame.metric != "accuracy"]),
+        "fig6": lambda: draw_fig6(placed()),
+        "fig7": lambda: draw_fig7(placed()),
+        "need": lambda: draw_need(placed()),
+        "allocators": lambda: draw_allocators(frame),
+        "no task": lambda: draw_allocators(frame[frame.metric != "accuracy"]),
     }
     for name, function in draw.items():
         first, second = (save(function(), tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
@@ -118,6 +122,6 @@ def test_what_is_gained_over_uniform_is_drawn_and_decides_the_picture(tmp_path):
     pictures = []
     for p in (0.01, 0.5):
         rows = pd.concat([frame, pd.DataFrame(gain("greedy", "uniform", 0.1, 0.1, p))])
-        pictures.append(save(offline_figures.allocators(rows), tmp_path / "drawn.png").read_bytes())
-    pictures.append(save(offline_figures.allocators(frame), tmp_path / "drawn.png").read_bytes())
+        pictures.append(save(draw_allocators(rows), tmp_path / "drawn.png").read_bytes())
+    pictures.append(save(draw_allocators(frame), tmp_path / "drawn.png").read_bytes())
     assert len(set(pictures)) == 3

@@ -3,13 +3,14 @@
 import pytest
 
 from experiments.publish import ROOT, read_reference
-from shadowattn.reporting import pipeline_figures
-from shadowattn.reporting.figures import save
+from shadowattn.reporting.figures.fig9 import draw as draw_fig9
+from shadowattn.reporting.figures.latency_profile import draw as draw_latency_profile
+from shadowattn.reporting.style import save
 
 REFERENCE = ROOT / "results" / "reference"
 
 
-@pytest.mark.parametrize(("name", "draw"), [("fig9", pipeline_figures.gantt), ("latency_profile", pipeline_figures.latency)])
+@pytest.mark.parametrize(("name", "draw"), [("fig9", draw_fig9), ("latency_profile", draw_latency_profile)])
 def test_figures_are_drawn_from_the_committed_rows_the_same_way_each_time(name, draw, tmp_path):
     rows = read_reference(REFERENCE / f"{name}.csv")
     assert set(rows.measured) == {"measured"}

@@ -8,8 +8,9 @@ import pytest
 from experiments.provenance import sidecar
 from experiments.publish import ROOT, read_reference, study_of
 from shadowattn.artifacts import sha256
-from shadowattn.reporting import predictions, simulation_figures
-from shadowattn.reporting.figures import save
+from shadowattn.reporting import predictions
+from shadowattn.reporting.figures.parameters import draw as draw_parameters
+from shadowattn.reporting.style import save
 
 REFERENCE = ROOT / "results" / "reference"
 SIMULATED = {"fig10", "fig15", "table8", "study_scale", "study_parameters"}
@@ -91,7 +92,7 @@ def test_the_page_gives_every_statement_as_its_share_of_parameter_sets(tmp_path)
     text = f"| {within} of {len(ratios)} | {short.min():.0f} to {short.max():.0f} % too low, median {short.median():.0f} % |"
     assert f"| dense to sparse ratio {text}" in page
     assert "must cost more" not in page
-    assert save(simulation_figures.parameters(rows), tmp_path / "drawn.png").stat().st_size > 10_000
+    assert save(draw_parameters(rows), tmp_path / "drawn.png").stat().st_size > 10_000
     assert (ROOT / "docs" / "study_parameters.png").is_file()
 
 

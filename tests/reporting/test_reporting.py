@@ -7,9 +7,14 @@ import pytest
 from rich.console import Console
 
 from experiments.publish import read_reference
-from shadowattn.reporting import figures
+from shadowattn.reporting.figures.importance import draw as draw_importance
+from shadowattn.reporting.figures.loss_by_position import draw as draw_loss_by_position
+from shadowattn.reporting.figures.quality import draw as draw_quality
+from shadowattn.reporting.figures.retention import draw as draw_retention
+from shadowattn.reporting.figures.sweep import draw as draw_sweep
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import PlacedRow, Row, write_rows
+from shadowattn.reporting.style import save
 from shadowattn.reporting.tables import summary, summary_table
 
 CONTRACT = {
@@ -121,14 +126,14 @@ def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):
     frame = pd.DataFrame([vars(row) for row in rows()])
     jobs = pd.concat([frame.assign(job=f"seed={seed}", value=frame.value + seed) for seed in range(6)])
     draw = {
-        "quality": lambda: figures.quality_against_retention(frame),
-        "importance": lambda: figures.head_importance(placed()),
-        "retention": lambda: figures.retention_maps(placed()),
-        "position": lambda: figures.loss_by_position(placed()),
-        "sweep": lambda: figures.sweep(jobs, "perplexity"),
+        "quality": lambda: draw_quality(frame),
+        "importance": lambda: draw_importance(placed()),
+        "retention": lambda: draw_retention(placed()),
+        "position": lambda: draw_loss_by_position(placed()),
+        "sweep": lambda: draw_sweep(jobs, "perplexity"),
     }
     for name, function in draw.items():
-        first, second = (figures.save(function(), tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
+        first, second = (save(function(), tmp_path / f"{name}{i}.png").read_bytes() for i in (1, 2))
         assert first[:4] == b"\x89PNG"
         assert first == second
 
@@ -146,4 +151,4 @@ def test_quality_is_drawn_from_the_committed_rows(name, tmp_path):
     frame = read_reference(Path(__file__).parents[2] / "results" / "reference" / f"{name}.csv")
     assert set(frame.columns) >= CONTRACT
     assert "dense" in set(frame.method)
-    assert figures.save(figures.quality_against_retention(frame), tmp_path / "quality.png").stat().st_size > 10_000
+    assert save(draw_quality(frame), tmp_path / "quality.png").stat().st_size > 10_000

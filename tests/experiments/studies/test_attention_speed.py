@@ -17,9 +17,9 @@ from experiments.studies import attention_speed
 from experiments.studies.attention_speed import PARTS, AttentionRow, AttentionSpeed, rows_of
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
-from shadowattn.reporting.attention_figures import break_even, draw
 from shadowattn.reporting.attention_targets import targets_table
-from shadowattn.reporting.figures import save
+from shadowattn.reporting.figures.attention_speed import break_even
+from shadowattn.reporting.style import save
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
@@ -182,7 +182,7 @@ def rows() -> pd.DataFrame:
 
 
 def test_every_figure_is_drawn_from_the_committed_rows(rows, tmp_path):
-    drawn = draw(rows)
+    drawn = AttentionSpeed().figures(rows)
     assert list(drawn) == ["attention_retention", "attention_keys", "attention_roofline"]
     assert all(save(figure, tmp_path / f"{name}.png").stat().st_size > 10_000 for name, figure in drawn.items())
     assert (ROOT / "docs" / "attention_speed.png").is_file()

@@ -1,14 +1,15 @@
-"""Schedulers in pictures: how far from the optimum, and how long they think."""
+"""Schedulers: how far from the optimum, and how long they plan."""
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import new_figure
+from shadowattn.reporting.style import (
+    MARKERS,
+    new_figure,
+)
 
-_MARKERS = "osDv^<>P*X"
 
-
-def gaps(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> Figure:
     """Median gap to the optimum (to its bound where it is not proven) against heads, by costs and machines; and planning time."""
     drawn, axes = new_figure(columns=2, rows=3)
     for line, costs in enumerate(("measured", "random")):
@@ -16,7 +17,7 @@ def gaps(rows: pd.DataFrame) -> Figure:
             axis = axes[line, column]
             of = rows[(rows.metric == "gap_median") & (rows.costs == costs) & (rows.machines == machines)]
             for index, (name, part) in enumerate(of[of.method != "optimal"].groupby("method", sort=False)):
-                axis.plot(part.heads, 100 * part.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
+                axis.plot(part.heads, 100 * part.value, marker=MARKERS[index], markersize=4, linewidth=1, label=name)
             axis.axhline(2, color="0.6", linestyle="--", linewidth=1)
             shared = "three processors" if machines == 3 else "selection and attention share one"
             axis.set_title(f"{costs} costs, {shared}", fontsize=9)
@@ -25,7 +26,7 @@ def gaps(rows: pd.DataFrame) -> Figure:
         axis = axes[2, column]
         of = rows[(rows.metric == "planning_time") & (rows.costs == costs) & (rows.machines == 3)]
         for index, (name, part) in enumerate(of.groupby("method", sort=False)):
-            axis.plot(part.heads, part.value, marker=_MARKERS[index], markersize=4, linewidth=1, label=name)
+            axis.plot(part.heads, part.value, marker=MARKERS[index], markersize=4, linewidth=1, label=name)
         axis.axhline(1000, color="0.6", linestyle="--", linewidth=1)
         axis.set(yscale="log", xlabel="heads of a layer", ylabel=f"µs to plan, {costs} costs")
     axes[0, 0].legend(fontsize=7)

@@ -1,15 +1,18 @@
-"""The bank in pictures: what it costs, what padding it saves, and how fast each form of graph is."""
+"""The bank of static graphs: what it costs, what padding it saves, and how fast each form of graph is."""
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import new_figure, plain_ticks
+from shadowattn.reporting.style import (
+    new_figure,
+    plain_ticks,
+)
 
 _STEPS = {"build_s": "build", "save_s": "save", "compile_s": "compile, all cores", "load_s": "load from blobs"}
 _TARGETS = {"build_and_compile_s": 3.0, "load_s": 0.5, "resident_bytes": 300e6}
 
 
-def bank(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> Figure:
     """Four panels: seconds, memory, padding against the number of shapes, and time of a launch by form."""
     drawn, axes = new_figure(columns=2, rows=2)
     _seconds(axes[0, 0], rows)

@@ -1,65 +1,14 @@
-"""Recall of the exact top-k in pictures: against retention, by head, by number of buckets and by their step σ."""
+"""Fig. 14 of the paper: recall and loss by the number of buckets and by their step σ."""
 
-import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import new_figure
+from shadowattn.reporting.figures.recall import title
+from shadowattn.reporting.style import MARKERS, new_figure
 from shadowattn.reporting.verdicts import gains
 
-# Table 4 of the paper: recall in percent, INT8 per tensor, 128 WikiText-2 samples, mean over all heads.
-TABLE_4_RETENTIONS = (0.2, 0.3, 0.4, 0.5, 0.8)
-TABLE_4 = {
-    "PhoneLM-0.5B": (99.32, 99.39, 99.45, 99.51, 99.79),
-    "PhoneLM-1.5B": (99.24, 99.27, 99.29, 99.34, 99.61),
-    "Qwen2-0.5B": (99.03, 99.32, 99.51, 99.59, 99.86),
-    "Qwen2-1.5B": (99.68, 99.80, 99.83, 99.84, 99.95),
-}
-_MARKERS = "osDv^<>P*X"
 
-
-def recall(rows: pd.DataFrame) -> Figure:
-    """Keys missed against retention, per row and pooled, the paper's values in grey; every head of the first estimate."""
-    drawn, axes = new_figure(columns=2, rows=2)
-    axes = axes.flat
-    for axis, granularity in zip(axes, ("row", "pooled"), strict=False):
-        of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
-        for index, (name, line) in enumerate(of.groupby("method", sort=False)):
-            line = line.sort_values("retention")
-            axis.plot(line.retention, 1 - line.value, marker=_MARKERS[index % len(_MARKERS)], markersize=4, label=name)
-        for style, (model, values) in zip(("-", "--", "-.", ":"), TABLE_4.items(), strict=True):
-            missed = [1 - value / 100 for value in values]
-            axis.plot(TABLE_4_RETENTIONS, missed, color="0.6", linestyle=style, zorder=0, label=f"paper: {model}")
-        axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
-        axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
-        axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
-    axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="center", frameon=False)
-    axes[3].axis("off")
-    _heads(axes[2], rows)
-    first = rows.iloc[0]
-    drawn.suptitle(_title(first), fontsize=9)
-    return drawn
-
-
-def _title(row: pd.Series) -> str:
-    """Model, text and which rows were ranked; rows from before that was a column say only the first two."""
-    windows = f"{row.model} on {row.data}, {row.context_tokens}-token windows"
-    sampled = f", {row.sampled} of {row.chunk} rows of each chunk, n = {row.n} rows a head" if "sampled" in row else ""
-    return f"{windows}{sampled} · {row.measured}"
-
-
-def _heads(axis, rows: pd.DataFrame) -> None:
-    name = rows.method.iloc[0]
-    of = rows[(rows.metric == "head_recall") & (rows.method == name) & (rows.granularity == "row")]
-    least = of.retention.min()
-    cells = of[of.retention == least].pivot(index="layer", columns="head", values="value")
-    image = axis.imshow(cells, aspect="auto", cmap="viridis", vmax=1)
-    axis.set(xlabel="head", ylabel="layer", xticks=range(cells.shape[1]), yticks=range(cells.shape[0]))
-    axis.set_title(f"recall by head at {least:.0%}: {name}", fontsize=9)
-    axis.figure.colorbar(image, ax=axis)
-
-
-def buckets(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> Figure:
     """Fig. 14: recall, clipping, zeros and loss against the number of buckets and against σ, by raw and by log lookup.
 
     The loss is that beyond the reference estimate's on the same windows, with 95 % intervals; filled where the difference is
@@ -87,7 +36,7 @@ def buckets(rows: pd.DataFrame) -> Figure:
         if metric == "recall":
             of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
         for index, lookup in enumerate(("raw", "log")):
-            mark = {"marker": _MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
+            mark = {"marker": MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
             counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
             stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
             aside = (-1, 1)[index]  # side by side, or one would hide the other
@@ -120,7 +69,7 @@ def buckets(rows: pd.DataFrame) -> Figure:
     axes[0, 0].legend(fontsize=7)
     first = rows.iloc[0]
     loss = f", n = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
-    drawn.suptitle(_title(first) + loss, fontsize=9)
+    drawn.suptitle(title(first) + loss, fontsize=9)
     return drawn
 
 

@@ -1,15 +1,18 @@
-"""Which heads static INT8 attention breaks: errors beside sinks and outliers, and what is left of them after each remedy."""
+"""Which heads static INT8 attention breaks: errors beside sinks and outliers, and what remedies leave."""
 
 import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures import new_figure, subject
+from shadowattn.reporting.style import (
+    new_figure,
+    subject,
+)
 
 _AGAINST = {"sink_share": "share of the probability on the first key", "k_outlier": "largest / rms of K"}
 
 
-def outliers(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> Figure:
     """Left and middle: each head's output error in NPU-Full against its sink and its outliers; right: all heads, by candidate."""
     placed, whole = rows[rows.layer >= 0], rows[(rows.layer < 0) & (rows.metric == "output_error")]
     errors = placed[placed.metric == "output_error"].set_index(["method", "layer", "head"]).value

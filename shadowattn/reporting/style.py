@@ -1,0 +1,83 @@
+"""The one style of all figures: their size, markers, axes, and the line below that says where rows were measured."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.axis
+import matplotlib.colors
+import matplotlib.ticker
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+MARKERS = "osDv^<>P*X"
+_STRIP_INCHES = 0.16  # at a figure's foot
+# In the column `allocator`: the method attends to every key.
+ALL_KEYS = "all"
+
+
+def plain_ticks(axis: matplotlib.axis.Axis) -> None:
+    """Numbers of a logarithmic axis as they are written, at 1, 2 and 5: 0.2, not 2 × 10⁻¹."""
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def attending_to_all(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of methods that attend to every key, in other arithmetic than dense attention: no allocator says how many."""
+    return rows[rows.allocator == ALL_KEYS]
+
+
+def subject(rows: pd.DataFrame) -> str:
+    """What rows are about, for a title."""
+    first = rows.iloc[0]
+    return f"{first.model} on {first.data}"
+
+
+def by_head(rows: pd.DataFrame) -> np.ndarray:
+    """Values of rows that are placed, [L, H]."""
+    return rows.pivot_table(index="layer", columns="head", values="value").to_numpy()
+
+
+def lines(axis: Axes, rows: pd.DataFrame, errors: pd.Series | None = None) -> None:
+    """A line of values against retention for each method; `errors` by method and retention."""
+    for marker, (method, group) in zip(MARKERS, rows.groupby("method", sort=False), strict=False):
+        group = group.sort_values("retention")
+        reach = None if errors is None else [errors.get((method, at), np.nan) for at in group.retention]
+        axis.errorbar(group.retention, group.value, yerr=reach, marker=marker, markersize=4, capsize=2, label=method)
+
+
+def levels(axis: Axes, rows: pd.DataFrame) -> None:
+    """A dotted line across the panel for each method that has one value, whatever the retention."""
+    for index, row in enumerate(rows.itertuples()):
+        axis.axhline(row.value, color=str(0.2 + 0.1 * (index % 5)), linestyle=":", label=f"{row.method}, every key")
+
+
+def heat_map(axis: Axes, values: np.ndarray, title: str, norm: matplotlib.colors.Normalize | None = None) -> None:
+    image = axis.imshow(values, aspect="auto", cmap="viridis", norm=norm)
+    axis.figure.colorbar(image, ax=axis)
+    axis.set(xlabel="head", ylabel="layer", title=title)
+    axis.title.set_fontsize(9)
+    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axis.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+
+
+def new_figure(*, columns: int, rows: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes: one, or an array of `rows` × `columns`, flat where there is one row or one column."""
+    figure = Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
+def save(figure: Figure, path: Path, *, below: str = "") -> Path:
+    """Writes a figure as PNG, without a date, so that the same rows give the same file.
+
+    `below` stands in small print at its foot: where its rows were measured.
+    """
+    if below:
+        strip = _STRIP_INCHES / figure.get_figheight()
+        figure.get_layout_engine().set(rect=(0, strip, 1, 1 - strip))
+        figure.text(0.995, 0.3 * strip, below, ha="right", va="bottom", fontsize=6, color="0.4")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    return path
