@@ -1,7 +1,6 @@
 """Fig. 7 of the paper: how INT8 scales are distributed."""
 
 import matplotlib
-import matplotlib.ticker
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,8 +1,6 @@
 """The importance of every head and layer by ablation."""
 
-import matplotlib.axis
 import matplotlib.colors
-import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """Quality against retention: loss, divergence and fidelity of every method."""
 
-import matplotlib.axis
-import matplotlib.colors
 import matplotlib.ticker
 import numpy as np
 import pandas as pd

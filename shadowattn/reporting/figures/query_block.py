@@ -1,7 +1,5 @@
 """Lists shared by blocks of rows: what they cost in quality, and how much faster they are."""
 
-import matplotlib.axis
-import matplotlib.colors
 import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,8 +1,6 @@
 """The retention of every head."""
 
-import matplotlib.axis
 import matplotlib.colors
-import matplotlib.ticker
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
