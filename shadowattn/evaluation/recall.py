@@ -24,7 +24,7 @@ from shadowattn.online.estimators import Estimator, check_scores
 GRANULARITIES = ("row", "pooled")
 POOLED_ROWS = 32
 # What the authors' validation tool asks for.
-GATE_MEAN, GATE_WORST_HEAD = 0.90, 0.50
+TARGET_MEAN, TARGET_WORST_HEAD = 0.90, 0.50
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Recall:
 
     def passes(self, at: int) -> bool:
         """The check of the authors' tool, per row: mean recall at least 0.90, worst head at least 0.50."""
-        return self.mean("row", at) >= GATE_MEAN and self.worst("row", at)[0] >= GATE_WORST_HEAD
+        return self.mean("row", at) >= TARGET_MEAN and self.worst("row", at)[0] >= TARGET_WORST_HEAD
 
 
 def measure_recall(
