@@ -1,6 +1,7 @@
 """Published rows keep what they come from, and rows of other code are not published as today's."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -11,8 +12,8 @@ import pytest
 
 from experiments import provenance, source
 from experiments.environment import machine
-from experiments.provenance import origin_of_run, portable, state, write_csv
-from experiments.publish import check, publish
+from experiments.provenance import measured_on, origin_of_run, portable, state, write_csv
+from experiments.publish import ROOT, check, publish, redraw
 from experiments.source import current_code
 from shadowattn import machine as hardware
 from shadowattn.artifacts import sha256, versions, write_json
@@ -141,3 +142,16 @@ def test_the_command_refuses_in_one_line():
     assert done.returncode == 2
     assert done.stderr.startswith("error: expected the folder of a finished run")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_published_figures_are_drawn_anew_from_their_rows_and_say_where_those_were_measured(tmp_path, monkeypatch):
+    reference = tmp_path / "results" / "reference"
+    reference.mkdir(parents=True)
+    for name in ("fig10.csv", "fig10.json"):
+        shutil.copy(ROOT / "results" / "reference" / name, reference)
+    said = []
+    monkeypatch.setattr("experiments.publish.save", lambda figure, path, below: said.append((path, below)) or path)
+    assert redraw(reference / "fig10.csv", tmp_path) == [tmp_path / "docs" / "fig10.png"]
+    made = json.loads((reference / "fig10.json").read_text())
+    assert said == [(tmp_path / "docs" / "fig10.png", measured_on(made["machine"], made["commit"]))]
+    assert made["commit"][:7] in said[0][1]

@@ -14,7 +14,7 @@ from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.figures.sweep import draw as draw_sweep
 from shadowattn.reporting.flags import quality_flag
 from shadowattn.reporting.rows import PlacedRow, Row, write_rows
-from shadowattn.reporting.style import save
+from shadowattn.reporting.style import new_figure, save
 from shadowattn.reporting.tables import summary, summary_table
 
 CONTRACT = {
@@ -152,3 +152,10 @@ def test_quality_is_drawn_from_the_committed_rows(name, tmp_path):
     assert set(frame.columns) >= CONTRACT
     assert "dense" in set(frame.method)
     assert save(draw_quality(frame), tmp_path / "quality.png").stat().st_size > 10_000
+
+
+def test_a_figure_says_at_its_foot_where_its_rows_were_measured(tmp_path):
+    drawn, _ = new_figure(columns=1)
+    plain = save(drawn, tmp_path / "plain.png").read_bytes()
+    assert save(drawn, tmp_path / "said.png", below="a machine, 2 cores").read_bytes() != plain
+    assert [text.get_text() for text in drawn.texts] == ["a machine, 2 cores"]
