@@ -408,6 +408,41 @@ def racing() -> str:
     return _table(header, lines, "racing", f"median (worst) of {orders} orders; the other model from its own file")
 
 
+# Every form of whole attention in INT8, and the sparse method beside it: what of it is rounded.
+_ROUNDED = {
+    "npu_full": "`npu_full`: Q, K, V, scores, probabilities in 1/127",
+    "npu_full_log2": "the same, probabilities in powers of two",
+    "npu_full_per_head": "`npu_full` with one scale a head",
+    "qkv": "Q, K and V",
+    "qkv_scores": "Q, K, V and scores",
+    "qkv_probabilities": "Q, K, V and probabilities in 1/127",
+    "qkv_log2": "Q, K, V and probabilities in powers of two",
+    "int8_uniform": "nothing; INT8 estimates, exact attention on 20 % of the keys",
+}
+_NPU_FULL = ("study_npu_full", "study_npu_full_smollm2")
+
+
+def npu_full() -> str:
+    """Loss and divergence of whole attention in INT8, by what of it is rounded, a column a model."""
+    cells = [_rows(name).set_index(["method", "metric"]).value for name in _NPU_FULL]
+    lines = [
+        [
+            words,
+            *(
+                f"{of[method, 'loss_increase']:+.3f} ± {of[method, 'loss_increase_error']:.3f} · {of[method, 'kl_divergence']:.3f}"
+                for of in cells
+            ),
+        ]
+        for method, words in _ROUNDED.items()
+    ]
+    windows = [int(_rows(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _NPU_FULL]
+    models = [_rows(name).model.iloc[0] for name in _NPU_FULL]
+    header = ["rounded to INT8", *models]
+    n = f"loss above dense ± standard error · KL divergence from dense, nat; n = {windows[0]} windows"
+    second = _source(_NPU_FULL[1], f"n = {windows[1]} windows")
+    return _table(header, lines, _NPU_FULL[0], n) + f"\n\n{second}"
+
+
 def allocators() -> str:
     """At how many retentions each allocator is better and worse than a rival."""
     found, lines = gains(_rows("study_allocators")), []
@@ -436,7 +471,7 @@ TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
         quickstart, sweep, query_block, speed, peak_memory, stages, decode, pipeline, interpolation, bank, waste, recall, grids,
-        schedulers, proven, layer_zero, importance_speed, racing, allocators, simulated,
+        schedulers, proven, layer_zero, importance_speed, racing, allocators, npu_full, simulated,
     )
 }  # fmt: skip
 
