@@ -425,16 +425,12 @@ _NPU_FULL = ("study_npu_full", "study_npu_full_smollm2")
 def npu_full() -> str:
     """Loss and divergence of whole attention in INT8, by what of it is rounded, a column a model."""
     cells = [_rows(name).set_index(["method", "metric"]).value for name in _NPU_FULL]
-    lines = [
-        [
-            words,
-            *(
-                f"{of[method, 'loss_increase']:+.3f} ± {of[method, 'loss_increase_error']:.3f} · {of[method, 'kl_divergence']:.3f}"
-                for of in cells
-            ),
-        ]
-        for method, words in _ROUNDED.items()
-    ]
+
+    def cell(of: pd.Series, method: str) -> str:
+        loss, error, divergence = (of[method, metric] for metric in (*_INCREASE, "kl_divergence"))
+        return f"{loss:+.3f} ± {error:.3f} · {divergence:.3f}"
+
+    lines = [[words, *(cell(of, method) for of in cells)] for method, words in _ROUNDED.items()]
     windows = [int(_rows(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _NPU_FULL]
     models = [_rows(name).model.iloc[0] for name in _NPU_FULL]
     header = ["rounded to INT8", *models]
