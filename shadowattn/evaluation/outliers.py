@@ -77,7 +77,7 @@ def observe_channels(model: PreTrainedModel, windows: Tensor, *, chunk_tokens: i
     def observe(chunk: Chunk) -> None:
         channels, rows = seen[chunk.layer], chunk.q.shape[1]
         new = chunk.k[:, -rows:].float()
-        of_group = chunk.q.float().view(size[0], -1, size[1])
+        of_group = chunk.q.float().reshape(size[0], -1, size[1])
         channels.q = torch.maximum(channels.q, of_group.abs().amax(1))
         channels.lowest = torch.minimum(channels.lowest, new.amin(1))
         channels.highest = torch.maximum(channels.highest, new.amax(1))
@@ -99,7 +99,7 @@ def observe_rescaled_ranges(
         rows, hidden = chunk.q.shape[1], torch.arange(chunk.keys) > chunk.positions[:, None]
         for name, layers in rescalings.items():
             made = layers[chunk.layer](chunk)
-            grouped = made.q.view(len(made.k), -1, made.q.shape[2])
+            grouped = made.q.reshape(len(made.k), -1, made.q.shape[2])
             scores = (grouped @ made.k.mT).view(len(made.q), rows, -1).masked_fill(hidden, 0.0)
             found = {"q": made.q, "k": made.k[:, -rows:], "v": made.v[:, -rows:], "scores": scores}
             for key, x in found.items():

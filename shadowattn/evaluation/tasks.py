@@ -15,7 +15,7 @@ from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 
 # What the hidden sentence and the question take of a needle prompt, at most.
-_NEEDLE_TOKENS = 32
+_NEEDLE_TOKENS = {"note": 32, "number": 64}
 _MOST_PAIRS = 57  # words reserved as keys for evaluation
 
 
@@ -87,16 +87,15 @@ class Needle:
         _check_count("documents", self.documents)
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
             raise InputError(f"task.depths: expected depths from 0 (first line) to 1 (last line), got {list(self.depths)}")
-        if self.tokens <= 2 * _NEEDLE_TOKENS:
-            raise InputError(
-                f"task.tokens: expected more than {2 * _NEEDLE_TOKENS}, got {self.tokens}; a needle needs a haystack"
-            )
+        least = 2 * _NEEDLE_TOKENS[self.wording]
+        if self.tokens <= least:
+            raise InputError(f"task.tokens: expected more than {least}, got {self.tokens}; a needle needs a haystack")
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
         """Prompts of at most `tokens` tokens, cut from `filler` at random; documents take the depths in turn."""
         rng = evaluation_rng(f"task/needle/{self.seed}")
         ids = tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
-        length = self.tokens - _NEEDLE_TOKENS
+        length = self.tokens - _NEEDLE_TOKENS[self.wording]
         if len(ids) < length:
             raise InputError(f"task.tokens: expected at most the {len(ids)} tokens of the held-out text, got {self.tokens}")
         questions = []

@@ -155,7 +155,7 @@ def full_int8(chunk: Chunk, steps: Steps, form: FullInt8 = FullInt8()) -> Tensor
     (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
     q, k, v = (integers(x, step) for x, step in ((chunk.q, steps.q), (chunk.k, steps.k), (chunk.v, steps.v)))
     # The query heads of a key head fold into rows: they share their keys, so K is not repeated.
-    logits = (q.view(groups, -1, dim) @ k.mT).view(heads, rows, keys)
+    logits = (q.reshape(groups, -1, dim) @ k.mT).view(heads, rows, keys)
     logits *= (steps.q * steps.k[chunk.heads.kv])[:, None, None]
     if form.scores:
         logits = integers(logits, steps.scores) * steps.scores[:, None, None]

@@ -30,7 +30,7 @@ def test_questions_are_the_same_for_the_same_seed_and_fit(task, bundled):
         answer, prompt = bundled.tokenizer.decode(one.answer), bundled.tokenizer.decode(one.prompt)
         assert answer.strip() in prompt
     if isinstance(task, Needle):
-        assert all(150 < question.tokens <= 200 for question in questions)
+        assert all(120 < question.tokens <= 200 for question in questions)
     other = type(task)(**vars(task) | {"seed": 1}).questions(bundled.tokenizer, filler)
     assert not other[0].prompt.equal(questions[0].prompt)
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shadowattn
+from shadowattn.calibration import Windows
 from shadowattn.errors import InputError
 from shadowattn.evaluation.fidelity import OutputError
 from shadowattn.evaluation.perplexity import window_losses
@@ -133,7 +134,7 @@ def test_ranges_of_another_model_and_settings_that_do_not_exist_are_refused():
 def test_calibration_measures_ranges_once(tmp_path):
     model, tokenizer = shadowattn.models.load_bundled().model, shadowattn.models.load_bundled().tokenizer
     text = "".join(f"line {i} of a text to calibrate on\n" for i in range(400))
-    how = {"folder": tmp_path, "windows": shadowattn.calibration.Windows(64, 2)}
+    how = {"folder": tmp_path, "windows": Windows(64, 2)}
     made = shadowattn.calibrate(model, tokenizer, text, **how).ranges
     again = shadowattn.calibrate(model, tokenizer, text, **how)
     assert again.ranges == made

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.style import MARKERS, attending_to_all, new_figure, subject
+from shadowattn.reporting.style import MARKERS, attending_to_all, levels, new_figure, subject
 
 _QUALITY = {
     "loss_increase": "loss increase over dense (nat)",
@@ -33,12 +33,12 @@ def draw(rows: pd.DataFrame) -> Figure:
         of = (shown if few else sparse)[lambda frame, metric=metric: frame.metric == metric].set_index(["method", "retention"])
         error = errors.value.reindex(of.index) if metric == "loss_increase" else of.value * 0
         (_dots if few else _lines_with_errors)(axis, of.value, error)
-        levels = whole[whole.metric == metric]
+        whole_of = whole[whole.metric == metric]
         if not few:
-            levels(axis, levels)
+            levels(axis, whole_of)
         axis.set(**{"xlabel" if few else "ylabel": _QUALITY[metric]})
         if metric in ("loss_increase", "kl_divergence"):
-            positive = (of.value > 0).all() and (levels.value > 0).all()
+            positive = (of.value > 0).all() and (whole_of.value > 0).all()
             scale = {"value": "log"} if positive else {"value": "symlog", "linthresh": 0.001}
             (axis.set_xscale if few else axis.set_yscale)(**scale)
         if not few:
