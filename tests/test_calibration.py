@@ -110,7 +110,7 @@ def test_a_key_offset_goes_with_scales_profile_and_bank(loaded, text, tmp_path, 
         assert loaded.model(ids).logits.isfinite().all()
     assert run.estimator.launched > 0
     for name in ("observe_key_offset", "observe_scales"):
-        monkeypatch.setattr(f"shadowattn.calibration.{name}", None)  # found again
+        monkeypatch.setattr(f"shadowattn.calibration.{name}", lambda *_, **__: pytest.fail("measured again"))
     assert calibrate(loaded, text, key_offset="mean", **how).profile == profile
 
 
