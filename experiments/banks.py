@@ -78,6 +78,7 @@ class Banks:
             "context_tokens": lab.context_tokens,
             "windows": graphs.calibration_windows,
             "pairs": grid.pairs,
+            "key_offset": None if grid.key_offset is None else grid.key_offset.digest,
             "lookup": distance,
         }
         stage = lab.stage("outputs", inputs)

@@ -105,9 +105,10 @@ def attachment(lab: Lab, method: MethodSettings, profile: RetentionProfile) -> A
 
 
 def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | None = None) -> Estimator:
-    """A method's estimator, whose selection is made on the host."""
+    """A method's estimator, whose selection is made on the host, built with what its class `needs`."""
     built = {"bank": lab.banks.bank} if "bank" in method.needs else {}
     built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in method.needs else {}
+    built |= {"key_offset": lab.offline.key_offset} if "key_offset" in method.needs else {}
     return build(method.estimator, **built)
 
 

@@ -21,6 +21,7 @@ from shadowattn.offline.work import shard
 from shadowattn.online.attention import DECODES, check_dense_above
 from shadowattn.online.estimators.base import check_units
 from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.types import KEY_OFFSETS
 
 if TYPE_CHECKING:
     from experiments.lab import Lab, MethodSettings
@@ -125,6 +126,8 @@ def _check_full(lab: "Lab") -> None:
     taken = {"dense", *(lab.methods if "estimator" in lab.needs else ())} & set(lab.full)
     if taken:
         raise InputError(f"full: {', '.join(map(repr, sorted(taken)))} is another method's name; call it something else")
+    for name, form in lab.full.items():
+        check_choice(f"full.{name}.key_offset", form.key_offset, KEY_OFFSETS)
 
 
 _GROUPS: dict[str, Callable[["Lab"], None]] = {
@@ -135,6 +138,7 @@ _GROUPS: dict[str, Callable[["Lab"], None]] = {
     "graphs": _check_graphs,
     "dense_above": lambda lab: check_dense_above(lab.of("dense_above")),
     "calibration": lambda lab: build(lab.of("calibration")),
+    "key_offset": lambda lab: check_choice("key_offset", lab.of("key_offset"), KEY_OFFSETS),
     "grid": lambda lab: build(lab.of("grid")),
     "pipeline": lambda lab: lab.pipeline,
     "decode": _check_decode,

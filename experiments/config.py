@@ -136,7 +136,13 @@ class Paths:
 
 @dataclass
 class Config:
-    """A study takes its own settings from `study`, and of the rest what it names in its `needs`."""
+    """A study takes its own settings from `study`, and of the rest what it names in its `needs`.
+
+    `key_offset`: what is subtracted from K before the estimate quantises it, `none`, or the `mean` or `midrange` of each channel
+    of the calibrated keys (`shadowattn.offline.key_offsets`). A row's own ranking changes by rounding alone. `block_score=max`
+    compares scores of different rows, from which the offset takes different constants: its shared lists change. `probability`,
+    `sum` and lists of single rows do not depend on a row's constant.
+    """
 
     experiment: str = "default"
     study: Any = MISSING
@@ -152,6 +158,7 @@ class Config:
     allocator: Any = MISSING
     sensitivity: SensitivityConfig = field(default_factory=SensitivityConfig)
     calibration: Any = MISSING
+    key_offset: str = "none"
     grid: Any = MISSING
     estimator: Any = MISSING
     selection: SelectionConfig = field(default_factory=SelectionConfig)

@@ -59,7 +59,7 @@ class MethodSettings:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What has to be made for the estimator: a `bank`, a `grid`; as `Estimator.needs`."""
+        """What has to be made for the estimator: a `bank`, a `grid`, a `key_offset`; as `Estimator.needs`."""
         return self.estimator_class.needs
 
     @property

@@ -18,6 +18,7 @@ from shadowattn.offline import (
     ScaleObservations,
     measure_ablations,
     measure_sensitivity,
+    observe_key_offset,
     observe_scales,
     race_ablations,
     scale_grid,
@@ -33,7 +34,7 @@ from shadowattn.offline.fake_quant import (
 )
 from shadowattn.offline.profile import allocated_profile
 from shadowattn.online.full_int8 import AttentionRanges
-from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
+from shadowattn.types import AblationLosses, Importance, KeyOffset, RetentionProfile, ScaleGrid, Sensitivity
 
 if TYPE_CHECKING:
     from experiments.lab import Lab
@@ -47,6 +48,8 @@ class Offline:
     def __init__(self, lab: "Lab"):
         self._lab = lab
         self.sensitivities: dict[str, Sensitivity] = {}  # those measured so far, by measure
+        self._key_offsets: dict[str, KeyOffset | None] = {"none": None}
+        self._observations: dict[str, ScaleObservations] = {}  # by key offset
 
     @cached_property
     def losses(self) -> AblationLosses:
@@ -75,45 +78,38 @@ class Offline:
             self.sensitivities[measure] = self._measure_sensitivity(measure)
         return self.sensitivities[measure]
 
-    @cached_property
+    @property
+    def key_offset(self) -> KeyOffset | None:
+        """What the estimate subtracts from K before it quantises; None for `none`."""
+        return self.key_offset_by(self._lab.of("key_offset"))
+
+    def key_offset_by(self, how: str) -> KeyOffset | None:
+        """The same by another `key_offset` than the configuration's."""
+        if how not in self._key_offsets:
+            self._key_offsets[how] = self._measure_key_offset(how)
+        return self._key_offsets[how]
+
+    @property
     def observations(self) -> ScaleObservations:
         """The INT8 scales of Q and K, of every head and chunk."""
-        lab, graphs = self._lab, self._lab.of("graphs")
-        inputs = {
-            "chunk_tokens": graphs.chunk_tokens,
-            "context_tokens": lab.context_tokens,
-            "windows": graphs.calibration_windows,
-            "calibration": OmegaConf.to_container(lab.of("calibration"), resolve=True),
-        }
-        stage = lab.stage("scales", inputs, inputs["calibration"])
+        return self.observations_by(self._lab.of("key_offset"))
 
-        def measure() -> ScaleObservations:
-            say(f"scales: Q and K of {lab.shape.layers * lab.shape.heads} heads")
-            return observe_scales(
-                lab.loaded.model,
-                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
-                chunk_tokens=graphs.chunk_tokens,
-                calibration=build(lab.of("calibration")),
-                progress=lambda w: bar(w, "calibrate"),
-            )
-
-        return stage.result(ScaleObservations, measure)
+    def observations_by(self, key_offset: str) -> ScaleObservations:
+        """The same by another `key_offset` than the configuration's."""
+        if key_offset not in self._observations:
+            self._observations[key_offset] = self._observe_scales(key_offset)
+        return self._observations[key_offset]
 
     @cached_property
     def grid(self) -> ScaleGrid:
         """The static scales that graphs are built for."""
         return scale_grid(self.observations, build(self._lab.of("grid")))
 
-    @cached_property
-    def attention_ranges(self) -> AttentionRanges:
-        """The largest magnitudes of the whole attention, for the static scales of `full` methods."""
+    def attention_ranges(self, key_offset: str) -> AttentionRanges:
+        """The largest magnitudes of the whole attention, for the static scales of `full` methods with this `key_offset`."""
         lab, graphs = self._lab, self._lab.of("graphs")
-        inputs = {
-            "chunk_tokens": graphs.chunk_tokens,
-            "context_tokens": lab.context_tokens,
-            "windows": graphs.calibration_windows,
-        }
-        stage = lab.stage("attention_ranges", inputs)
+        offset = self.key_offset_by(key_offset)
+        stage = lab.stage("attention_ranges", self._calibration_inputs | {"key_offset": key_offset})
 
         def measure() -> AttentionRanges:
             say(f"ranges: Q, K, V and scores of {lab.shape.layers * lab.shape.heads} heads")
@@ -121,6 +117,7 @@ class Offline:
                 lab.loaded.model,
                 lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
                 chunk_tokens=graphs.chunk_tokens,
+                key_offset=offset,
                 progress=lambda w: bar(w, "calibrate"),
             )
 
@@ -144,6 +141,54 @@ class Offline:
     def allot(self, importance: Importance) -> list[list[float]]:
         """Retentions [L][H] by the configuration's allocator at its first retention; a race is over when they are settled."""
         return allot(build(self._lab.of("allocator")), self._lab.shape, self._lab.retentions[0], importance)
+
+    @property
+    def _calibration_inputs(self) -> dict[str, Any]:
+        """What of the settings decides the Q and K that are calibrated on."""
+        graphs = self._lab.of("graphs")
+        return {
+            "chunk_tokens": graphs.chunk_tokens,
+            "context_tokens": self._lab.context_tokens,
+            "windows": graphs.calibration_windows,
+        }
+
+    def _measure_key_offset(self, how: str) -> KeyOffset:
+        lab, graphs = self._lab, self._lab.of("graphs")
+        stage = lab.stage("key_offset", self._calibration_inputs | {"how": how})
+
+        def measure() -> KeyOffset:
+            say(f"key offset: {how} of the keys of {lab.shape.layers * lab.shape.kv_heads} key heads")
+            return observe_key_offset(
+                lab.loaded.model,
+                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
+                chunk_tokens=graphs.chunk_tokens,
+                how=how,
+                progress=lambda w: bar(w, "calibrate"),
+            )
+
+        return stage.result(KeyOffset, measure)
+
+    def _observe_scales(self, key_offset: str) -> ScaleObservations:
+        lab, graphs = self._lab, self._lab.of("graphs")
+        offset = self.key_offset_by(key_offset)
+        inputs = self._calibration_inputs | {
+            "calibration": OmegaConf.to_container(lab.of("calibration"), resolve=True),
+            "key_offset": key_offset,
+        }
+        stage = lab.stage("scales", inputs, inputs["calibration"])
+
+        def measure() -> ScaleObservations:
+            say(f"scales: Q and K of {lab.shape.layers * lab.shape.heads} heads")
+            return observe_scales(
+                lab.loaded.model,
+                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
+                chunk_tokens=graphs.chunk_tokens,
+                calibration=build(lab.of("calibration")),
+                key_offset=offset,
+                progress=lambda w: bar(w, "calibrate"),
+            )
+
+        return stage.result(ScaleObservations, measure)
 
     def _measure_losses(self, stage: Stage, settings: Any) -> AblationLosses:
         lab, shape = self._lab, self._lab.shape

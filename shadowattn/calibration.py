@@ -25,11 +25,12 @@ from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
 from shadowattn.offline.allocators import BY_NAME, Allocator, allot
 from shadowattn.offline.attention_ranges import observe_attention_ranges
 from shadowattn.offline.importance import measure_ablations, summarise
+from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
 from shadowattn.offline.sensitivity import measure_sensitivity
 from shadowattn.online.full_int8 import AttentionRanges
-from shadowattn.types import AblationLosses, Importance, RetentionProfile, ScaleGrid, Sensitivity
+from shadowattn.types import KEY_OFFSETS, AblationLosses, Importance, KeyOffset, RetentionProfile, ScaleGrid, Sensitivity
 
 RETENTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
@@ -61,6 +62,7 @@ def calibrate(
     importance_windows: Windows = Windows(128, 32),
     windows: Windows | None = None,
     chunk_tokens: int = 128,
+    key_offset: str = "none",
     progress: Progress = iter,
 ) -> "Calibration":
     """What a model's calibration text says of it. Nothing is measured yet: each part is when it is first asked for.
@@ -70,6 +72,11 @@ def calibrate(
     Scales and sensitivities are measured on `windows` (None: 4 of 1024 tokens, or of the model's context where that is shorter),
     in chunks of `chunk_tokens`. With a `folder` everything is kept there: what was measured by the same code on the same model
     and text is not measured again, and an interrupted measurement goes on. `progress` may wrap what takes long in a bar.
+
+    `key_offset`: a vector for each layer and key head that is subtracted from K before the estimate quantises it, the `mean` or
+    the `midrange` of the calibrated keys (`offline.key_offsets`), or `none`; scales and ranges are then those of such keys. It
+    changes a row's ranking by rounding alone. Lists that rows share by `block_score=max` compare scores of different rows, whose
+    constants differ, and change.
 
     Raises `InputError` on anything that does not fit, before any work.
     """
@@ -81,6 +88,7 @@ def calibrate(
         allocator = BY_NAME[checks.one_of("allocator", allocator, tuple(BY_NAME))]()
     checks.instance("allocator", allocator, Allocator, f"give a name: {', '.join(BY_NAME)}")
     checks.one_of("importance", importance, tuple(BY_NAME_ABLATION))
+    checks.one_of("key_offset", key_offset, KEY_OFFSETS)
     windows = Windows(min(1024, shape.context_tokens), 4) if windows is None else windows
     for name, given in (("importance_windows", importance_windows), ("windows", windows)):
         checks.instance(name, given, Windows, "make it with shadowattn.calibration.Windows(tokens, count)")
@@ -106,6 +114,7 @@ def calibrate(
         importance_tokens=_cut(text, tokenizer, importance_windows, "importance_windows"),
         tokens=_cut(text, tokenizer, windows, "windows"),
         chunk_tokens=checks.integer("chunk_tokens", chunk_tokens, least=1),
+        offset_kind=key_offset,
         progress=progress,
     )
     entries = model.get_input_embeddings().num_embeddings
@@ -131,6 +140,7 @@ class Calibration:
     importance_tokens: Tensor = field(repr=False)  # int64 [W, T]
     tokens: Tensor = field(repr=False)
     chunk_tokens: int
+    offset_kind: str
     progress: Progress = field(repr=False)
 
     @cached_property
@@ -150,17 +160,26 @@ class Calibration:
         return stage.result(Sensitivity, partial(measure_sensitivity, self.model, self.tokens, stage.units, **how))
 
     @cached_property
+    def key_offset(self) -> KeyOffset | None:
+        """What the estimate subtracts from K before it quantises; None for `none`."""
+        if self.offset_kind == "none":
+            return None
+        stage = self._stage("key_offset", self.tokens, chunk_tokens=self.chunk_tokens, how=self.offset_kind)
+        how = {"chunk_tokens": self.chunk_tokens, "how": self.offset_kind, "progress": self.progress}
+        return stage.result(KeyOffset, partial(observe_key_offset, self.model, self.tokens, **how))
+
+    @cached_property
     def observations(self) -> ScaleObservations:
         """The INT8 scales of Q and K, of every head and chunk."""
-        stage = self._stage("scales", self.tokens, chunk_tokens=self.chunk_tokens)
-        how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
+        stage = self._stage("scales", self.tokens, chunk_tokens=self.chunk_tokens, key_offset=self.offset_kind)
+        how = {"chunk_tokens": self.chunk_tokens, "key_offset": self.key_offset, "progress": self.progress}
         return stage.result(ScaleObservations, partial(observe_scales, self.model, self.tokens, **how))
 
     @cached_property
     def ranges(self) -> AttentionRanges:
         """The largest magnitudes of the whole attention: what the baseline `FullInt8` takes its static scales from."""
-        stage = self._stage("attention_ranges", self.tokens, chunk_tokens=self.chunk_tokens)
-        how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
+        stage = self._stage("attention_ranges", self.tokens, chunk_tokens=self.chunk_tokens, key_offset=self.offset_kind)
+        how = {"chunk_tokens": self.chunk_tokens, "key_offset": self.key_offset, "progress": self.progress}
         return stage.result(AttentionRanges, partial(observe_attention_ranges, self.model, self.tokens, **how))
 
     @cached_property

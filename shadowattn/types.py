@@ -9,13 +9,16 @@ Query row i stands at absolute position p(i) and sees the keys 0 … p(i); `visi
 `retention` is the kept fraction of the visible keys, in (0, 1].
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shadowattn import checks
+from shadowattn.artifacts import content_hash
 from shadowattn.errors import InputError
 
 
@@ -180,6 +183,72 @@ class Sensitivity:
     tokens: int
 
 
+# How `offline.key_offsets` chooses a key offset; `none`: K is quantised as it is.
+KEY_OFFSETS = ("none", "mean", "midrange")
+
+
+@dataclass(frozen=True)
+class KeyOffset:
+    """A vector for each layer and key/value head that is subtracted from K before the estimate quantises K.
+
+    q·(k − c) = q·k − q·c: all scores of a query row change by the same constant, and no ranking of its keys does. The INT8 scale
+    of K shrinks where keys have a large common component, as biases of the projections make it. Attention itself uses K.
+
+    `values` [L][G][D], of keys after RoPE; `how` names the calibration (`KEY_OFFSETS`, or `given`). Raises `InputError` on values
+    that are not finite in float32, and where layers differ in G or heads in D.
+    """
+
+    values: tuple[tuple[tuple[float, ...], ...], ...]
+    how: str = "given"
+
+    def __post_init__(self):
+        layers = [checks.sequence("key_offset", layer) for layer in checks.sequence("key_offset", self.values)]
+        table = tuple(tuple(tuple(checks.numbers_of("key_offset", head)) for head in layer) for layer in layers)
+        object.__setattr__(self, "values", table)
+        sizes = {(len(layer), len(head)) for layer in table for head in layer}
+        if len(sizes) != 1 or 0 in next(iter(sizes)) or len({len(layer) for layer in table}) != 1:
+            raise InputError(
+                f"key_offset: expected [L][G][D], every layer of as many heads and dimensions, got (heads, dimensions) "
+                f"{sorted(sizes)} in {len(table)} layers; calibrate again"
+            )
+        if not bool(self._tensors.isfinite().all()):
+            raise InputError("key_offset: expected values that float32 holds, got larger ones; calibrate again")
+        checks.instance("key_offset.how", self.how, str, "name the calibration as text")
+
+    @classmethod
+    def read(cls, value: "KeyOffset | Mapping[str, Any] | None") -> "KeyOffset | None":
+        """A key offset from JSON, or what is one already; None stays None. Raises `InputError` on anything else."""
+        value = cls(**value) if isinstance(value, Mapping) else value
+        if value is not None:
+            checks.instance("key_offset", value, cls, "measure one with shadowattn.offline.observe_key_offset")
+        return value
+
+    def of(self, layer: int) -> Tensor:
+        """The vectors of a layer, float32 [G, D]. Raises `InputError` for a layer that it was not calibrated on."""
+        if not 0 <= layer < len(self.values):
+            raise InputError(
+                f"key_offset: it has {len(self.values)} layers, got layer {layer}; calibrate a key offset on this model"
+            )
+        return self._tensors[layer]
+
+    @cached_property
+    def digest(self) -> str:
+        """12 hexadecimal digits that tell offsets apart."""
+        return content_hash(self.values)
+
+    @cached_property
+    def _tensors(self) -> Tensor:
+        return torch.tensor(self.values, dtype=torch.float32)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)  # of thousands of values, once
+
+    def __str__(self) -> str:
+        return f"key offset {self.how} {self.digest}"
+
+    __repr__ = __str__
+
+
 PATTERNS = ("product", "cross", "corners")
 
 
@@ -191,13 +260,17 @@ class ScaleGrid:
     3 × 3 pairs: the mean of the observed scales times 0.5, 1 and 2, for Q and for K (section 3.3). `pattern` says which pairs:
     `product`, all; `cross`, those with Q or K at its middle scale; `corners`, the middle pair and those of outermost scales.
     The paper's five buckets are one of the last two; it does not say which.
+
+    With a `key_offset` the scales of K are those of k − offset, and only such keys may be quantised by them.
     """
 
     q_scales: tuple[float, ...]
     k_scales: tuple[float, ...]
     pattern: str = "product"
+    key_offset: KeyOffset | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
         checks.one_of("grid.pattern", self.pattern, PATTERNS)
         for name in ("q_scales", "k_scales"):
             object.__setattr__(self, name, tuple(checks.numbers_of(name, getattr(self, name))))
@@ -285,6 +358,14 @@ class RetentionProfile:
             raise InputError(
                 f"retention: expected values in (0, 1], got {min(values)} … {max(values)}; allocate the profile again"
             )
+        offset = self.scales.key_offset
+        if offset is not None:
+            found, expected = (len(offset.values), len(offset.values[0][0])), (len(self.retention), self.head_dim)
+            if found != expected:
+                raise InputError(
+                    f"key_offset: expected one of {expected[0]} layers and {expected[1]} dimensions, as the profile, got "
+                    f"{found[0]} and {found[1]}; calibrate a key offset on this model"
+                )
 
     @property
     def mean_retention(self) -> float:

@@ -1,11 +1,19 @@
-"""Profiles and banks for tiny models."""
+"""Profiles, key offsets and banks for tiny models."""
+
+import torch
 
 from shadowattn.graphs import GraphBank
 from shadowattn.graphs.planner import ShapePlan, plan_shapes
 from shadowattn.models import fingerprint, model_shape
-from shadowattn.types import RetentionProfile, ScaleGrid
+from shadowattn.types import KeyOffset, RetentionProfile, ScaleGrid
 
 GRID = ScaleGrid((0.01, 0.02, 0.04), (0.01, 0.02, 0.04))
+
+
+def key_offset(layers: int, groups: int, dim: int, *, seed: int = 0, size: float = 1.0) -> KeyOffset:
+    """Normally distributed vectors."""
+    values = size * torch.randn(layers, groups, dim, generator=torch.Generator().manual_seed(seed))
+    return KeyOffset(values.tolist())
 
 
 def profile_for(model, retention: float, *, grid: ScaleGrid = GRID) -> RetentionProfile:

@@ -15,7 +15,7 @@ from shadowattn.calibration import Windows
 from shadowattn.data.stdlib import stdlib_text
 from shadowattn.errors import InputError
 from shadowattn.models import fingerprint, load_bundled
-from shadowattn.offline import observe_scales, scale_grid
+from shadowattn.offline import observe_key_offset, observe_scales, scale_grid
 from shadowattn.offline.allocators.uniform import Uniform
 
 SMALL = {"importance_windows": Windows(24, 2), "windows": Windows(64, 1), "chunk_tokens": 32}
@@ -91,6 +91,29 @@ def test_an_interrupted_calibration_goes_on_from_its_folder(loaded, text, tmp_pa
     assert results == {"importance", "scales"}
 
 
+def test_a_key_offset_goes_with_scales_profile_and_bank(loaded, text, tmp_path, monkeypatch):
+    how = {"allocator": "uniform", "folder": tmp_path}
+    plain = calibrate(loaded, text, **how)
+    made = {kind: calibrate(loaded, text, key_offset=kind, **how) for kind in ("mean", "midrange")}
+    assert plain.key_offset is plain.scales.key_offset is plain.ranges.key_offset is None
+    for kind, one in made.items():
+        assert one.key_offset.how == kind
+        assert one.key_offset == observe_key_offset(loaded.model, one.tokens, chunk_tokens=32, how=kind)
+        assert one.profile.scales.key_offset == one.bank(64).key_offset == one.ranges.key_offset == one.key_offset
+        assert one.scales.q_scales == plain.scales.q_scales
+        assert one.scales.k_scales != plain.scales.k_scales
+    stages = sorted(path.parent.name.split("-")[0] for path in tmp_path.glob("*/result.json"))
+    assert stages == ["attention_ranges"] * 3 + ["key_offset"] * 2 + ["scales"] * 3
+    profile = made["mean"].profile
+    ids = loaded.tokenizer(text, return_tensors="pt").input_ids[:, :60]
+    with torch.no_grad(), shadowattn.attach(loaded.model, profile, made["mean"].bank(64)) as run:
+        assert loaded.model(ids).logits.isfinite().all()
+    assert run.estimator.launched > 0
+    for name in ("observe_key_offset", "observe_scales"):
+        monkeypatch.setattr(f"shadowattn.calibration.{name}", lambda *_, **__: pytest.fail("measured again"))
+    assert calibrate(loaded, text, key_offset="mean", **how).profile == profile
+
+
 def test_other_code_measures_again(loaded, text, tmp_path, monkeypatch):
     how = {"allocator": "uniform", "folder": tmp_path}
     _ = calibrate(loaded, text, **how).scales
@@ -123,6 +146,8 @@ def test_compiled_graphs_are_kept_in_the_folder(loaded, text, tmp_path):
         ({"windows": Windows(10**6, 1)}, "windows: the model's context is 4096 tokens"),
         ({"importance_windows": Windows(4000, 1), "text": "short"}, "importance_windows"),
         ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"key_offset": "median"}, "key_offset: expected one of none, mean, midrange"),
+        ({"key_offset": None}, "key_offset: expected one of none, mean, midrange"),
         ({"text": 3}, "text: expected a str"),
     ],
 )

@@ -37,8 +37,8 @@ class Fig9(LatencyStudy):
     rounds: int = 25
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "method", "retention", "estimator", "allocator", "selection", "importance"),
-        *("sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "pipeline", "scheduler"),
-        *("threads",),
+        *("sensitivity", "calibration", "key_offset", "grid", "graphs", "device", "kernel", "dense_above", "pipeline"),
+        *("scheduler", "threads"),
     )
 
     def __post_init__(self):

@@ -53,7 +53,9 @@ class Graphs(Study):
     limits: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     prompts: int = 500
     longest: int = 4096
-    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "calibration", "grid", "graphs", "threads")
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "seed", "calibration", "key_offset", "grid", "graphs", "threads"),
+    )
 
     def __post_init__(self):
         for name in ("calls", "times", "form_keys", "form_rounds", "rows", "prompts", "longest"):
@@ -76,7 +78,7 @@ class Graphs(Study):
         form, grid = lab.banks.form, lab.offline.grid
         shapes, plan = lab.banks.shapes(form, pairs=len(grid.pairs))
         rows = [replace(row, method=OWN, metric="padding", value=plan.waste, n=1, shapes=len(shapes))]
-        recipes = {OWN: Recipe(grid, tuple(shapes), form)}
+        recipes = {OWN: Recipe(replace(grid, key_offset=None), tuple(shapes), form)}  # no graph holds an offset
         recipes |= {name: Recipe.of(name, rows=self.rows, keys=self.bank_keys) for name in self.bank_shapes}
         repeated = {"calls": self.calls, "times": self.times}
         for name, recipe in bar(list(recipes.items()), "banks"):

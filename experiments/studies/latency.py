@@ -25,8 +25,8 @@ class LatencyStudy(Study):
     retentions: list[float] = field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
     repeats: int = 25
     needs: ClassVar[tuple[str, ...]] = (
-        *("model", "data", "evaluation", "seed", "method", "estimator", "selection", "calibration", "grid", "graphs"),
-        *("device", "kernel", "pipeline", "scheduler"),
+        *("model", "data", "evaluation", "seed", "method", "estimator", "selection", "calibration", "key_offset", "grid"),
+        *("graphs", "device", "kernel", "pipeline", "scheduler"),
         *("threads",),
     )
 

@@ -40,7 +40,7 @@ class Offline(Study):
 
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "estimator", "allocator"),
-        *("selection", "importance", "sensitivity", "calibration", "grid", "graphs"),
+        *("selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs"),
     )
 
     def measure(self, lab: Lab) -> list[PlacedRow]:

@@ -53,8 +53,8 @@ class Quality(Study):
     look: str = ""
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
-        *("allocator", "selection", "importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel"),
-        *("dense_above", "decode", "pipeline", "scheduler"),
+        *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
+        *("kernel", "dense_above", "decode", "pipeline", "scheduler"),
     )
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:
@@ -110,7 +110,8 @@ class Quality(Study):
         for name, full in lab.full.items():
 
             def measured_full(full=full) -> dict:
-                return asdict(measure_cell(lab, windows, FullAttachment(full, lab.offline.attention_ranges), logits))
+                attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
+                return asdict(measure_cell(lab, windows, attached, logits))
 
             cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
             of = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)

@@ -48,8 +48,8 @@ class QueryBlock(Quality):
     rows: int = 512
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "task", "seed", "retention", "method", "full", "estimator", "allocator"),
-        *("selection", "importance", "sensitivity", "calibration", "grid", "graphs", "device", "kernel", "dense_above", "decode"),
-        *("pipeline", "scheduler"),
+        *("selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device", "kernel"),
+        *("dense_above", "decode", "pipeline", "scheduler"),
         *("threads",),
     )
 

@@ -39,7 +39,7 @@ from shadowattn.reporting.figures.fig14 import draw as draw_fig14
 from shadowattn.reporting.figures.recall import draw as draw_recall
 from shadowattn.reporting.paper import TABLE_4, TABLE_4_RETENTIONS
 from shadowattn.reporting.rows import PlacedRow
-from shadowattn.types import ScaleGrid
+from shadowattn.types import KEY_OFFSETS, ScaleGrid
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class Estimate:
     """One way to estimate.
 
     `dynamic`: scales of the tensors themselves, else a grid of mean × σ^±steps, see `types.ScaleGrid`. `output` float,
-    target_requant or fixed_output. `nncf`: the graph that NNCF makes, whatever else is set. `quality`: measure the loss of the
-    whole model with it, too.
+    target_requant or fixed_output. `key_offset`: none, mean or midrange, null for the run's; what is taken off K before it is
+    quantised. It leaves out a constant of each row, so that the `pooled` granularity and the score correlation, which compare
+    scores of different rows, fall for that reason alone. `nncf`: the graph that NNCF makes, whatever else is set; it knows no
+    offset. `quality`: measure the loss of the whole model with it, too.
     """
 
     dynamic: bool = False
@@ -59,6 +61,7 @@ class Estimate:
     bits: int = 8
     smooth: bool = False
     output: str = "float"
+    key_offset: str | None = None
     nncf: bool = False
     quality: bool = False
 
@@ -66,6 +69,9 @@ class Estimate:
         """Raises `InputError`, which names the setting by `key`, on what makes no sense."""
         check_choice(f"{key}.output", self.output, OUTPUTS)
         check_choice(f"{key}.lookup", self.lookup, DISTANCES)
+        check_choice(f"{key}.key_offset", self.key_offset, (None, *KEY_OFFSETS))
+        if self.nncf and self.key_offset not in (None, "none"):
+            raise InputError(f"{key}.key_offset: NNCF's graph takes keys as they are, got {self.key_offset}; leave it out")
         self.grid_parts()
         Quantised(bits=self.bits, smooth=self.smooth)
         if self.output != "float" and (self.dynamic or self.smooth or self.bits != 8):
@@ -75,11 +81,20 @@ class Estimate:
         """What makes a grid of observed scales."""
         return Mean(self.sigma, self.steps, self.pattern)
 
+    def offset_kind(self, lab: Lab) -> str:
+        """Its own `key_offset`, or the run's; none of NNCF's."""
+        return "none" if self.nncf else self.key_offset or lab.of("key_offset")
+
+    def grid(self, lab: Lab) -> ScaleGrid:
+        """The static scales, of keys less its offset."""
+        return scale_grid(lab.offline.observations_by(self.offset_kind(lab)), self.grid_parts())
+
 
 @dataclass(frozen=True)
 class RecallRow(PlacedRow):
     """A row about an estimate: how many buckets it has (0: none), their σ and lookup, and `granularity` row or pooled.
 
+    `key_offset`: none, mean or midrange; empty in rows from before there were any.
     `sampled` rows of every `chunk` are ranked, evenly spread over it; 0 where the row is about no ranking. `n` counts them.
     """
 
@@ -87,6 +102,7 @@ class RecallRow(PlacedRow):
     sigma: float = math.nan
     lookup: str = ""
     granularity: str = ""
+    key_offset: str = ""
     sampled: int = 0
     chunk: int = 0
 
@@ -105,8 +121,8 @@ class Recall(Study):
     quality_windows: int = 16
     nncf_samples: int = 64
     needs: ClassVar[tuple[str, ...]] = (
-        *("model", "data", "evaluation", "seed", "retention", "calibration", "grid", "graphs", "device", "kernel"),
-        *("dense_above",),
+        *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
+        *("kernel", "dense_above"),
     )
 
     def __post_init__(self):
@@ -143,7 +159,10 @@ class Recall(Study):
     def _estimator(self, lab: Lab, estimate: Estimate) -> Estimator:
         if estimate.nncf:
             return self._nncf(lab)
-        grid = None if estimate.dynamic else scale_grid(lab.offline.observations, estimate.grid_parts())
+        if estimate.dynamic:
+            offset = lab.offline.key_offset_by(estimate.offset_kind(lab))
+            return Quantised(None, estimate.lookup, estimate.bits, estimate.smooth, key_offset=offset)
+        grid = estimate.grid(lab)
         requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
         return Quantised(grid, estimate.lookup, estimate.bits, estimate.smooth, requant)
 
@@ -220,7 +239,7 @@ class Recall(Study):
         profile = lab.offline.profile(UNIFORM, lab.retentions[0])
         if estimate.dynamic or estimate.smooth or estimate.nncf or estimate.bits != 8:  # nothing that a bank would hold
             return measure_cell(lab, windows, Attachment(profile, self._estimator(lab, estimate)))
-        grid = scale_grid(lab.offline.observations, estimate.grid_parts())
+        grid = estimate.grid(lab)
         profile = replace(profile, scales=grid)
         requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
         form = GraphForm("unit" if lab.device.name == "CPU" else "static", requant)  # one graph for all buckets
@@ -270,6 +289,7 @@ class Recall(Study):
 
 def _common(lab: Lab, name: str, settings: Estimate, *, n: int) -> RecallRow:
     row = replace(lab.row(RecallRow), method=name, n=n, estimator="int8", estimate_device="none")
+    row = replace(row, key_offset=settings.offset_kind(lab))
     if settings.nncf:
         return replace(row, estimator="nncf", estimate_device="CPU", buckets=1)
     if settings.dynamic:

@@ -36,8 +36,8 @@ class ReferenceModel(Study):
     random_retention: float = 0.05
     oracle_retention: float = 0.2
     needs: ClassVar[tuple[str, ...]] = (
-        *("model", "data", "evaluation", "seed", "retention", "allocator", "importance", "calibration", "grid", "graphs"),
-        *("kernel", "dense_above"),
+        *("model", "data", "evaluation", "seed", "retention", "allocator", "importance", "calibration", "key_offset"),
+        *("grid", "graphs", "kernel", "dense_above"),
     )
 
     def measure(self, lab: Lab) -> list[PlacedRow]:

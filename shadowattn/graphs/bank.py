@@ -22,7 +22,7 @@ from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.storage import BuiltFor
 from shadowattn.threads import compile_hints, current_budget
-from shadowattn.types import RetentionProfile, ScaleGrid
+from shadowattn.types import KeyOffset, RetentionProfile, ScaleGrid
 
 _REBUILD = (
     "build one that fits: GraphBank.build(profile, plan_shapes(...)), or python -m experiments.run with this model and length"
@@ -105,7 +105,10 @@ class GraphBank:
         return storage.save(_folder(folder), self.built_for, self.form, self.distance, models)
 
     def check_profile(self, profile: RetentionProfile) -> None:
-        """Raises `InputError` where the bank was built for other scales than the profile's: its integers would clip or vanish."""
+        """Raises `InputError` where the bank was built for other scales than the profile's: its integers would clip or vanish.
+
+        So it does where they are scales of other keys: of K less another key offset.
+        """
         checks.instance("profile", profile, RetentionProfile, "run the offline stage, or read one with load_profile")
         if self.built_for.scales == profile.scales:
             return
@@ -206,6 +209,11 @@ class GraphBank:
         return min(fitting, key=lambda s: (s.keys, s.top_k, s.rows))
 
     @property
+    def key_offset(self) -> KeyOffset | None:
+        """What is to be subtracted from K before a graph takes it: the scales were calibrated on such keys."""
+        return self.built_for.scales.key_offset
+
+    @property
     def launch_heads(self) -> list[int]:
         """The numbers of heads that can share a launch."""
         return sorted({shape.heads for shape in self.shapes})
@@ -295,7 +303,7 @@ def _folder(folder: str | Path) -> Path:
 
 def _shown_scales(scales: ScaleGrid) -> str:
     q, k = (", ".join(f"{scale:.4g}" for scale in values) for values in (scales.q_scales, scales.k_scales))
-    return f"Q {q} and K {k} ({scales.pattern})"
+    return f"Q {q} and K {k} ({scales.pattern}, {scales.key_offset or 'no key offset'})"
 
 
 def _return_freed_memory() -> None:

@@ -1,10 +1,14 @@
-"""Symmetric INT8: scales from a tensor, integers from a scale. What the graphs do inside, for those that take integers."""
+"""Symmetric INT8: scales from a tensor, integers from a scale, and what is subtracted from keys before either.
+
+What the graphs do inside, for those that take integers; the key offset is subtracted outside of all graphs.
+"""
 
 import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.types import KeyOffset
 
 
 def absmax_scales(x: Tensor) -> Tensor:
@@ -23,3 +27,21 @@ def absmax_scales(x: Tensor) -> Tensor:
 def quantise(x: Tensor, scales: Tensor) -> Tensor:
     """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
     return torch.round(x.float() / scales[:, None, None]).clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+
+
+def shifted(k: Tensor, key_offset: KeyOffset | None, layer: int, groups: slice | Tensor = slice(None)) -> Tensor:
+    """K minus the layer's key offset, float32 [g, K, D] of the key/value heads `groups` of k [G, K, D]; K where there is none.
+
+    Raises `InputError` where the offset was calibrated for another number of layers, of heads or of dimensions.
+    """
+    if key_offset is None:
+        return k[groups]
+    offset = key_offset.of(layer)
+    if offset.shape != (k.shape[0], k.shape[2]):
+        raise InputError(
+            f"key_offset: expected [G, D] = {[k.shape[0], k.shape[2]]} for layer {layer}, got {list(offset.shape)}; calibrate a "
+            "key offset on this model"
+        )
+    keys, offset = k[groups].float(), offset[groups, None]
+    copied = isinstance(groups, Tensor) or k.dtype != torch.float32
+    return keys.sub_(offset) if copied else keys - offset

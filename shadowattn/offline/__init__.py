@@ -6,6 +6,7 @@ turns either into a retention for every head.
 
 from shadowattn.offline.allocators import allocate
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
+from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.profile import load_profile, save_profile
 from shadowattn.offline.racing import Race, race_ablations, replay_race
 from shadowattn.offline.scale_report import ScaleFit, report_scales
@@ -24,6 +25,7 @@ __all__ = [
     "measure_ablations",
     "measure_importance",
     "measure_sensitivity",
+    "observe_key_offset",
     "observe_scales",
     "race_ablations",
     "rank_correlation",

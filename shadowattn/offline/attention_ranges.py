@@ -7,10 +7,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.models.shape import fingerprint, model_shape
 from shadowattn.offline.scales import watch_attention
 from shadowattn.online.attention import Request
 from shadowattn.online.full_int8 import AttentionRanges
+from shadowattn.types import KeyOffset
 
 
 def observe_attention_ranges(
@@ -18,17 +20,19 @@ def observe_attention_ranges(
     windows: Tensor,
     *,
     chunk_tokens: int,
+    key_offset: KeyOffset | None = None,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> AttentionRanges:
     """Runs the windows [W, T] through the model, dense, in chunks, and keeps every head's largest magnitudes.
 
-    Of a score only where the row sees the key. Layers that do not attend here, those with a sliding window, keep 0.
+    Of a score only where the row sees the key. With a `key_offset`, K and the scores are those of k − offset. Layers that do not
+    attend here, those with a sliding window, keep 0.
     """
     shape = model_shape(model)
     largest = {name: torch.zeros(shape.layers, heads) for name, heads in _heads(shape.heads, shape.kv_heads).items()}
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        q, k, v = (x[0].float() for x in (q, k, v))
+        q, k, v = (x.float() for x in (q[0], shifted(k[0], key_offset, layer), v[0]))
         rows = q.shape[1]
         found = {"q": q, "k": k[:, -rows:], "v": v[:, -rows:], "scores": _visible_scores(q, k)}
         for name, x in found.items():
@@ -39,7 +43,7 @@ def observe_attention_ranges(
             for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                 pass
     tables = {name: tuple(map(tuple, table.tolist())) for name, table in largest.items()}
-    return AttentionRanges(**tables, fingerprint=fingerprint(model))
+    return AttentionRanges(**tables, fingerprint=fingerprint(model), key_offset=key_offset)
 
 
 def _heads(heads: int, kv_heads: int) -> dict[str, int]:

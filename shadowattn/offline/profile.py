@@ -56,9 +56,7 @@ def load_profile(path: Path) -> RetentionProfile:
         if content.pop("schema_version") != SCHEMA_VERSION:
             raise InputError(f"profile {path}: expected schema version {SCHEMA_VERSION}; run the offline stage again")
         content["retention"] = tuple(tuple(layer) for layer in content["retention"])
-        content["scales"] = ScaleGrid(
-            **{name: value if isinstance(value, str) else tuple(value) for name, value in content["scales"].items()}
-        )
+        content["scales"] = ScaleGrid(**content["scales"])
         return RetentionProfile(**content)
     except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"profile {path}: cannot be read ({error}); run the offline stage again") from error

@@ -2,6 +2,7 @@
 
 The authors search a multiplier on the device that puts the largest score between 96 and 126; here the largest product is computed
 and the multiplier that puts it at 127 taken from it. Keys after a row count too, as with them: the product is a full rectangle.
+Keys are those less the grid's key offset: a constant that all scores of a row share would take most of the 256 levels.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import quantise
+from shadowattn.graphs.symmetric_int8 import quantise, shifted
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.scales import RunningScales, watch_attention
 from shadowattn.online.attention import Request
@@ -48,13 +49,13 @@ def observe_outputs(
 ) -> OutputObservations:
     """Runs the windows [W, T] through the model, dense, and quantises every chunk by the bucket that would serve it online."""
     observed = []
-    measure = RunningScales(Absmax())
+    measure = RunningScales(Absmax(), grid.key_offset)
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        group = q.shape[1] // k.shape[1]
-        for head, measured in enumerate(measure(q[0], k[0], request.caches[0])):
+        group, keys = q.shape[1] // k.shape[1], shifted(k[0], grid.key_offset, layer)
+        for head, measured in enumerate(measure(layer, q[0], k[0], request.caches[0])):
             pair = grid.pairs[nearest_pair(grid.pairs, *measured, distance=distance)]
-            peak = largest_product(q[0, head], k[0, head // group], pair)
+            peak = largest_product(q[0, head], keys[head // group], pair)
             if peak:
                 multiplier = INT8_MAX / peak
                 observed.append((multiplier, pair[0] * pair[1] / multiplier))

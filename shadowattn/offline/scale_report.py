@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.scales import RunningScales, watch_attention
 from shadowattn.online.attention import Request
@@ -43,14 +44,17 @@ def report_scales(
     chunk_tokens: int,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> dict[str, ScaleFit]:
-    """How each grid, one for the model or one a layer, serves the windows [W, T]; streamed, only counts are kept."""
+    """How each grid, one for the model or one a layer, serves the windows [W, T]; streamed, only counts are kept.
+
+    Keys are those less the grid's own key offset.
+    """
     counts = {name: _Counts() for name in grids}
-    measure = RunningScales(Absmax())
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        measured = measure(q[0], k[0], request.caches[0])
-        for name, grid in grids.items():
-            counts[name].add(grid if isinstance(grid, ScaleGrid) else grid[layer], q[0], k[0], measured)
+        for name, of in grids.items():
+            grid = of if isinstance(of, ScaleGrid) else of[layer]
+            measured = RunningScales(Absmax(), grid.key_offset)(layer, q[0], k[0], request.caches[0])
+            counts[name].add(grid, q[0], shifted(k[0], grid.key_offset, layer), measured)
 
     with watch_attention(model, observe):
         for window in progress(windows):

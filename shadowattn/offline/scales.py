@@ -1,13 +1,13 @@
 """INT8 scales: observed on calibration text, summed up in a small static grid (section 3.3).
 
 A scale is absmax / 127 after RoPE, or what another calibration makes of the values: of Q over the rows of a chunk, of K the
-largest of all chunks so far, hence monotone, as the estimator measures them online. Text is streamed chunk by chunk; of a
-chunk, two numbers for each head stay.
+largest of all chunks so far, hence monotone, as the estimator measures them online. With a key offset (`key_offsets`) the keys
+are K minus that offset. Text is streamed chunk by chunk; of a chunk, two numbers for each head stay.
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.graphs.buckets import nearest_pair
+from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.registry import replace_attention
 from shadowattn.offline.calibrations import Calibration
@@ -23,14 +24,21 @@ from shadowattn.offline.grids import Grid
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.online.attention import Request
 from shadowattn.online.cache import LayerCache
-from shadowattn.types import ScaleGrid
+from shadowattn.types import KeyOffset, ScaleGrid
 
 
 @dataclass(frozen=True)
 class ScaleObservations:
-    """Pairs of scales, one for each layer, query head and chunk seen: (layer, head, q_scale, k_scale)."""
+    """Pairs of scales, one for each layer, query head and chunk seen: (layer, head, q_scale, k_scale).
+
+    With a `key_offset` K's are those of k − offset.
+    """
 
     pairs: tuple[tuple[int, int, float, float], ...]
+    key_offset: KeyOffset | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
 
     def mean(self) -> tuple[float, float]:
         q, k = (sum(pair[axis] for pair in self.pairs) / len(self.pairs) for axis in (2, 3))
@@ -38,7 +46,7 @@ class ScaleObservations:
 
     def of_layer(self, layer: int) -> "ScaleObservations":
         """What was seen in one layer."""
-        return ScaleObservations(tuple(pair for pair in self.pairs if pair[0] == layer))
+        return replace(self, pairs=tuple(pair for pair in self.pairs if pair[0] == layer))
 
     def fit(self, grid: ScaleGrid) -> dict[str, float]:
         """How the grid serves what was observed: shares of heads clipped, and the share of the most used bucket."""
@@ -59,31 +67,36 @@ def observe_scales(
     *,
     chunk_tokens: int,
     calibration: Calibration | None = None,
+    key_offset: KeyOffset | None = None,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> ScaleObservations:
-    """Runs the windows [W, T] through the model, dense, in chunks, and records every head's scales; absmax by default."""
+    """Runs the windows [W, T] through the model, dense, in chunks, and records every head's scales; absmax by default.
+
+    With a `key_offset`, as `observe_key_offset` measures one, those of K are of k − offset.
+    """
     pairs = []
-    measure = RunningScales(calibration or Absmax())
+    measure = RunningScales(calibration or Absmax(), key_offset)
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        pairs.extend((layer, head, *both) for head, both in enumerate(measure(q[0], k[0], request.caches[0])))
+        pairs.extend((layer, head, *both) for head, both in enumerate(measure(layer, q[0], k[0], request.caches[0])))
 
     with watch_attention(model, observe):
         for window in progress(windows):
             for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                 pass
-    return ScaleObservations(tuple(pairs))
+    return ScaleObservations(tuple(pairs), key_offset)
 
 
 class RunningScales:
-    """Scales of every head of a chunk, K's the largest since the prompt began."""
+    """Scales of every head of a chunk, K's (less the key offset, if any) the largest since the prompt began."""
 
-    def __init__(self, calibration: Calibration):
-        self._calibration = calibration
+    def __init__(self, calibration: Calibration, key_offset: KeyOffset | None = None):
+        self._calibration, self._offset = calibration, key_offset
 
-    def __call__(self, q: Tensor, k: Tensor, cache: LayerCache) -> list[tuple[float, float]]:
-        """(q_scale, k_scale) of each query head, for a chunk's q [H, Q, D] and all keys so far k [G, K, D]."""
-        largest = cache.derived("calibrated scales", lambda: _LargestScales(self._calibration), k)
+    def __call__(self, layer: int, q: Tensor, k: Tensor, cache: LayerCache) -> list[tuple[float, float]]:
+        """(q_scale, k_scale) of each query head of a layer, for a chunk's q [H, Q, D] and all keys so far k [G, K, D]."""
+        name = "calibrated scales" if self._offset is None else f"calibrated scales, {self._offset}"
+        largest = cache.derived(name, lambda: _LargestScales(self._calibration, self._offset, layer), k)
         k_scales = largest.scales.repeat_interleave(q.shape[0] // k.shape[0])
         return list(zip(self._calibration.scales(q).tolist(), k_scales.tolist(), strict=True))
 
@@ -91,12 +104,14 @@ class RunningScales:
 class _LargestScales:
     """The largest scale of each key head over all chunks so far."""
 
-    def __init__(self, calibration: Calibration):
+    def __init__(self, calibration: Calibration, key_offset: KeyOffset | None, layer: int):
         self._calibration, self.length, self.scales = calibration, 0, torch.zeros(1)
+        self._offset, self._layer = key_offset, layer
 
     def extend(self, k: Tensor) -> None:
         if k.shape[1] > self.length:
-            self.scales = torch.maximum(self.scales, self._calibration.scales(k[:, self.length :]))
+            new = shifted(k[:, self.length :], self._offset, self._layer)
+            self.scales = torch.maximum(self.scales, self._calibration.scales(new))
             self.length = k.shape[1]
 
     def crop(self, length: int) -> None:
@@ -116,10 +131,10 @@ def watch_attention(model: PreTrainedModel, observe: Callable[[int, Tensor, Tens
 
 
 def scale_grid(observations: ScaleObservations, grid: Grid | None = None) -> ScaleGrid:
-    """Static scales for Q and for K: 3 × 3 buckets by default, mean × 0.5, 1 and 2."""
+    """Static scales for Q and for K: 3 × 3 buckets by default, mean × 0.5, 1 and 2; with the key offset that K was less of."""
     grid = grid or Mean()
     q, k = ([pair[axis] for pair in observations.pairs] for axis in (2, 3))
-    return ScaleGrid(grid.scales(q), grid.scales(k), getattr(grid, "pattern", "product"))
+    return ScaleGrid(grid.scales(q), grid.scales(k), getattr(grid, "pattern", "product"), observations.key_offset)
 
 
 def layer_grids(observations: ScaleObservations, grid: Grid | None = None) -> tuple[ScaleGrid, ...]:

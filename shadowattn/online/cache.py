@@ -12,6 +12,8 @@ from torch import Tensor
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.symmetric_int8 import shifted
+from shadowattn.types import KeyOffset
 
 
 class Derived(Protocol):
@@ -80,9 +82,13 @@ _PIECE = 64
 
 
 class LargestKey:
-    """The largest magnitude of each key head so far, for scales that grow with the prompt."""
+    """The largest magnitude of each key head so far, for scales that grow with the prompt.
 
-    def __init__(self):
+    With a `key_offset` that of k − offset, of the given `layer`.
+    """
+
+    def __init__(self, key_offset: KeyOffset | None = None, layer: int = 0):
+        self._offset, self._layer = key_offset, layer
         self.length = 0
         self._ends: list[tuple[int, Tensor]] = []  # after each extension: the keys so far and their largest magnitude [G]
 
@@ -90,6 +96,7 @@ class LargestKey:
         new = k[:, self.length :]
         if not new.shape[1]:
             return
+        new = shifted(new, self._offset, self._layer)
         largest = torch.maximum(-new.amin((1, 2)), new.amax((1, 2))).float()
         if self._ends:
             largest = torch.maximum(largest, self._ends[-1][1])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shadowattn.budget import head_retentions
 from shadowattn.online.cache import LargestKey, LayerCache
-from shadowattn.types import Heads
+from shadowattn.types import Heads, KeyOffset
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,12 @@ class Chunk:
         return self.k.shape[1]
 
 
-def largest_key_scales(chunk: Chunk) -> Tensor:
-    """The INT8 scale of each key head, float32 [G], by the largest value of all its keys so far."""
-    return chunk.cache.derived("largest key", LargestKey, chunk.k).scales()
+def largest_key_scales(chunk: Chunk, key_offset: KeyOffset | None = None) -> Tensor:
+    """The INT8 scale of each key head, float32 [G], by the largest magnitude of all its keys so far (of k − offset)."""
+    if key_offset is None:
+        return chunk.cache.derived("largest key", LargestKey, chunk.k).scales()
+    name = f"largest key, {key_offset}"  # two offsets are two things derived from the same keys
+    return chunk.cache.derived(name, lambda: LargestKey(key_offset, chunk.layer), chunk.k).scales()
 
 
 def _as_slice(which: slice | Sequence[int]) -> slice | Tensor:

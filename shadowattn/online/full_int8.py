@@ -2,6 +2,8 @@
 
 An NPU's graph is built for one scale of each tensor, fixed beforehand from calibration text. What such a graph rounds is rounded
 here, in float32 on integers; sums of products of integers are exact, so the result is the graph's up to its float softmax.
+
+With a key offset K is quantised less a fixed vector. That adds a constant to all scores of a row, to which the softmax is blind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +18,13 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.estimation import INT8_MAX
+from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.registry import replace_attention
 from shadowattn.models.shape import check_device, fingerprint
 from shadowattn.online.attention import Counters, Request, windowed_attention
 from shadowattn.online.chunk import Chunk
+from shadowattn.types import KEY_OFFSETS, KeyOffset
 
 PROBABILITIES = ("linear", "log2", "float")
 GRANULARITIES = ("tensor", "head")
@@ -31,7 +35,8 @@ _OCTAVES = 127  # powers of two that 7 bits tell apart
 class AttentionRanges:
     """The largest magnitudes that a model's attention had on calibration text.
 
-    `q` and `scores` [L][H]; `k` and `v` [L][G]. A score is q·k of a key that the row sees, before the softmax's own scale.
+    `q` and `scores` [L][H]; `k` and `v` [L][G]. A score is q·k of a key that the row sees, before the softmax's own scale. With a
+    `key_offset`, `k` and `scores` are those of k − offset.
     """
 
     q: tuple[tuple[float, ...], ...]
@@ -39,8 +44,10 @@ class AttentionRanges:
     v: tuple[tuple[float, ...], ...]
     scores: tuple[tuple[float, ...], ...]
     fingerprint: str  # of the model, as `models.fingerprint` gives it
+    key_offset: KeyOffset | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
         for name in ("q", "k", "v", "scores"):
             table = tuple(tuple(checks.numbers_of(name, layer)) for layer in checks.sequence(name, getattr(self, name)))
             if not table or len({len(layer) for layer in table}) != 1 or any(one < 0 for layer in table for one in layer):
@@ -52,12 +59,16 @@ class AttentionRanges:
 
 @dataclass(frozen=True)
 class Steps:
-    """What one integer step of each tensor of a layer is worth: float32 [H] of q and of scores, [G] of k and of v."""
+    """What one integer step of each tensor of a layer is worth: float32 [H] of q and of scores, [G] of k and of v.
+
+    With a `key_offset`, k is what is left of the keys.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     scores: Tensor
+    key_offset: KeyOffset | None = None
 
     @classmethod
     def of(cls, ranges: AttentionRanges, layer: int, granularity: str) -> "Steps":
@@ -67,7 +78,7 @@ class Steps:
             largest = torch.tensor(getattr(ranges, name)[layer])
             largest = largest.amax().expand_as(largest) if granularity == "tensor" else largest
             made[name] = largest.clamp(min=torch.finfo(torch.float32).tiny * INT8_MAX) / INT8_MAX
-        return cls(**made)
+        return cls(**made, key_offset=ranges.key_offset)
 
 
 @dataclass(frozen=True)
@@ -76,14 +87,17 @@ class FullInt8:
 
     `scores`: also the scores that the softmax reads. `probabilities`: what multiplies V, in `linear` steps of 1/127, in powers of
     two (`log2`), or as they are (`float`). `granularity`: one scale for a layer's `tensor`, as on an NPU and in the paper, or one
-    for each `head`. The defaults are NPU-Full; the others say what of it costs quality.
+    for each `head`. `key_offset`: `none`, or the calibration of the vector that is subtracted from K before it is quantised, with
+    which the ranges must have been measured. The defaults are NPU-Full; the others say what of it costs quality.
     """
 
     scores: bool = True
     probabilities: str = "linear"
     granularity: str = "tensor"
+    key_offset: str = "none"
 
     def __post_init__(self):
+        checks.one_of("key_offset", self.key_offset, (*KEY_OFFSETS, "given"))
         checks.one_of("probabilities", self.probabilities, PROBABILITIES)
         checks.one_of("granularity", self.granularity, GRANULARITIES)
         checks.instance("scores", self.scores, bool, "give true or false")
@@ -109,6 +123,12 @@ class FullInt8:
             raise InputError(
                 "ranges: they were measured on another model; measure this one's: "
                 "shadowattn.calibrate(model, tokenizer, text).ranges"
+            )
+        found = "none" if ranges.key_offset is None else ranges.key_offset.how
+        if found != self.key_offset:
+            raise InputError(
+                f"ranges: they were measured with key_offset={found}, got FullInt8(key_offset={self.key_offset!r}); measure them "
+                f"with shadowattn.calibrate(model, tokenizer, text, key_offset={self.key_offset!r}).ranges"
             )
         attention = FullInt8Attention(self, ranges, chunk_tokens=chunk_tokens, observers=observers)
         with replace_attention(model, attention, attention.windowed):
@@ -151,9 +171,13 @@ class FullInt8Attention:
 
 
 def full_int8(chunk: Chunk, steps: Steps, form: FullInt8 = FullInt8()) -> Tensor:
-    """The attention of a chunk's rows, float32 [H, Q, D], as `reference.int8_attention` defines it; all heads of the layer."""
+    """The attention of a chunk's rows, float32 [H, Q, D], as `reference.int8_attention` defines it; all heads of the layer.
+
+    With a key offset, as it defines it for the keys that are left.
+    """
     (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
-    q, k, v = (integers(x, step) for x, step in ((chunk.q, steps.q), (chunk.k, steps.k), (chunk.v, steps.v)))
+    left = shifted(chunk.k, steps.key_offset, chunk.layer)
+    q, k, v = (integers(x, step) for x, step in ((chunk.q, steps.q), (left, steps.k), (chunk.v, steps.v)))
     # The query heads of a key head fold into rows: they share their keys, so K is not repeated.
     logits = (q.reshape(groups, -1, dim) @ k.mT).view(heads, rows, keys)
     logits *= (steps.q * steps.k[chunk.heads.kv])[:, None, None]

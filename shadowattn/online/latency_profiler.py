@@ -158,7 +158,8 @@ class LatencyProfiler:
     def chunk(self, pairs: Sequence[int], retention: Sequence[float], keys: int, *, seed: int, v: Tensor | None = None) -> Chunk:
         """A layer's chunk at the end of `keys` keys, heads in the buckets of `pairs` [H] (indices; none without a bank).
 
-        Tensors are normally distributed; each head's largest value fits its scale exactly. `v` [G, K, D] may be shared.
+        Tensors are normally distributed; each head's largest value fits its scale exactly, of K after the bank's key offset is
+        subtracted. `v` [G, K, D] may be shared.
         """
         generator = torch.Generator().manual_seed(self.seed * 1000 + seed)
         q = torch.randn(self.heads, self.rows, self.head_dim, generator=generator)
@@ -168,6 +169,8 @@ class LatencyProfiler:
             group = self.heads // self.kv_heads
             q = _scaled(q, scales[:, 0])
             k = _scaled(k, scales[::group, 1])
+            if self.bank.key_offset is not None:
+                k = k + self.bank.key_offset.of(0)[:, None]  # of the chunk's layer
         v = self._values(keys) if v is None else v
         return Chunk.of(q.to(self.dtype), k.to(self.dtype), v, retention=torch.tensor(retention, dtype=torch.float64))
 
@@ -260,7 +263,7 @@ def binding(
         **_machine(),
         "kernels": _native(native.level()) if kernels.name == "native" else kernels.name,
         "estimator": type(estimator).__name__,
-        "bank": "none" if bank is None else _bank(bank.pairs, bank.shapes, bank.form, bank.device, bank.distance),
+        "bank": "none" if bank is None else _bank_name(bank),
         "heads": heads,
         "kv_heads": kv_heads,
         "rows": rows,
@@ -283,10 +286,20 @@ def _native(level: int) -> str:
     return f"native {native.LEVELS[level]} {sha256(native.path())[:12]}"
 
 
+def _bank_name(bank: GraphBank) -> str:
+    return _bank(bank.pairs, bank.shapes, bank.form, bank.device, bank.distance, bank.key_offset is not None)
+
+
 @cache
 def _bank(
-    pairs: tuple[tuple[float, float], ...], shapes: tuple[GraphShape, ...], form: GraphForm, device: str, distance: str
+    pairs: tuple[tuple[float, float], ...],
+    shapes: tuple[GraphShape, ...],
+    form: GraphForm,
+    device: str,
+    distance: str,
+    subtracts: bool,
 ) -> str:
-    """What the bank's manifest lists."""
+    """What the bank's manifest lists, and whether a launch subtracts an offset from K, which takes time."""
     listed = {"pairs": pairs, "shapes": [asdict(shape) for shape in shapes], "form": asdict(form)}
+    listed |= {"key_offset": True} if subtracts else {}
     return content_hash(listed | {"device": device, "lookup": distance})

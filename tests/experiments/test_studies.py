@@ -39,8 +39,12 @@ def test_recall_of_every_kind_of_estimate(run):
     folder = run("table4", "+exp=table4", "graphs.chunk_tokens=32", "evaluation.windows=1")
     rows = rows_of(folder)
     recalls = rows[(rows.metric == "recall") & (rows.retention == 0.2) & (rows.granularity == "row")].set_index("method").value
-    assert len(recalls) == 10
+    assert len(recalls) == 15
     assert recalls["dynamic scales"] > recalls["4 bits, dynamic"] > 0.2
+    offsets = rows.drop_duplicates("method").set_index("method").key_offset
+    assert offsets["static, 9 buckets"] == offsets["NNCF, 1 bucket"] == "none"
+    assert offsets["static, 9 buckets, less mean K"] == offsets["4 bits, 9 buckets, less mean K"] == "mean"
+    assert offsets["static, 9 buckets, less midrange of K"] == "midrange"
     heads = rows[(rows.metric == "head_recall") & (rows.method == "dynamic scales")]
     assert heads[heads.granularity == "row"].groupby("retention").size().unique().tolist() == [2 * 4]
     assert (folder / "recall.png").is_file()
@@ -67,6 +71,18 @@ def test_buckets_and_their_quality(run):
     gain = rows[rows.metric == "gain_over_nine"]
     assert gain.method.tolist() == ["one", "rough"]
     assert gain.value.iloc[0] == pytest.approx(losses.value["nine"] - losses.value["one"])
+
+
+def test_an_estimate_without_a_key_offset_of_its_own_takes_the_runs(run):
+    few = "study.estimates={runs: {}, mean: {key_offset: mean}, none: {key_offset: none}, dynamic: {dynamic: true}, "
+    few += "int8: {output: target_requant, quality: true}}"
+    how = ["experiment=recall", "graphs.chunk_tokens=32", "evaluation.windows=1", "study.quality_windows=1", "key_offset=mean"]
+    rows = rows_of(run("recall", RECALL, few, *how))
+    first = rows.drop_duplicates("method").set_index("method").key_offset
+    assert first.to_dict() == {"runs": "mean", "mean": "mean", "none": "none", "dynamic": "mean", "int8": "mean"}
+    heads = rows[(rows.metric == "head_recall") & (rows.granularity == "row")].groupby("method").value.apply(list)
+    assert heads["runs"] == heads["mean"] != heads["none"]
+    assert len(rows[rows.metric == "loss_increase"]) == 1
 
 
 def test_losses_are_compared_with_an_estimate_that_has_one(run, capsys):
@@ -139,6 +155,8 @@ def test_densities_are_flagged_beyond_one_percent():
         ("{bad: {sigma: 1}}", "sigma above 0 and not 1"),
         ("{bad: {dynamic: true, output: target_requant}}", "output: target_requant needs 8 bits, a grid and no smoothing"),
         ("{bad: {smooth: true, output: fixed_output}}", "output: fixed_output needs 8 bits"),
+        ("{bad: {key_offset: median}}", "key_offset: expected one of null, none, mean, midrange, got 'median'"),
+        ("{bad: {nncf: true, key_offset: mean}}", "key_offset: NNCF's graph takes keys as they are, got mean"),
     ],
 )
 def test_estimates_that_make_no_sense_are_refused(run, capsys, estimate, message):
@@ -164,6 +182,30 @@ def test_estimates_of_similar_names_are_not_mistaken_for_one_another(run):
 def test_graphs_that_select_serve_a_profile_without_sparse_heads(run):
     rows = rows_of(run("default", "experiment=default", "selection=device", "retention=1", "allocator=uniform"))
     assert abs(rows[rows.metric == "loss_increase"].value).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("part", "has_bank"),
+    [
+        ("estimator=int8", True),
+        ("estimator=int8_fused", False),
+        ("estimator._target_=shadowattn.online.estimators.quantised.Quantised", False),
+        ("selection=device", True),
+        ("graphs.output=target_requant", True),
+    ],
+)
+def test_a_run_with_a_key_offset(run, tmp_path, part, has_bank):
+    """Every stage that it changes is another one, and what is built carries it."""
+    how = ["allocator=uniform", "retention=0.5", "full.npu_full.key_offset=midrange", part]
+    folder = run("default", "experiment=default", "key_offset=mean", *how)
+    rows = rows_of(folder)
+    assert rows[rows.metric == "loss_increase"].value.abs().max() < 1
+    stages = sorted(path.name.split("-")[0] for path in (tmp_path / "artifacts").glob("*-*") if path.is_dir())
+    assert stages.count("key_offset") == 2
+    assert stages.count("scales") == stages.count("attention_ranges") == 1
+    saved = [GraphBank.load(folder) for folder in (tmp_path / "artifacts").glob("bank-????????????")]
+    assert bool(saved) == has_bank
+    assert all(bank.key_offset.how == "mean" for bank in saved)
 
 
 def test_the_bank_is_measured(run, monkeypatch):
@@ -325,6 +367,8 @@ def test_numbers_that_are_missing_stay_numbers(tmp_path):
         (["graphs.output=int4"], "graphs.output: expected one of float, target_requant, fixed_output"),
         (["graphs.shapes=best"], "graphs.shapes: expected one of planned, powers"),
         (["graphs.lookup=cosine"], "graphs.lookup: expected one of raw, log"),
+        (["key_offset=median"], "key_offset: expected one of none, mean, midrange, got 'median'"),
+        (["full.npu_full.key_offset=given"], "full.npu_full.key_offset: expected one of none, mean, midrange, got 'given'"),
         (["graphs.compile_threads=0"], "graphs.compile_threads: expected at least 1"),
         (["graphs.limit=5"], "graphs.limit: a single shape takes 1 × 9 graphs, launch sizes × buckets, got a limit of 5"),
         (["selection=device", "estimator=oracle"], "expected estimator=int8, whose graphs select, got oracle"),

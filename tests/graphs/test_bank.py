@@ -2,6 +2,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import openvino as ov
@@ -23,7 +24,7 @@ from shadowattn.online.selection import Rule
 from shadowattn.reference import select
 from shadowattn.threads import thread_budget
 from shadowattn.types import Requant, ScaleGrid
-from tests.profiles import GRID, bank_for, profile_for
+from tests.profiles import GRID, bank_for, key_offset, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
 
@@ -405,6 +406,32 @@ def test_a_bank_for_other_scales_is_refused(tmp_path):
         assert (found.built_for.scales, found.built_for.fingerprint) == (GRID, profile.fingerprint)
         with attach(model, profile, found):
             pass
+
+
+def test_a_bank_for_another_key_offset_is_refused_by_name(tmp_path):
+    """Its scales are those of other keys."""
+    model, offset = tiny_model(), key_offset(2, 2, 64)
+    grids = {
+        "no key offset": GRID,
+        str(offset): replace(GRID, key_offset=offset),
+        "another": replace(GRID, key_offset=key_offset(2, 2, 64, seed=1)),
+    }
+    for name, grid in grids.items():
+        profile, bank = profile_for(model, 0.2, grid=grid), bank_for(model, grid=grid)
+        for found in (bank, GraphBank.load(bank.save(tmp_path / "bank"))):
+            assert found.key_offset == grid.key_offset
+            with attach(model, profile, found):
+                pass
+            for other in (other for other in grids if other != name):
+                with pytest.raises(InputError, match="key offset") as refused:
+                    attach(model, profile_for(model, 0.2, grid=grids[other]), found).__enter__()
+                assert all(str(of.key_offset or "no key offset") in str(refused.value) for of in (grid, grids[other]))
+
+
+def test_a_manifest_from_before_there_were_key_offsets_has_none(bank, tmp_path):
+    folder = bank.save(tmp_path / "bank")
+    rewritten(folder, lambda manifest: manifest["built_for"]["scales"].pop("key_offset"))
+    assert GraphBank.load(folder).built_for == bank.built_for
 
 
 def rewritten(folder, change):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from shadowattn.offline import load_profile, measure_importance, observe_scales,
 from shadowattn.offline.ablations import Ablated, uniform, zero
 from shadowattn.online.attention import Request
 from shadowattn.types import RetentionProfile, ScaleGrid
-from tests.profiles import profile_for
+from tests.profiles import GRID, key_offset, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
 
@@ -125,10 +126,31 @@ def test_the_grid_is_mean_times_multipliers():
     assert everything == {"q_clipped": 0.0, "k_clipped": 0.0, "largest_bucket": 1.0}
 
 
-def test_a_profile_comes_back_as_it_was(tmp_path):
-    profile = profile_for(tiny_model(), 0.2)
+@pytest.mark.parametrize("offset", [None, key_offset(2, 2, 64)])
+def test_a_profile_comes_back_as_it_was(tmp_path, offset):
+    profile = profile_for(tiny_model(), 0.2, grid=replace(GRID, key_offset=offset))
     save_profile(profile, tmp_path / "profile.json")
     assert load_profile(tmp_path / "profile.json") == profile
+
+
+def test_a_profile_from_before_there_were_key_offsets_has_none(tmp_path):
+    profile, path = profile_for(tiny_model(), 0.2), tmp_path / "profile.json"
+    save_profile(profile, path)
+    content = json.loads(path.read_text())
+    del content["scales"]["key_offset"]
+    path.write_text(json.dumps(content))
+    assert load_profile(path) == profile
+
+
+@pytest.mark.parametrize("offset", [[[1.0]], {"values": [[1.0]]}, {"vectors": []}, {"values": [[[1.0]]]}])
+def test_a_profile_with_a_damaged_key_offset_is_refused(tmp_path, offset):
+    path = tmp_path / "profile.json"
+    save_profile(profile_for(tiny_model(), 0.2), path)
+    content = json.loads(path.read_text())
+    content["scales"]["key_offset"] = offset
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError):
+        load_profile(path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short", "other version", "missing key", "out of range", "not an object"])

@@ -13,10 +13,15 @@ from shadowattn.calibration import Windows
 from shadowattn.errors import InputError
 from shadowattn.evaluation.fidelity import OutputError
 from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.graphs.symmetric_int8 import shifted
+from shadowattn.offline import observe_key_offset
 from shadowattn.offline.attention_ranges import observe_attention_ranges
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.full_int8 import AttentionRanges, FullInt8, Steps, full_int8
-from shadowattn.reference import int8_attention
+from shadowattn.reference import dense_attention, int8_attention
+from tests.offline.test_key_offsets import biased_model
+from tests.profiles import key_offset
+from tests.tensors import qkv
 from tests.tiny import tiny_model
 
 
@@ -36,18 +41,24 @@ def windows(count: int = 2, length: int = 70) -> torch.Tensor:
     scores=st.booleans(),
     probabilities=st.sampled_from(["linear", "log2", "float"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    offset=st.sampled_from([None, 0.5, 5.0]),
 )
-def test_a_chunk_is_what_the_definition_says(seed, groups, heads_each, rows, before, dim, spread, scores, probabilities, dtype):
+def test_a_chunk_is_what_the_definition_says(
+    seed, groups, heads_each, rows, before, dim, spread, scores, probabilities, dtype, offset
+):
+    """With a key offset, of the keys that are left."""
     generator = torch.Generator().manual_seed(seed)
     heads, keys = groups * heads_each, before + rows
     q = (torch.randn(heads, rows, dim, generator=generator) * spread).to(dtype)
     k, v = (torch.randn(2, groups, keys, dim, generator=generator) * spread).to(dtype)
-    ranges = {"q": q.abs().amax((1, 2)), "k": k.abs().amax((1, 2)) * 0.7, "v": v.abs().amax((1, 2)), "scores": q.new_ones(heads)}
-    ranges = {name: (x.float().tolist(),) for name, x in ranges.items()} | {"scores": ([20.0 * spread**2] * heads,)}
-    steps = Steps.of(AttentionRanges(**ranges, fingerprint=""), 0, "head")
+    offset = None if offset is None else key_offset(1, groups, dim, seed=seed, size=offset)
+    left = shifted(k, offset, 0)
+    ranges = {name: x.float().abs().amax((1, 2)) for name, x in (("q", q), ("k", 0.7 * left), ("v", v))}
+    ranges = {name: (x.tolist(),) for name, x in ranges.items()} | {"scores": ([20.0 * spread**2] * heads,)}
+    steps = Steps.of(AttentionRanges(**ranges, fingerprint="", key_offset=offset), 0, "head")
     made = full_int8(Chunk.of(q, k, v), steps, FullInt8(scores=scores, probabilities=probabilities))
     expected = int8_attention(
-        q, k, v, causal_offset=before, q_step=steps.q, k_step=steps.k, v_step=steps.v,
+        q, left, v, causal_offset=before, q_step=steps.q, k_step=steps.k, v_step=steps.v,
         score_step=steps.scores if scores else None, probabilities=probabilities,
     )  # fmt: skip
     # The softmax of a longer row is summed in another order, so a probability may fall on the other side of half a step.
@@ -86,6 +97,40 @@ def test_ranges_are_the_largest_magnitudes_that_the_model_showed():
         assert getattr(ranges, name)[layer] == pytest.approx(largest.tolist(), rel=1e-5)
 
 
+def test_the_softmax_is_blind_to_the_offset():
+    """With steps so small that nothing is rounded to speak of, the attention is that of the keys as they are."""
+    q, k, v = qkv(4, 2, 8, 30, 16)
+    offset = key_offset(1, 2, 16)
+    left = shifted(k, offset, 0)
+    ranges = {"q": q, "k": left, "v": v, "scores": torch.full((4, 1, 1), 100.0)}
+    ranges = {name: (x.abs().amax((1, 2)).tolist(),) for name, x in ranges.items()}
+    steps = Steps.of(AttentionRanges(**ranges, fingerprint="", key_offset=offset), 0, "head")
+    made = full_int8(Chunk.of(q, k, v), steps, FullInt8(scores=False, probabilities="float"))
+    torch.testing.assert_close(made, dense_attention(q, k, v, causal_offset=22), atol=0.05, rtol=0.05)
+
+
+def test_ranges_and_loss_are_those_of_the_keys_that_are_left():
+    model, ids = biased_model(30.0), windows(3)
+    dense = window_losses(model, ids, chunk_tokens=32)
+    offset = observe_key_offset(model, ids, chunk_tokens=32, how="mean")
+    found, losses = {}, {}
+    for name, one in (("none", None), ("mean", offset)):
+        found[name] = observe_attention_ranges(model, ids, chunk_tokens=32, key_offset=one)
+        with FullInt8(key_offset=name)(model, found[name], chunk_tokens=32):
+            losses[name] = float((window_losses(model, ids, chunk_tokens=32) - dense).abs().mean())
+    assert (found["none"].key_offset, found["mean"].key_offset) == (None, offset)
+    for name in ("q", "v"):
+        assert getattr(found["mean"], name) == getattr(found["none"], name)
+    for name in ("k", "scores"):
+        most = {how: max(max(layer) for layer in getattr(ranges, name)) for how, ranges in found.items()}
+        assert most["mean"] < 0.7 * most["none"]
+    assert losses["mean"] < 0.5 * losses["none"]
+    for how, ranges in (("none", "mean"), ("mean", "none"), ("midrange", "mean")):
+        form, refused = FullInt8(key_offset=how), pytest.raises(InputError, match=f"key_offset={ranges}, got FullInt8")
+        with refused, form(model, found[ranges]):
+            pass
+
+
 def test_the_loss_of_a_model_grows_with_what_is_rounded():
     model, ids = tiny_model(), windows(3)
     ranges = observe_attention_ranges(model, ids, chunk_tokens=32)
@@ -122,7 +167,7 @@ def test_ranges_of_another_model_and_settings_that_do_not_exist_are_refused():
         pass
     with pytest.raises(InputError, match="ranges: expected a AttentionRanges"), FullInt8()(model, None):
         pass
-    for wrong in ({"probabilities": "int4"}, {"granularity": "channel"}, {"scores": "yes"}):
+    for wrong in ({"probabilities": "int4"}, {"granularity": "channel"}, {"scores": "yes"}, {"key_offset": "median"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             FullInt8(**wrong)
     with pytest.raises(InputError, match="scores: expected"):
@@ -138,6 +183,6 @@ def test_calibration_measures_ranges_once(tmp_path):
     made = shadowattn.calibrate(model, tokenizer, text, **how).ranges
     again = shadowattn.calibrate(model, tokenizer, text, **how)
     assert again.ranges == made
-    with FullInt8()(model, made) as run:
+    with torch.no_grad(), FullInt8()(model, made) as run:
         model(input_ids=torch.arange(40)[None])
     assert run.counters.dense_rows

@@ -6,16 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from shadowattn.graphs.bank import GraphBank
 from shadowattn.kernels import choose
 from shadowattn.online import executor, latency_profiler
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8 import Buckets, Int8
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile, without_slowest
 from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Stages
-from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, bank, make_stages
+from shadowattn.types import RetentionProfile
+from tests.online.test_executor import DIM, GRID, HEADS, KEYS, KV_HEADS, ROWS, bank, make_stages
+from tests.profiles import key_offset
 
 __all__ = ["bank"]  # the fixture
 
@@ -126,6 +129,18 @@ def test_layouts_mix_buckets_and_hold_every_launch_and_retention(bank):
             assert served == {head: group.bucket for group in one.launches for head in group.heads}
         pairs = [pair for one in layouts for pair in zip(one.launches, one.launches[1:], strict=False)]
         assert sum(a.bucket != b.bucket for a, b in pairs) > 0.6 * len(pairs)
+
+
+def test_a_bank_with_a_key_offset_is_measured_in_the_buckets_asked_for(bank):
+    """Keys are made around the offset, and a launch that subtracts one is another launch."""
+    offset = key_offset(1, KV_HEADS, DIM, size=5.0)
+    profile = RetentionProfile(((0.2,) * HEADS,), replace(GRID, key_offset=offset), DIM, "", "", "")
+    shifted = GraphBank.build(profile, bank.shapes)
+    measured, plain = (probe_on(Clock(), one) for one in (shifted, bank))
+    for layout in measured.layouts(RETENTIONS, [1]):
+        chunk = measured.chunk(layout.pairs, layout.retention, KEYS, seed=0)
+        assert Buckets.of(shifted, chunk).pairs == list(layout.pairs)
+    assert measured.binding()["bank"] != plain.binding()["bank"]
 
 
 def test_a_call_that_was_held_up_is_left_out_whole(clock, bank):

@@ -14,7 +14,7 @@ from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
-from shadowattn.types import Lists, RetentionProfile, Selection
+from shadowattn.types import KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 GRANULARITIES = ("head", "group", "layer")
 
@@ -24,8 +24,8 @@ class Estimator(ABC):
 
     To add one: a class with `scores` in a file of its own, and a YAML that names it. What else a class may say:
 
-    - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales. They are arguments of
-      those names.
+    - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales; `key_offset`, the
+      calibrated `types.KeyOffset` or None. They are arguments of those names.
     - `granularity`: whose ranking the scores are: of each `head`, of a key/value `group`, or of the whole `layer`, whose heads
       then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
       may go by keys and positions, not by queries.
@@ -153,6 +153,21 @@ def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
     if estimator.granularity == "head":
         return scores
     return scores.repeat_interleave(counts, 0) if estimator.granularity == "group" else scores.expand(len(chunk.heads), -1, -1)
+
+
+def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOffset | None:
+    """What an estimator subtracts from K before it quantises: its grid's offset, or, without a grid, its own.
+
+    Raises `InputError` where both a grid and an offset are given: the scales of a grid belong to the grid's own offset.
+    """
+    if grid is None:
+        return KeyOffset.read(key_offset)
+    if key_offset is not None:
+        raise InputError(
+            f"key_offset: expected none beside a grid, whose K scales are those of its own offset ({grid.key_offset}), got "
+            f"{checks.shown(key_offset)}; use ScaleGrid(…, key_offset=…)"
+        )
+    return grid.key_offset
 
 
 def check_units(rule: Rule, kind: type[Estimator]) -> None:

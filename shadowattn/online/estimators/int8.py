@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
-from shadowattn.graphs.symmetric_int8 import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.plan import Group
@@ -28,9 +28,11 @@ class Buckets:
     def of(cls, bank: GraphBank, chunk: Chunk) -> "Buckets":
         """Q's scale is measured over the chunk's rows, K's over all keys so far, as the authors do.
 
-        Which bucket serves a chunk is therefore the one thing that depends on the chunk as a whole.
+        Which bucket serves a chunk is therefore the one thing that depends on the chunk as a whole. Keys are those less the
+        bank's key offset.
         """
-        measured = torch.stack([absmax_scales(chunk.q), largest_key_scales(chunk)[chunk.heads.kv]], 1)
+        k_scales = largest_key_scales(chunk, bank.key_offset)
+        measured = torch.stack([absmax_scales(chunk.q), k_scales[chunk.heads.kv]], 1)
         pairs = [bank.nearest(*scales) for scales in measured.tolist()]
         scales = torch.tensor([bank.pairs[pair] for pair in pairs])
         exceeded = measured.double() > torch.tensor([bank.pairs[pair] for pair in pairs], dtype=torch.float64)
@@ -58,7 +60,8 @@ class Int8(Estimator):
     """Scores from the bank. Heads whose scales fall into one bucket share launches.
 
     For work that holds the bank (`use`), scores are valid until the next call: where one launch serves all heads, they are
-    the bank's own output. For others they are a copy.
+    the bank's own output. For others they are a copy. Where the bank's scales are those of shifted keys, its key offset is
+    subtracted as keys are copied to a graph.
     """
 
     bank: GraphBank
@@ -136,7 +139,7 @@ def launch(bank: GraphBank, members: list[int], size: int, chunk: Chunk, buckets
     read = members[:1] if graph.shape.group > 1 else members
     return graph.run(
         chunk.q if len(members) == count else chunk.q[members],
-        chunk.k[chunk.heads.kv[read]],
+        shifted(chunk.k, bank.key_offset, chunk.layer, chunk.heads.kv[read]),
         q_scales=buckets.q_scales[members],
         k_scales=buckets.k_scales[read],
         first_position=chunk.first_position,

@@ -6,27 +6,32 @@ without an NPU it avoids writing scores to memory and reading them back. K is qu
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.graphs.symmetric_int8 import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
-from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.base import Estimator, key_offset_of
 from shadowattn.online.selection import Rule
-from shadowattn.types import Lists, RetentionProfile, ScaleGrid, Selection
+from shadowattn.types import KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 _LEAST_KEYS = 256  # capacity that packed keys start with
 
 
 class PackedKeys:
-    """K of one layer as unsigned bytes in the native layout, growing with the keys. One scale a key/value head, fixed."""
+    """K of one layer as unsigned bytes in the native layout, growing with the keys. One scale a key/value head, fixed.
 
-    def __init__(self, scales: Tensor, head_dim: int):
+    With a `key_offset` the bytes are those of k − offset, of the given `layer`.
+    """
+
+    def __init__(self, scales: Tensor, head_dim: int, key_offset: KeyOffset | None = None, layer: int = 0):
         self.scales = scales  # float32 [G]
+        self._offset, self._layer = key_offset, layer
         self.packed = torch.zeros(len(scales), _LEAST_KEYS // 16, head_dim // 4, 16, 4, dtype=torch.uint8)
         self.length = 0
 
@@ -40,7 +45,7 @@ class PackedKeys:
             grown = self.packed.new_zeros(self.packed.shape[0], capacity // 16, *self.packed.shape[2:])
             grown[:, : self.packed.shape[1]] = self.packed
             self.packed = grown
-        ops.pack(k[:, self.length :], self.scales, self.packed, self.length)
+        ops.pack(shifted(k[:, self.length :], self._offset, self._layer), self.scales, self.packed, self.length)
         self.length = k.shape[1]
 
     def crop(self, length: int) -> None:
@@ -50,11 +55,15 @@ class PackedKeys:
 @dataclass
 class Int8Fused(Estimator):
     """Scales of each head: those of `q_scales` [H] and `k_scales` [G]; of `grid`, the nearest to the measured ones, as with a
-    bank; with neither the measured ones themselves, of Q over the chunk's rows, of K over all keys so far."""
+    bank; with neither the measured ones themselves, of Q over the chunk's rows, of K over all keys so far.
+
+    `key_offset` is subtracted from K before it is quantised; scales of K are then those of such keys. A grid brings its own.
+    """
 
     grid: ScaleGrid | None = None
     q_scales: Tensor | None = None
     k_scales: Tensor | None = None
+    key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"grid"})
     selects: ClassVar[bool] = True
     scores_are_finite: ClassVar[bool] = True  # products of integers
@@ -71,15 +80,22 @@ class Int8Fused(Estimator):
                 f"estimator=int8_fused: quantises K once for all its query heads and so needs grid.pattern=product, got "
                 f"{self.grid.pattern}; use estimator=int8"
             )
+        _ = self._offset  # one beside a grid is refused now
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor) -> "Int8Fused":
-        """Absmax scales of q [H, Q, D] and k [G, K, D]."""
-        return cls(q_scales=absmax_scales(q), k_scales=absmax_scales(k))
+    def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Fused":
+        """Absmax scales of q [H, Q, D] and k [G, K, D], less the key offset of a layer if any."""
+        k_scales = absmax_scales(shifted(k, key_offset, layer))
+        return cls(q_scales=absmax_scales(q), k_scales=k_scales, key_offset=key_offset)
 
     def check_profile(self, profile: RetentionProfile) -> None:
-        if self.grid is not None and self.grid != profile.scales:
-            raise InputError("estimator: its grid is not that of the profile's scales; make it with Int8Fused(profile.scales)")
+        if self.grid is None or self.grid == profile.scales:
+            return
+        offsets = [scales.key_offset or "no key offset" for scales in (self.grid, profile.scales)]
+        differ = f", which has {offsets[1]} where the grid has {offsets[0]}" if offsets[0] != offsets[1] else ""
+        raise InputError(
+            f"estimator: its grid is not that of the profile's scales{differ}; make it with Int8Fused(profile.scales)"
+        )
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
@@ -117,23 +133,29 @@ class Int8Fused(Estimator):
 
     def _keys(self, chunk: Chunk) -> PackedKeys:
         """The chunk's keys packed: what is new of them, or all where their scales have changed."""
-        name = f"keys packed for {self.grid}" if self.k_scales is None else f"keys packed by {self.k_scales.tolist()}"
+        scaled = f"for {self.grid}" if self.k_scales is None else f"by {self.k_scales.tolist()}"
+        name = f"keys packed {scaled}, {self._offset}"
         keys = chunk.cache.held(name)
         if keys is not None and keys.length == chunk.keys:
             return keys
         scales = self.k_scales
         if scales is None:
-            scales = largest_key_scales(chunk)
+            scales = largest_key_scales(chunk, self._offset)
             scales = scales if self.grid is None else _nearest(self.grid.k_scales, scales)
         if keys is not None and not keys.scales.equal(scales):
             chunk.cache.forget(name)
             keys = None
         self.repacked += keys is None
-        return chunk.cache.derived(name, lambda: PackedKeys(scales, chunk.k.shape[2]), chunk.k)
+        made = partial(PackedKeys, scales, chunk.k.shape[2], self._offset, chunk.layer)
+        return chunk.cache.derived(name, made, chunk.k)
 
     def packed(self, chunk: Chunk) -> PackedKeys:
         """The chunk's keys in the native layout, for measuring."""
         return self._keys(chunk)
+
+    @property
+    def _offset(self) -> KeyOffset | None:
+        return key_offset_of(self.grid, self.key_offset)
 
     def _q_scales(self, chunk: Chunk) -> Tensor:
         if self.q_scales is not None:

@@ -12,10 +12,11 @@ from torch import Tensor
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
-from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise, shifted
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.threads import compile_hints, current_budget, thread_budget
+from shadowattn.types import KeyOffset
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,19 @@ class Int8Tensor(Estimator):
     """One scale for each query head and one for each key head; they leave the order of a row alone.
 
     Fixed for all rows, `of` the tensors; or, with none given, measured: of Q over the chunk's rows, of K over all keys so far.
+    `key_offset` is subtracted from K before it is quantised; scales of K are then those of such keys.
     """
 
     q_scales: Tensor | None = None  # float32 [H]
     k_scales: Tensor | None = None  # float32 [G]
+    key_offset: KeyOffset | None = None
+    needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor) -> "Int8Tensor":
-        """Absmax scales of q [H, Q, D] and k [G, K, D]."""
-        return cls(absmax_scales(q), absmax_scales(k))
+    def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Tensor":
+        """Absmax scales of q [H, Q, D] and k [G, K, D], less the key offset of a layer if any."""
+        return cls(absmax_scales(q), absmax_scales(shifted(k, key_offset, layer)), key_offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
@@ -46,7 +50,7 @@ class Int8Tensor(Estimator):
             groups = [(span, slice(0, len(heads)))]  # neighbouring groups of one size share a launch
         for group, part in groups:
             # A group's query heads fold into rows: they share their keys, so K is not repeated.
-            k8 = quantise(k[group], k_scales[group])[None]
+            k8 = quantise(shifted(k, self.key_offset, chunk.layer, group), k_scales[group])[None]
             rows = q8[part].reshape(1, k8.shape[1], -1, q8.shape[2])
             _multiply(rows, k8, scores[part].reshape(1, k8.shape[1], -1, k.shape[1]))
         return torch.from_numpy(scores)
@@ -59,7 +63,7 @@ class Int8Tensor(Estimator):
     def _scales(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Of the chunk's query heads, and of all key heads."""
         if self.q_scales is None or self.k_scales is None:
-            return absmax_scales(chunk.q), largest_key_scales(chunk)
+            return absmax_scales(chunk.q), largest_key_scales(chunk, self.key_offset)
         return self.q_scales[chunk.heads.ids], self.k_scales
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.base import Estimator
-from shadowattn.types import Requant, ScaleGrid
+from shadowattn.online.estimators.base import Estimator, key_offset_of
+from shadowattn.types import KeyOffset, Requant, ScaleGrid
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Integers:
     q_scales: Tensor
     k_scales: Tensor
     keys: Tensor  # [H, K, D], what became integers
-    mean: Tensor  # [H, 1, D], what was taken off the keys before
+    mean: Tensor  # [H, 1, D], the mean of the keys less the key offset: what `smooth` takes off
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Quantised(Estimator):
     `bits` 8 or fewer; a grid's scales then hold the same range. `smooth`: the mean key is taken off before quantising, and its
     product with each row added again, exactly, so that rows stay comparable (a row's own ranking does not need it). The mean is
     that of all keys so far, later rows' included, so rounding depends on the chunk, as it does with dynamic scales.
-    `requant`: scores rounded to INT8 as the graph would.
+    `requant`: scores rounded to INT8 as the graph would. `key_offset`: a fixed vector subtracted from K before anything else; a
+    grid brings its own. Scores are then q·(k − offset), nothing is added again, and only a row's own scores compare.
     """
 
     grid: ScaleGrid | None = None
@@ -47,6 +48,8 @@ class Quantised(Estimator):
     bits: int = 8
     smooth: bool = False
     requant: Requant | None = None
+    key_offset: KeyOffset | None = None
+    needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
 
     def __post_init__(self):
@@ -54,6 +57,7 @@ class Quantised(Estimator):
             raise InputError(f"bits: expected 2 … 8, got {self.bits}")
         if self.requant is not None and (self.smooth or self.bits < 8 or self.grid is None):
             raise InputError("requant: expected 8 bits, a grid and no smoothing, whose products it was calibrated on")
+        key_offset_of(self.grid, self.key_offset)  # one beside a grid is refused now
 
     def scores(self, chunk: Chunk) -> Tensor:
         made = self._integers(chunk)
@@ -90,7 +94,8 @@ class Quantised(Estimator):
         return chunk.once(("integers", self), lambda: self._quantise(chunk))
 
     def _quantise(self, chunk: Chunk) -> Integers:
-        q, k, kv = chunk.q.float(), chunk.k.float(), chunk.heads.kv
+        q, kv = chunk.q.float(), chunk.heads.kv
+        k = shifted(chunk.k, key_offset_of(self.grid, self.key_offset), chunk.layer).float()
         mean = k.mean(1, keepdim=True)
         keys = (k - mean if self.smooth else k)[kv]
         most = 2 ** (self.bits - 1) - 1
