@@ -67,7 +67,8 @@ def hub_corpus(
 ) -> Corpus:
     """A `datasets` id (or one of its file builders, such as `text` or `json`, with `files`), one column of one split.
 
-    Halved as in `text_corpus`. Raises `InputError` where it cannot be loaded.
+    Halved as in `text_corpus`. The corpus is called by `id`, and by the configuration `name` where there is one. Raises
+    `InputError` where it cannot be loaded.
     """
     if not id:
         raise InputError("data=hub: expected a datasets id, got none; set data.id=ORGANISATION/NAME")
@@ -82,7 +83,7 @@ def hub_corpus(
             f"data.id: {id!r} could not be loaded ({type(error).__name__}: {reason}); check data.id, data.split and "
             "data.column, or use data=text data.path=FILE"
         ) from error
-    return _halves(id, "\n".join(str(line) for line in lines))
+    return _halves(f"{id} {name}" if name else id, "\n".join(str(line) for line in lines))
 
 
 def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str, key: str = "tokens") -> Tensor:

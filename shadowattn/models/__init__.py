@@ -1,6 +1,6 @@
 """Models: loading them, and putting an attention of our own inside them."""
 
-from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_local, load_random, load_smollm2
+from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_known, load_local, load_random
 from shadowattn.models.registry import bypass_layer, replace_attention
 from shadowattn.models.requests import prompt
 from shadowattn.models.shape import ModelShape, attended_layers, fingerprint, model_shape
@@ -13,9 +13,9 @@ __all__ = [
     "fingerprint",
     "load_bundled",
     "load_hub",
+    "load_known",
     "load_local",
     "load_random",
-    "load_smollm2",
     "model_shape",
     "prompt",
     "replace_attention",

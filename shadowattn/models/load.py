@@ -1,18 +1,22 @@
-"""A model and its tokenizer from the package, a local folder or the Hugging Face hub. Safetensors only."""
+"""A model and its tokenizer from the package, a local folder, the Hugging Face hub or what was fetched. Safetensors only."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from shadowattn.artifacts import cache_folder
 from shadowattn.errors import InputError
+from shadowattn.models import hub
+from shadowattn.models.known import KNOWN_MODELS, KnownModel
 from shadowattn.models.shape import fingerprint
 
 BUNDLED = Path(__file__).parent / "bundled"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SOURCES = ("auto", "hub", "fetched")
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,66 @@ def load_local(path: str | None, *, dtype: str = "float32", trust_remote_code: b
     return _load(str(folder), folder.resolve().name, dtype, local_files_only=True, trust_remote_code=trust_remote_code)
 
 
-def load_smollm2(*, dtype: str = "float32") -> LoadedModel:
-    """SmolLM2-135M-Instruct as `python -m experiments.fetch smollm2` left it: 4-bit weights (GGUF Q4_1), dequantised.
+def load_known(name: str, *, source: str = "auto", dtype: str = "float32", trust_remote_code: bool = False) -> LoadedModel:
+    """A model of `known.py`, by its name there.
 
-    Slightly worse than the published float weights, so its name in rows says Q4_1.
+    `source` hub: its local cache, or online, at the pinned revision; fetched: the folder that `python -m experiments.fetch` left,
+    whose 4-bit weights are dequantised and slightly worse than the published ones; auto: the hub where it is reached, else that
+    folder. The result's `name` is the hub's id, or says how the fetched weights were quantised. Raises `InputError` on an unknown
+    name or source, where the source lacks the model, and on a model of the repository's own code without `trust_remote_code`.
     """
-    folder = cache_folder() / "smollm2"
+    if name not in KNOWN_MODELS:
+        raise InputError(f"model.name: expected one of {', '.join(KNOWN_MODELS)}, got {name!r}")
+    if source not in SOURCES:
+        raise InputError(f"model.source: expected one of {', '.join(SOURCES)}, got {source!r}")
+    known = KNOWN_MODELS[name]
+    if source == "fetched":
+        return _load_fetched(name, known, dtype)
+    if known.remote_code and not trust_remote_code:
+        raise InputError(
+            f"model={name}: {known.hub_id} runs Python of its own, written for an older transformers; allow it with: "
+            "model.trust_remote_code=true, or measure its shape with random weights: model=random "
+            f"model.shape={name}"
+        )
+    options = {"revision": known.revision, "trust_remote_code": trust_remote_code}
+    if hub.is_cached(known.hub_id, known.revision):
+        return _load(known.hub_id, known.hub_id, dtype, local_files_only=True, **options)
+    try:
+        hub.check_reached(known.hub_id, known.revision)
+    except ConnectionError as error:
+        if source == "auto" and known.fetched and _fetched_folder(name).is_dir():
+            return _load_fetched(name, known, dtype)
+        raise InputError(_not_reached(name, known, error)) from error
+    return _load(known.hub_id, known.hub_id, dtype, **options)
+
+
+def _fetched_folder(name: str) -> Path:
+    return cache_folder() / name
+
+
+def _load_fetched(name: str, known: KnownModel, dtype: str) -> LoadedModel:
+    if not known.fetched:
+        fetchable = [f"model={other}" for other, one in KNOWN_MODELS.items() if one.fetched]
+        raise InputError(
+            f"model={name}: expected a model that can be fetched ({', '.join(fetchable)}), got one of the hub alone; use "
+            f"model.source=hub, or a folder of your own: model=local model.path=FOLDER"
+        )
+    folder = _fetched_folder(name)
     if not folder.is_dir():
         raise InputError(
-            f"model=smollm2: expected the model in {folder}, found nothing; fetch it with: python -m experiments.fetch smollm2"
+            f"model={name}: expected the model in {folder}, found nothing; fetch it with: python -m experiments.fetch {name}"
         )
-    return _load(str(folder), "SmolLM2-135M-Instruct (Q4_1)", dtype, local_files_only=True)
+    return _load(str(folder), known.fetched, dtype, local_files_only=True)
+
+
+def _not_reached(name: str, known: KnownModel, error: ConnectionError) -> str:
+    revision = f" at revision {known.revision}" if known.revision else ""
+    other = f"fetch it with: python -m experiments.fetch {name}" if known.fetched else "use model=local model.path=FOLDER"
+    nor = f", nor is it in {_fetched_folder(name)}" if known.fetched else ""
+    return (
+        f"model={name}: {known.hub_id}{revision} is not in the hub's local cache, and the hub was not reached ({error}){nor}; "
+        f"go online for the first run, or {other}"
+    )
 
 
 def load_hub(
@@ -78,54 +131,27 @@ def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
     return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))
 
 
-@dataclass(frozen=True)
-class RandomShape:
-    """The published shape of a model."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    vocabulary: int
-
-
-RANDOM_SHAPES = {
-    "qwen2_0_5b": RandomShape(24, 14, 2, 64, 896, 4864, 151936),
-    "qwen2_1_5b": RandomShape(28, 12, 2, 128, 1536, 8960, 151936),
-}
-
-
 def load_random(
     shape: str, *, layers: int | None = None, hidden: int | None = None, vocabulary: int | None = None, dtype: str = "float32"
 ) -> LoadedModel:
-    """A Qwen2 of a published shape with random weights and the bundled tokenizer: for cost and plumbing, never for quality.
+    """A known model's published shape with random weights and the bundled tokenizer: for cost and plumbing, never for quality.
 
-    `layers`, `hidden` and `vocabulary` make it smaller than it was published; its name then says so.
+    PhoneLM's shapes are those of the nearest Llama. `layers`, `hidden` and `vocabulary` make a model smaller than it was
+    published; its name then says so. Raises `InputError` on an unknown shape or dtype, and on sizes that do not fit together.
     """
-    if shape not in RANDOM_SHAPES:
-        raise InputError(f"model.shape: expected one of {', '.join(RANDOM_SHAPES)}, got {shape!r}")
-    changed = {"layers": layers, "hidden": hidden, "vocabulary": vocabulary}
-    changed = {name: value for name, value in changed.items() if value is not None}
-    size = replace(RANDOM_SHAPES[shape], **changed)
-    config = Qwen2Config(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate if hidden is None else 4 * size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        max_position_embeddings=32768,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    if shape not in KNOWN_MODELS:
+        raise InputError(f"model.shape: expected one of {', '.join(KNOWN_MODELS)}, got {shape!r}")
     if dtype not in DTYPES:
         raise InputError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    changed = {"layers": layers, "hidden": hidden, "vocabulary": vocabulary}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    size = replace(KNOWN_MODELS[shape].shape, **changed)
+    if hidden is not None:
+        size = replace(size, intermediate=4 * hidden)
+    try:
+        config = size.build_config()
+    except StrictDataclassError as error:
+        raise InputError(f"model.hidden: expected a size that fits {shape} ({' '.join(str(error).split())})") from error
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()

@@ -49,6 +49,8 @@ def test_a_datasets_builder(tmp_path):
     path.write_text("one\ntwo\nthree\nfour\n")
     corpus = hub_corpus("text", split="train", files=str(path))
     assert corpus.calibration + corpus.heldout == "one\ntwo\nthree\nfour"
+    assert corpus.name == "text"
+    assert hub_corpus("text", name="counted", split="train", files=str(path)).name == "text counted"
 
 
 @pytest.mark.parametrize("content", [b"", b"  \n \n", b"\xff\xfe\x00\x01", b"text\0more"])

