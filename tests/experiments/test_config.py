@@ -38,7 +38,7 @@ def test_there_is_something_to_test():
 
 @pytest.mark.parametrize(("group", "name"), PARTS)
 def test_every_part_composes_and_its_target_exists(group, name):
-    part = compose([f"{group}={name}"])[group]
+    part = compose([f"+{group}@full.it={name}"]).full.it if group == "full_attention" else compose([f"{group}={name}"])[group]
     if "_target_" in part:
         target = part._target_
         assert callable(get_class(target) if target.rsplit(".", 1)[-1][0].isupper() else get_method(target))
@@ -114,7 +114,7 @@ def test_a_part_has_all_settings_of_its_class_with_their_defaults():
     config = compose(["estimator=streaming", "task=needle", "grid=quantile", "allocator=error_greedy", "model=hub"])
     assert config.estimator.sinks == 4
     assert config.task == {"_target_": config.task._target_, "documents": 20, "tokens": 1024, "depths": [0, 0.25, 0.5, 0.75, 1],
-                           "seed": 0}  # fmt: skip
+                           "seed": 0, "wording": "note"}  # fmt: skip
     assert config.grid.quantiles == [0.25, 0.75, 1.0]
     assert set(config.allocator) == {"_target_", "measure"}
     assert config.model.id is None

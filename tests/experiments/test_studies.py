@@ -417,7 +417,7 @@ def test_modes_of_the_pipeline_are_timed_side_by_side(run):
 
 
 def test_attention_in_int8_stands_in_every_quality_table(run, capsys):
-    further = "+full@full.qkv=npu_full", "full.qkv.scores=false", "full.qkv.probabilities=float"
+    further = "+full_attention@full.qkv=npu_full", "full.qkv.scores=false", "full.qkv.probabilities=float"
     folder = run("whole", "experiment=whole", "retentions=[0.3,0.6,1.0]", "evaluation.windows=2", *further)
     rows = rows_of(folder)
     whole = rows[rows.allocator == "all"]
@@ -440,7 +440,7 @@ def test_attention_in_int8_stands_in_every_quality_table(run, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("+full@full.dense=npu_full",), "full: 'dense' is another method's name"),
+        (("+full_attention@full.dense=npu_full",), "full: 'dense' is another method's name"),
         (("full.npu_full.probabilities=int4",), "probabilities: expected one of linear, log2, float"),
         (("full.npu_full.probability=log2",), "full.npu_full.probability: there is no such setting; did you mean"),
     ],
