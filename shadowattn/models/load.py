@@ -77,7 +77,7 @@ def load_known(name: str, *, source: str = "auto", dtype: str = "float32", trust
     except ConnectionError as error:
         if source == "auto" and known.fetched and _fetched_folder(name).is_dir():
             return _load_fetched(name, known, dtype)
-        raise InputError(_not_reached(name, known, error)) from error
+        raise InputError(_not_reached(name, known, source, error)) from error
     return _load(known.hub_id, known.hub_id, dtype, **options)
 
 
@@ -100,13 +100,17 @@ def _load_fetched(name: str, known: KnownModel, dtype: str) -> LoadedModel:
     return _load(str(folder), known.fetched, dtype, local_files_only=True)
 
 
-def _not_reached(name: str, known: KnownModel, error: ConnectionError) -> str:
+def _not_reached(name: str, known: KnownModel, source: str, error: ConnectionError) -> str:
     revision = f" at revision {known.revision}" if known.revision else ""
-    other = f"fetch it with: python -m experiments.fetch {name}" if known.fetched else "use model=local model.path=FOLDER"
-    nor = f", nor is it in {_fetched_folder(name)}" if known.fetched else ""
+    nor, remedy = "", "use model=local model.path=FOLDER"
+    if known.fetched and source == "auto":
+        nor = f", nor is it in {_fetched_folder(name)}"
+        remedy = f"fetch it with: python -m experiments.fetch {name}"
+    elif known.fetched:
+        remedy = f"use model.source=fetched after: python -m experiments.fetch {name}"
     return (
         f"model={name}: {known.hub_id}{revision} is not in the hub's local cache, and the hub was not reached ({error}){nor}; "
-        f"go online for the first run, or {other}"
+        f"go online for the first run, or {remedy}"
     )
 
 
