@@ -12,7 +12,8 @@ from shadowattn.data.text import stdlib_corpus
 from shadowattn.errors import InputError
 from shadowattn.evaluation.intervals import Interval
 from shadowattn.models import LoadedModel, load_bundled
-from shadowattn.reporting.figures import loss_by_position, save
+from shadowattn.reporting.figures.loss_by_position import draw
+from shadowattn.reporting.style import save
 
 
 @pytest.fixture(scope="module")
@@ -93,4 +94,4 @@ def test_the_committed_rows_say_which_targets_are_met(tmp_path):
         name: "" if verdict == "met" else f"target {verdict}" for name, verdict in verdicts.items()
     }
     assert measured["needle_accuracy"].n >= 100
-    assert save(loss_by_position(rows), tmp_path / "loss.png").stat().st_size > 5_000
+    assert save(draw(rows), tmp_path / "loss.png").stat().st_size > 5_000

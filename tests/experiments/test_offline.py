@@ -74,7 +74,7 @@ def test_an_exported_retention_runs_as_an_allocator_of_its_own(finished, tiny_fo
     assert done.returncode == 0, done.stderr
     assert "importance:" not in done.stderr  # nothing is ablated for an allocator that does not ask
     rows = pd.read_parquet(next((tmp_path / "runs" / "default").iterdir()) / "rows.parquet")
-    assert set(rows.allocator) == {"none", "file"}
+    assert set(rows.allocator) == {"none", "file", "all"}
     assert rows[rows.metric == "mean_retention"].value.item() == pytest.approx(0.3)
     assert "retention: shadowattn, file: mean 0.3, over sparse layers" in done.stderr
 

@@ -62,7 +62,7 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     assert meta["config_hash"] == folder.name
     assert meta["estimate_device"]["name"] in ("CPU", "NPU")
     rows = pd.read_parquet(folder / "rows.parquet")
-    assert set(rows.method) == {"dense", "shadowattn", "waterfill", "int8_uniform", "oracle", "streaming", "random"}
+    assert set(rows.method) == {"dense", "npu_full", "shadowattn", "waterfill", "int8_uniform", "oracle", "streaming", "random"}
     assert rows.corpus_sha256.nunique() == 1
     assert (rows.measured == "measured").all()
     used = rows[(rows.metric == "sparse_rows") & (rows.retention < 1)]

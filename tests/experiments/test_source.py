@@ -84,7 +84,7 @@ def test_an_edit_of_the_package_is_measured_cells_and_stages_too(tmp_path, monke
     monkeypatch.setattr(source, "source_hash", lambda: "edited")
     (folder / "meta.json").unlink()  # as if it had been killed before the edit: what is there is not gone on with
     said = run_here()
-    assert "2 cells" not in said
+    assert "2 cells to do" in said
     assert "source of shadowattn" in said
     assert f"{stage.name} was measured with other code" in said
     rows = pd.read_parquet(folder / "rows.parquet")
