@@ -78,7 +78,7 @@ def _dash(value: float, digits: int) -> str:
 def quickstart() -> str:
     """What the quickstart's table says."""
     rows = _rows("quickstart")
-    columns = {"perplexity": 3, "mass_recall": 3, "topk_overlap": 3, "output_error": 3, "density": 3}
+    columns = {"perplexity": 3, "kl_divergence": 3, "mass_recall": 3, "topk_overlap": 3, "output_error": 3, "density": 3}
     cells = rows[rows.metric.isin(columns)].set_index(["method", "retention", "metric"]).value
     lines = []
     order = rows.method.drop_duplicates().tolist()  # the order of the printed table
@@ -86,7 +86,8 @@ def quickstart() -> str:
     for method, retention in pairs.itertuples(index=False):
         values = [cells.get((method, retention, metric), float("nan")) for metric in columns]
         lines.append([method, f"{retention:g}", *(_dash(x, d) for x, d in zip(values, columns.values(), strict=True))])
-    header = ["method", "retention", "perplexity", "attention mass recall", "top-k overlap", "output error", "density"]
+    header = ["method", "retention", "perplexity", "KL from dense, nat", "attention mass recall", "top-k overlap"]
+    header += ["output error", "density"]
     return _table(header, lines, "quickstart", f"n = {_tokens(rows)} tokens")
 
 
