@@ -123,7 +123,7 @@ def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.Data
         raise
     rows = write_rows(measured, folder / "rows.parquet")
     for name, figure in study.figures(rows).items():
-        save(figure, folder / f"{name}.png", below=measured_on(on, on["git_commit"]))
+        save(figure, folder / f"{name}.png", below=measured_on(on, on["git_commit"], on["git_dirty"]))
     meta = {
         "experiment": folder.parent.name,
         "command": command,

@@ -68,7 +68,10 @@ def _source(name: str, n: str) -> str:
             f"`results/reference/{name}.csv`, {n}; machine and versions **not recorded**, published in commit "
             f"{made['published_in'][:7]}, older than the code"
         )
-    return f"`results/reference/{name}.csv`, {n}; {measured_on(made['machine'], made['commit'])}; `{made['command']}`"
+    command = f"`{made['command']}`"
+    if "command_today" in made:
+        command = f"`{made['command_today']}`, which then was {command}"
+    return f"`results/reference/{name}.csv`, {n}; {measured_on(made['machine'], made['commit'], made['dirty'])}; {command}"
 
 
 def _dash(value: float, digits: int) -> str:

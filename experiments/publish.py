@@ -63,10 +63,15 @@ def publish(run: Path, *, anyway: bool = False, other_command: bool = False, roo
 
 
 def redraw(path: Path, root: Path = ROOT) -> list[Path]:
-    """Draws the first figure of committed rows anew, into `docs`, and returns what it wrote."""
+    """Draws the first figure of committed rows anew, into `docs`, and returns what it wrote.
+
+    Raises `InputError` on rows that were altered since, or that nobody recorded.
+    """
+    if (found := state(path)) not in ("ok", "stale"):
+        raise InputError(f"{path}: {found}; publish the run again")
     source = read_json(sidecar(path), "publish the run again")
     drawn = study_of(source).figures(read_reference(path))
-    below = measured_on(source["machine"], source["commit"])
+    below = measured_on(source["machine"], source["commit"], source["dirty"])
     return [save(figure, root / "docs" / f"{path.stem}.png", below=below) for figure in list(drawn.values())[:1]]
 
 

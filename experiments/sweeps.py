@@ -66,8 +66,9 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
     for name, one in jobs.items():
         try:
             run = load_run(one["folder"])
+            on = run.meta["machine"]
             parts.append(run.rows.assign(job=name))
-            places[measured_on(run.meta["machine"], run.meta["machine"]["git_commit"])] = None
+            places[measured_on(on, on["git_commit"], on["git_dirty"])] = None
         except InputError as error:
             Console(stderr=True).print(f"{name}: {error}", markup=False)
     rows = pd.concat(parts, ignore_index=True)

@@ -66,7 +66,7 @@ def int8_attention(
     probabilities: str = "linear",
     scale: float | None = None,
 ) -> Tensor:
-    """Causal softmax attention in static INT8 (NPU-Full, section 4.1): every key attends, and what the device holds is rounded.
+    """Causal softmax attention in static INT8 (NPU-Full, table 3): every key attends, and what the device holds is rounded.
 
     Shapes as in `dense_attention`; a step is the real value of one integer, float32 [H] of q and of scores, [G] of k and v.
     Q, K and V are round(x / step), half to even, clipped to ±127; so is the product q·k, where `score_step` is given. Softmax is

@@ -25,6 +25,7 @@ from shadowattn.evaluation.outliers import (
 from shadowattn.online.full_int8 import FullInt8
 from shadowattn.reporting.figures.outliers import draw as draw_outliers
 from shadowattn.reporting.rows import PlacedRow
+from shadowattn.reporting.style import ALL_KEYS
 
 # What of the attention is rounded, from Q, K and V alone to all of it.
 FORMS = {
@@ -62,7 +63,7 @@ class Outliers(Study):
         sinks = found.sink > self.sink_share
         rows.append(replace(row, metric="heads_with_sinks", value=float(sinks.sum()), n=sinks.numel()))
         for name in found.error:
-            of = replace(row, method=name, allocator="all", estimator="full_int8", n=found.rows)
+            of = replace(row, method=name, allocator=ALL_KEYS, estimator="full_int8", n=found.rows)
             total = found.error[name].sum()
             rows.append(replace(of, metric="output_error", value=float((total / found.norm.sum()).sqrt())))
             rows.append(replace(of, metric="error_of_sinks", value=float(found.error[name][sinks].sum() / total)))

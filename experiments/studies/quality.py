@@ -158,7 +158,8 @@ def _cell_rows(
 
 def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
-    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor)
+    method = "INT8" if row.allocator == ALL_KEYS else "sparse"
+    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method)
     predicted = windows.numel() - len(windows)
     rows = [
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),

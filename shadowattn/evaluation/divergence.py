@@ -41,8 +41,8 @@ def window_divergences(
         for rows, logits in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
             targets = window[rows.start + 1 : rows.stop + 1]
             loss = loss + torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum")
-            of, given = (torch.log_softmax(x.float(), -1) for x in (logits, reference[rows]))
-            divergence = divergence + torch.nn.functional.kl_div(of, given, reduction="sum", log_target=True)
+            log_method, log_dense = (torch.log_softmax(x.float(), -1) for x in (logits, reference[rows]))
+            divergence = divergence + torch.nn.functional.kl_div(log_method, log_dense, reduction="sum", log_target=True)
         losses.append(float(loss / (len(window) - 1)))
         divergences.append(float(divergence / len(window)))
     return losses, divergences

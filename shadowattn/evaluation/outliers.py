@@ -1,8 +1,9 @@
 """Which heads static INT8 attention breaks, and why: sinks, outliers of Q and K, and what can be done about them beforehand.
 
 A rescaling changes Q and K so that every row's softmax stays as it is: a vector taken off all keys of a head moves a row's scores
-alike, and a factor on a channel of Q that the same channel of K is divided by changes no product. Both can be folded into a
-model's projections, the factor where the two channels that RoPE rotates into one another share it.
+alike, and a factor on a channel of Q that the same channel of K is divided by changes no product. The factor can be folded into a
+model's projections where the two channels that RoPE rotates into one another share it. The vector is taken after RoPE, so it has
+to be subtracted from the keys themselves.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -15,7 +15,8 @@ def is_cached(id: str, revision: str | None) -> bool:
         with open(index) as file:
             shards = set(json.load(file)["weight_map"].values())
         weights = all(_cached(id, shard, revision) for shard in shards)
-    return bool(weights and _cached(id, "config.json", revision) and _cached(id, "tokenizer_config.json", revision))
+    tokenizer = any(_cached(id, file, revision) for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    return bool(weights and tokenizer and all(_cached(id, file, revision) for file in ("config.json", "tokenizer_config.json")))
 
 
 def _cached(id: str, file: str, revision: str | None) -> str | None:

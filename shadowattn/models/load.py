@@ -129,7 +129,9 @@ def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, ImportError, AttributeError, TypeError) as error:
+        if not (isinstance(error, OSError | ValueError | KeyError | SafetensorError) or options.get("trust_remote_code")):
+            raise  # not of a model's own code
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled") from error
     return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))

@@ -25,8 +25,8 @@ def observe_attention_ranges(
 ) -> AttentionRanges:
     """Runs the windows [W, T] through the model, dense, in chunks, and keeps every head's largest magnitudes.
 
-    Of a score only where the row sees the key. With a `key_offset`, K and the scores are those of k − offset. Layers that do not
-    attend here, those with a sliding window, keep 0.
+    Of a score only where the row sees the key. With a `key_offset`, K and the scores are those of k − offset. Raises
+    `InputError` on a model with sliding windows.
     """
     shape = model_shape(model)
     largest = {name: torch.zeros(shape.layers, heads) for name, heads in _heads(shape.heads, shape.kv_heads).items()}

@@ -30,8 +30,8 @@ def observe_key_offset(
     """Runs the windows [W, T] through the model, dense, in chunks, and takes one vector for each layer and key head.
 
     `how`: `mean`, over all keys of the windows after RoPE, channel by channel; `midrange`, (largest + least) / 2 of each channel,
-    which makes the largest magnitude of what is left as small as it can be; `none`: None, and no forward pass. Layers that do not
-    attend here, those with a sliding window, keep 0. Raises `InputError` on any other name.
+    which makes the largest magnitude of what is left as small as it can be; `none`: None, and no forward pass. Raises
+    `InputError` on any other name, and on a model with sliding windows.
     """
     if checks.one_of("key_offset", how, KEY_OFFSETS) == "none":
         return None
@@ -52,5 +52,4 @@ def observe_key_offset(
             for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                 pass
     made = total / count[:, None, None] if how == "mean" else (least.double() + largest) / 2
-    made[count == 0] = 0.0
     return KeyOffset(made.float().tolist(), how)

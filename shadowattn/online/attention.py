@@ -170,8 +170,23 @@ class SparseAttention:
 
         k and v [batch, G, K, D] end with the last row's own key and may begin anywhere at or before the first row's window.
         """
-        self.counters.windowed_rows += q.shape[0] * q.shape[1] * q.shape[2]
-        return windowed_attention(q, k, v, scale, window, chunk_tokens=self.chunk_tokens)
+        rows, keys = q.shape[2], k.shape[2]
+        self.counters.windowed_rows += q.shape[0] * q.shape[1] * rows
+        out = torch.empty_like(q)
+        for start in range(0, rows, self.chunk_tokens):
+            stop = min(start + self.chunk_tokens, rows)
+            first, end = max(0, keys - rows + start - window + 1), keys - rows + stop
+            own = keys - rows + torch.arange(start, stop)[:, None]
+            key = torch.arange(first, end)
+            out[:, :, start:stop] = torch.nn.functional.scaled_dot_product_attention(
+                q[:, :, start:stop],
+                k[:, :, first:end],
+                v[:, :, first:end],
+                attn_mask=(key <= own) & (key > own - window),
+                scale=scale,
+                enable_gqa=True,
+            )
+        return out
 
     def _decode(self, chunk: Chunk, kernels: Kernels) -> Tensor:
         self.counters.decode_rows += len(chunk.heads)
@@ -213,26 +228,3 @@ class SparseAttention:
             for observe in self.observers:
                 observe(Attended(chunk, self.rule, ran.out, ran.selected, ran.timeline))
         return out
-
-
-def windowed_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, *, chunk_tokens: int) -> Tensor:
-    """Dense attention of each row of q [batch, H, Q, D] to the last `window` keys up to its own, `chunk_tokens` rows at a time.
-
-    k and v [batch, G, K, D] end with the last row's own key and may begin anywhere at or before the first row's window.
-    """
-    rows, keys = q.shape[2], k.shape[2]
-    out = torch.empty_like(q)
-    for start in range(0, rows, chunk_tokens):
-        stop = min(start + chunk_tokens, rows)
-        first, end = max(0, keys - rows + start - window + 1), keys - rows + stop
-        own = keys - rows + torch.arange(start, stop)[:, None]
-        key = torch.arange(first, end)
-        out[:, :, start:stop] = torch.nn.functional.scaled_dot_product_attention(
-            q[:, :, start:stop],
-            k[:, :, first:end],
-            v[:, :, first:end],
-            attn_mask=(key <= own) & (key > own - window),
-            scale=scale,
-            enable_gqa=True,
-        )
-    return out

@@ -1,7 +1,7 @@
-"""NPU-Full, the baseline that the paper starts from: a prompt's whole attention in static INT8, nothing selected (section 2.3).
+"""NPU-Full, the baseline that the paper starts from: a prompt's whole attention in static INT8, nothing selected (table 3).
 
 An NPU's graph is built for one scale of each tensor, fixed beforehand from calibration text. What such a graph rounds is rounded
-here, in float32 on integers; sums of products of integers are exact, so the result is the graph's up to its float softmax.
+here: products of Q and K exactly, the softmax and the sum over V in float32.
 
 With a key offset K is quantised less a fixed vector. That adds a constant to all scores of a row, to which the softmax is blind.
 """
@@ -22,7 +22,7 @@ from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.registry import replace_attention
 from shadowattn.models.shape import check_device, fingerprint
-from shadowattn.online.attention import Counters, Request, windowed_attention
+from shadowattn.online.attention import Counters, Request
 from shadowattn.online.chunk import Chunk
 from shadowattn.types import KEY_OFFSETS, KeyOffset
 
@@ -113,9 +113,9 @@ class FullInt8:
     ) -> Iterator["FullInt8Attention"]:
         """Makes a Hugging Face causal LM compute its prompts' attention so, and undoes it on leaving.
 
-        `ranges` as `shadowattn.calibrate(model, tokenizer, text).ranges` measures them. A decoding step attends in float, and so
-        do layers with a sliding window. `observers` are given every chunk and its output [H, Q, D]. Raises `InputError` where the
-        ranges are another model's, and on whatever `replace_attention` refuses.
+        `ranges` as `shadowattn.calibrate(model, tokenizer, text).ranges` measures them. A decoding step attends in float.
+        `observers` are given every chunk and its output [H, Q, D]. Raises `InputError` where the ranges are another model's, and
+        on whatever `replace_attention` refuses, sliding windows included.
         """
         check_device(model, ("cpu",))
         checks.instance("ranges", ranges, AttentionRanges, "measure them: shadowattn.calibrate(model, tokenizer, text).ranges")
@@ -131,7 +131,7 @@ class FullInt8:
                 f"with shadowattn.calibrate(model, tokenizer, text, key_offset={self.key_offset!r}).ranges"
             )
         attention = FullInt8Attention(self, ranges, chunk_tokens=chunk_tokens, observers=observers)
-        with replace_attention(model, attention, attention.windowed):
+        with replace_attention(model, attention):
             yield attention
 
 
@@ -152,11 +152,6 @@ class FullInt8Attention:
                 self.counters.decode_rows += q.shape[0] * q.shape[1]
                 return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
             return torch.stack([self._prompt(Chunk.of(*one, scale=scale, layer=layer)) for one in zip(q, k, v, strict=True)])
-
-    def windowed(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """A layer with a sliding window, in float, as `SparseAttention.windowed`."""
-        self.counters.windowed_rows += q.shape[0] * q.shape[1] * q.shape[2]
-        return windowed_attention(q, k, v, scale, window, chunk_tokens=self.chunk_tokens)
 
     def _prompt(self, prompt: Chunk) -> Tensor:
         out = torch.empty_like(prompt.q)

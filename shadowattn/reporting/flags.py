@@ -8,11 +8,14 @@ _ROUNDING_NAT = 1e-5
 _FLOOR_SHARE = 0.9
 
 
-def quality_flag(*, loss: float, dense_loss: float, floor_loss: float) -> str:
-    """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text."""
+def quality_flag(*, loss: float, dense_loss: float, floor_loss: float, method: str = "sparse") -> str:
+    """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text.
+
+    `method`: what the flag calls the method.
+    """
     flags = []
     if loss < dense_loss - _ROUNDING_NAT:
-        flags.append("sparse beats dense")
+        flags.append(f"{method} beats dense")
     if dense_loss > _FLOOR_SHARE * floor_loss:
         flags.append(f"dense near the floor (unigram perplexity {math.exp(floor_loss):.1f})")
     return "; ".join(flags)

@@ -5,14 +5,17 @@ from typing import Any
 
 import matplotlib.axis
 import matplotlib.colors
+import matplotlib.image
 import matplotlib.ticker
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 MARKERS = "osDv^<>P*X"
-_STRIP_INCHES = 0.16  # at a figure's foot
+_DPI = 150
+_STRIP_INCHES = 0.16  # at the foot of a figure
 # In the column `allocator`: the method attends to every key.
 ALL_KEYS = "all"
 
@@ -74,10 +77,19 @@ def save(figure: Figure, path: Path, *, below: str = "") -> Path:
 
     `below` stands in small print at its foot: where its rows were measured.
     """
-    if below:
-        strip = _STRIP_INCHES / figure.get_figheight()
-        figure.get_layout_engine().set(rect=(0, strip, 1, 1 - strip))
-        figure.text(0.995, 0.3 * strip, below, ha="right", va="bottom", fontsize=6, color="0.4")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    picture = _pixels(figure)
+    if below:  # a strip of its own, so that it meets no legend
+        strip = Figure(figsize=(picture.shape[1] / _DPI, _STRIP_INCHES))
+        strip.text(0.995, 0.2, below, ha="right", va="bottom", fontsize=6, color="0.4")
+        picture = np.vstack([picture, _pixels(strip)])
+    matplotlib.image.imsave(path, picture, dpi=_DPI, metadata={"Software": None})
     return path
+
+
+def _pixels(figure: Figure) -> np.ndarray:
+    """uint8 [height, width, 4]."""
+    figure.set_dpi(_DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())

@@ -153,5 +153,5 @@ def test_published_figures_are_drawn_anew_from_their_rows_and_say_where_those_we
     monkeypatch.setattr("experiments.publish.save", lambda figure, path, below: said.append((path, below)) or path)
     assert redraw(reference / "fig10.csv", tmp_path) == [tmp_path / "docs" / "fig10.png"]
     made = json.loads((reference / "fig10.json").read_text())
-    assert said == [(tmp_path / "docs" / "fig10.png", measured_on(made["machine"], made["commit"]))]
+    assert said == [(tmp_path / "docs" / "fig10.png", measured_on(made["machine"], made["commit"], False))]
     assert made["commit"][:7] in said[0][1]
