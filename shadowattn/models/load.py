@@ -126,12 +126,13 @@ def load_hub(
 def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
     if dtype not in DTYPES:
         raise InputError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    expected = (OSError, ValueError, KeyError, SafetensorError)
+    if options.get("trust_remote_code"):
+        expected += (ImportError, AttributeError, TypeError)  # of a model's own code
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, SafetensorError, ImportError, AttributeError, TypeError) as error:
-        if not (isinstance(error, OSError | ValueError | KeyError | SafetensorError) or options.get("trust_remote_code")):
-            raise  # not of a model's own code
+    except expected as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled") from error
     return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))
