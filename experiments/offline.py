@@ -1,6 +1,7 @@
 """The offline stage of a run: importance, sensitivity and scales, each measured when it is asked for, kept, and found again."""
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -107,19 +108,13 @@ class Offline:
 
     def attention_ranges(self, key_offset: str) -> AttentionRanges:
         """The largest magnitudes of the whole attention, for the static scales of `full` methods with this `key_offset`."""
-        lab, graphs = self._lab, self._lab.of("graphs")
+        lab = self._lab
         offset = self.key_offset_by(key_offset)
         stage = lab.stage("attention_ranges", self._calibration_inputs | {"key_offset": key_offset})
 
         def measure() -> AttentionRanges:
             say(f"ranges: Q, K, V and scores of {lab.shape.layers * lab.shape.heads} heads")
-            return observe_attention_ranges(
-                lab.loaded.model,
-                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
-                chunk_tokens=graphs.chunk_tokens,
-                key_offset=offset,
-                progress=lambda w: bar(w, "calibrate"),
-            )
+            return self._observed(observe_attention_ranges, key_offset=offset)
 
         return stage.result(AttentionRanges, measure)
 
@@ -152,24 +147,25 @@ class Offline:
             "windows": graphs.calibration_windows,
         }
 
-    def _measure_key_offset(self, how: str) -> KeyOffset:
+    def _observed(self, observe: Callable[..., Any], **options: Any) -> Any:
+        """What `observe` makes of the model's Q and K on the calibration windows, in chunks as high as the graphs."""
         lab, graphs = self._lab, self._lab.of("graphs")
+        windows = lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows)
+        how = {"chunk_tokens": graphs.chunk_tokens, "progress": lambda w: bar(w, "calibrate")}
+        return observe(lab.loaded.model, windows, **how, **options)
+
+    def _measure_key_offset(self, how: str) -> KeyOffset:
+        lab = self._lab
         stage = lab.stage("key_offset", self._calibration_inputs | {"how": how})
 
         def measure() -> KeyOffset:
             say(f"key offset: {how} of the keys of {lab.shape.layers * lab.shape.kv_heads} key heads")
-            return observe_key_offset(
-                lab.loaded.model,
-                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
-                chunk_tokens=graphs.chunk_tokens,
-                how=how,
-                progress=lambda w: bar(w, "calibrate"),
-            )
+            return self._observed(observe_key_offset, how=how)
 
         return stage.result(KeyOffset, measure)
 
     def _observe_scales(self, key_offset: str) -> ScaleObservations:
-        lab, graphs = self._lab, self._lab.of("graphs")
+        lab = self._lab
         offset = self.key_offset_by(key_offset)
         inputs = self._calibration_inputs | {
             "calibration": OmegaConf.to_container(lab.of("calibration"), resolve=True),
@@ -179,14 +175,7 @@ class Offline:
 
         def measure() -> ScaleObservations:
             say(f"scales: Q and K of {lab.shape.layers * lab.shape.heads} heads")
-            return observe_scales(
-                lab.loaded.model,
-                lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
-                chunk_tokens=graphs.chunk_tokens,
-                calibration=build(lab.of("calibration")),
-                key_offset=offset,
-                progress=lambda w: bar(w, "calibrate"),
-            )
+            return self._observed(observe_scales, calibration=build(lab.of("calibration")), key_offset=offset)
 
         return stage.result(ScaleObservations, measure)
 
