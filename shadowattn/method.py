@@ -70,10 +70,11 @@ class Method:
         """Makes a Hugging Face causal LM use this method for its prompts, and undoes it on leaving.
 
         Yields the `SparseAttention` in use, whose `counters` tell what ran. A forward pass of one token behind a cache with
-        tokens is a decoding step; `with shadowattn.models.prompt():` says that it is the end of a prompt. A profile has a row
-        for each layer that attends, in the order of the layers (`models.attended_layers` names them): a hybrid's recurrent
-        layers have none and stay as they are. Layers with a sliding window are computed dense within their window, whatever
-        their row says, and counted in `counters.windowed_rows`. Copies and pickles of the model made inside are dense.
+        tokens is a decoding step; `with shadowattn.models.prompt():` says that it is the end of a prompt. Passes that verify
+        drafted tokens go inside `with shadowattn.models.decoding():`. A profile has a row for each layer that attends, in the
+        order of the layers (`models.attended_layers` names them): a hybrid's recurrent layers have none and stay as they are.
+        Layers with a sliding window are computed dense within their window, whatever their row says, and counted in
+        `counters.windowed_rows`. Copies and pickles of the model made inside are dense.
         docs/models.md says for each family of transformers whether it works, and if not, why.
 
         Raises `InputError` where the profile is another model's, the bank was not built for the model's head dimension or the

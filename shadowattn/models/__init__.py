@@ -2,7 +2,7 @@
 
 from shadowattn.models.load import LoadedModel, load_bundled, load_hub, load_known, load_local, load_random
 from shadowattn.models.registry import bypass_layer, replace_attention
-from shadowattn.models.requests import prompt
+from shadowattn.models.requests import decoding, prompt
 from shadowattn.models.shape import ModelShape, attended_layers, fingerprint, model_shape
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "ModelShape",
     "attended_layers",
     "bypass_layer",
+    "decoding",
     "fingerprint",
     "load_bundled",
     "load_hub",

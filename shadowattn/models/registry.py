@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreT
 from shadowattn.errors import InputError
 from shadowattn.exclusive import current_work
 from shadowattn.models.masks import describe_mask, window_of
-from shadowattn.models.requests import LayerState, Requests, cached_keys, is_decoding
+from shadowattn.models.requests import LayerState, Requests, cached_keys, check_logits_to_keep, decoding_rows
 from shadowattn.models.shape import ModelShape, attention_modules, check_device, model_shape
 from shadowattn.online.attention import Request
 
@@ -60,8 +60,10 @@ def replace_attention(
     replacement = _Replacement(attention, windowed, shape, [m.layer_idx for m in modules])
     hooks = [decoder.register_forward_pre_hook(_begin_forward), decoder.register_forward_hook(_end_forward, always_call=True)]
     hooks += [module.register_forward_pre_hook(_enter_layer, with_kwargs=True) for module in modules]
+    hooks += [model.register_forward_pre_hook(_begin_logits, with_kwargs=True)]
+    hooks += [model.register_forward_hook(_end_logits, always_call=True)]
     try:
-        _REPLACED[decoder] = replacement, -1
+        _REPLACED[model] = _REPLACED[decoder] = replacement, -1
         for row, module in enumerate(modules):
             _REPLACED[module] = replacement, row
         for config, name in zip(configs, before, strict=True):
@@ -70,7 +72,7 @@ def replace_attention(
     finally:
         for config, name in zip(configs, before, strict=True):
             config._attn_implementation_internal = name
-        for module in (decoder, *modules):
+        for module in (model, decoder, *modules):
             _REPLACED.pop(module, None)
         for hook in hooks:
             hook.remove()
@@ -98,8 +100,9 @@ def bypass_layer(model: PreTrainedModel, layer: int) -> Iterator[None]:
 class _Replacement:
     """One model's attention while it is replaced.
 
-    `calls` counts each layer's within a forward pass of the decoder, and `entered` holds the request of the layer that is at
-    work, for each piece of work (`exclusive.current_work`) apart: several threads may run the model at once.
+    `calls` counts each layer's within a forward pass of the decoder, `entered` holds the request of the layer that is at work,
+    and `logits_to_keep` of how many rows logits are computed, for each piece of work (`exclusive.current_work`) apart: several
+    threads may run the model at once.
     """
 
     attention: LayerAttention
@@ -108,6 +111,7 @@ class _Replacement:
     layers: list[int]
     calls: dict[object, dict[int, int]] = field(default_factory=dict)
     entered: dict[object, tuple[int, Any, LayerState]] = field(default_factory=dict)
+    logits_to_keep: dict[object, int] = field(default_factory=dict)
     requests: Requests = field(default_factory=Requests)
     windows: dict[int, int] = field(default_factory=dict)
 
@@ -129,6 +133,21 @@ class _AttachedName(str):
 
     def __reduce_ex__(self, protocol):
         return str, (self.before,)
+
+
+@torch.compiler.disable
+def _begin_logits(model, args, kwargs):
+    if model in _REPLACED:
+        asked = kwargs.get("logits_to_keep")
+        if isinstance(asked, int):  # assisted generation never gives the indices of rows
+            check_logits_to_keep(asked)
+            _REPLACED[model][0].logits_to_keep[current_work()] = asked
+
+
+@torch.compiler.disable
+def _end_logits(model, args, output):
+    if model in _REPLACED:
+        _REPLACED[model][0].logits_to_keep.pop(current_work(), None)
 
 
 def _begin_forward(decoder, args):
@@ -203,8 +222,16 @@ def _attend(replacement: _Replacement, row: int, layer: int, q: Tensor, k: Tenso
     entered, cache, state = replacement.entered.get(current_work(), (row, None, LayerState()))
     if entered != row:  # a layer that calls another one's attention: nothing is known of its request
         cache, state = None, LayerState()
-    decode = is_decoding(q.shape[2], k.shape[2] - q.shape[2])
-    out = replacement.attention(row, q, k, v, scale, Request(decode, state.begin(len(k))))
+    rows, caches = q.shape[2], state.begin(len(k))
+    steps = decoding_rows(rows, k.shape[2] - rows, replacement.logits_to_keep.get(current_work(), 1))
+    outs = []
+    if steps < rows:
+        ends = k.shape[2] - steps  # of the prompt
+        prompt = q[:, :, : rows - steps], k[:, :, :ends], v[:, :, :ends]
+        outs.append(replacement.attention(row, *prompt, scale, Request(False, caches)))
+    if steps:
+        outs.append(replacement.attention(row, q[:, :, rows - steps :], k, v, scale, Request(True, caches)))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
     after = cached_keys(cache, layer)
     if after is not None:
         state.leave(after)

@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shadowattn.errors import InputError
 from shadowattn.online.cache import LayerCache
 
-_prompt: ContextVar[bool] = ContextVar("prompt", default=False)
+_said: ContextVar[str] = ContextVar("said", default="")  # `prompt`, `decoding`, or nothing
 
 
 @contextmanager
@@ -29,16 +30,47 @@ def prompt() -> Iterator[None]:
     Of a forward pass elsewhere they are too, but for one row behind a cache that holds tokens: that is a decoding step, as
     `generate` makes them. A prompt that comes in pieces may end with a piece of one row, and then has to say so.
     """
-    token = _prompt.set(True)
+    token = _said.set("prompt")
     try:
         yield
     finally:
-        _prompt.reset(token)
+        _said.reset(token)
 
 
-def is_decoding(rows: int, offset: int) -> bool:
-    """Whether `rows` rows after `offset` cached ones are a decoding step."""
-    return rows == 1 and offset > 0 and not _prompt.get()
+@contextmanager
+def decoding() -> Iterator[None]:
+    """All rows of the forward passes inside that stand behind a cache with tokens are decoding steps.
+
+    Speculative decoding verifies several drafted tokens in one forward pass, which is otherwise taken for a piece of a prompt.
+    Rows of a pass with an empty cache are a prompt's, but for those drafts that `generate` appends to the prompt at once: the
+    last `logits_to_keep` − 1 rows.
+    """
+    token = _said.set("decoding")
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
+def decoding_rows(rows: int, offset: int, logits_to_keep: int = 1) -> int:
+    """How many of `rows` rows after `offset` cached ones are decoding steps: the last ones."""
+    if _said.get() == "prompt":
+        return 0
+    if _said.get() == "decoding":
+        return rows if offset else min(rows - 1, max(0, logits_to_keep - 1))
+    return int(rows == 1 and offset > 0)
+
+
+def check_logits_to_keep(logits_to_keep: int) -> None:
+    """Raises `InputError` where a forward pass computes the logits of several rows, and nobody said what these rows are.
+
+    transformers' assisted generation asks for those of all drafted tokens and one more; `generate` without drafts asks for one.
+    """
+    if logits_to_keep > 1 and not _said.get():
+        raise InputError(
+            f"logits_to_keep={logits_to_keep}: these rows may verify drafted tokens (assisted generation) or belong to a prompt; "
+            "say which: `with shadowattn.models.decoding():` or `with shadowattn.models.prompt():`"
+        )
 
 
 @dataclass

@@ -42,7 +42,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Request:
-    """What a layer's call belongs to: a prompt's rows, or the one row of a decoding step.
+    """What a layer's call belongs to: a prompt's rows, or those of a decoding step, several where drafted tokens are verified.
 
     `caches`: what was derived from this layer's keys in earlier calls, one for each sequence of the batch; empty: nothing.
     """
@@ -152,8 +152,6 @@ class SparseAttention:
             )
         scale = checks.softmax_scale(scale, q.shape[3])
         checks.instance("request", request, Request, "make one with shadowattn.online.attention.Request(decode, caches)")
-        if request.decode and q.shape[2] != 1:
-            raise InputError(f"layer {layer}: expected one row for a decoding step, got {q.shape[2]}; leave out decode=True")
         caches = request.caches or [LayerCache() for _ in q]
         kernels = choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype)
         attend = self._decode if request.decode else self._prefill
@@ -188,11 +186,13 @@ class SparseAttention:
             )
         return out
 
-    def _decode(self, chunk: Chunk, kernels: Kernels) -> Tensor:
-        self.counters.decode_rows += len(chunk.heads)
-        if self.decode == "shared":
-            return shared_decode(chunk, Parts(self.estimator, self.rule, kernels))
-        return kernels.dense(chunk.q, chunk.k, chunk.v, chunk.heads, causal_offset=chunk.first_position, scale=chunk.scale)
+    def _decode(self, step: Chunk, kernels: Kernels) -> Tensor:
+        count, rows, _ = step.q.shape
+        self.counters.decode_rows += count * rows
+        if self.decode == "dense":
+            return kernels.dense(step.q, step.k, step.v, step.heads, causal_offset=step.first_position, scale=step.scale)
+        parts = Parts(self.estimator, self.rule, kernels)
+        return torch.cat([shared_decode(row, parts) for _, row in step.split(1)], 1)
 
     def _prefill(self, prompt: Chunk, kernels: Kernels) -> Tensor:
         limit = break_even(kernels, prompt.q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above

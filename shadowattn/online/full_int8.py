@@ -149,7 +149,7 @@ class FullInt8Attention:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D] of q's dtype."""
         with self._exclusive.use():
             if request.decode:
-                self.counters.decode_rows += q.shape[0] * q.shape[1]
+                self.counters.decode_rows += q.shape[0] * q.shape[1] * q.shape[2]
                 return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
             return torch.stack([self._prompt(Chunk.of(*one, scale=scale, layer=layer)) for one in zip(q, k, v, strict=True)])
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 import shadowattn
-from shadowattn.models import prompt
-from shadowattn.models.requests import Place, is_decoding
+from shadowattn.errors import InputError
+from shadowattn.models import decoding, prompt
+from shadowattn.models.requests import Place, decoding_rows
 from shadowattn.online.cache import LargestKey, LayerCache
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from tests.profiles import profile_for
@@ -123,12 +124,58 @@ def test_memory_is_known_again_only_where_it_is_the_same():
 
 
 def test_a_single_row_behind_a_cache_is_a_decoding_step_unless_it_is_said_to_be_a_prompts():
-    assert is_decoding(1, 40)
-    assert not is_decoding(1, 0)
-    assert not is_decoding(2, 40)
+    assert decoding_rows(1, 40) == 1
+    assert decoding_rows(1, 0) == 0
+    assert decoding_rows(2, 40) == 0
     with prompt():
-        assert not is_decoding(1, 40)
-    assert is_decoding(1, 40)
+        assert decoding_rows(1, 40) == 0
+    assert decoding_rows(1, 40) == 1
+
+
+def test_rows_that_verify_drafts_are_decoding_steps_where_that_is_said():
+    with decoding():
+        assert decoding_rows(4, 40) == 4
+        assert decoding_rows(4, 40, logits_to_keep=4) == 4
+        assert decoding_rows(40, 0) == 0
+        assert decoding_rows(43, 0, logits_to_keep=4) == 3
+        with prompt():
+            assert decoding_rows(4, 40) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decode", ["dense", "shared"])
+def test_drafts_change_no_token(decode):
+    """Greedy decoding with drafts looked up in the prompt gives what it gives without; the prompt itself ends in drafts."""
+    model = tiny_model(vocab=16)  # few tokens, so that many n-grams come again
+    rows = []
+    for seed in range(6):
+        ids = torch.randint(1, 16, (1, 48), generator=torch.Generator().manual_seed(seed))
+        with shadowattn.attach(model, 0.1, estimator="oracle", chunk_tokens=16, decode=decode) as run:
+            how = {"max_new_tokens": 24, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+            expected = model.generate(ids, **how)
+            before = run.counters.sparse_rows, run.counters.decode_rows
+            with decoding():
+                assert model.generate(ids, prompt_lookup_num_tokens=3, **how).equal(expected)
+            assert run.counters.sparse_rows == 2 * before[0]  # the prompts' rows, drafts not among them
+            rows.append(run.counters.decode_rows > 2 * before[1])
+    assert any(rows)  # some drafts were wrong
+
+
+@torch.no_grad()
+def test_rows_that_may_verify_drafts_are_refused_where_nobody_says_what_they_are():
+    ids = torch.arange(40)[None] % 8 + 1
+    with shadowattn.attach(MODEL, 0.2, chunk_tokens=16) as run:
+        with pytest.raises(InputError, match=r"logits_to_keep=4: .*decoding\(\).*prompt\(\)"):
+            MODEL.generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False)
+        with pytest.raises(InputError, match="logits_to_keep=2"):
+            MODEL(ids, logits_to_keep=2)
+        MODEL(ids, logits_to_keep=1)
+        MODEL(ids)
+        before = run.counters.sparse_rows
+        with prompt():
+            MODEL(ids, logits_to_keep=2)
+        assert (run.counters.sparse_rows - before, run.counters.decode_rows) == (2 * 4 * 40, 0)
+    MODEL(ids, logits_to_keep=2)
 
 
 @torch.no_grad()

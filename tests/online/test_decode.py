@@ -117,9 +117,21 @@ def test_one_row_is_a_prompts_unless_the_request_says_otherwise():
         assert torch.allclose(out[0], dense, atol=1e-4) is decode
 
 
-def test_a_decoding_step_has_one_row():
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("decode", ["dense", "shared"])
+def test_several_rows_of_decoding_are_as_many_steps(decode, kernel):
+    """As where drafted tokens are verified: each row attends as it would alone, with the keys up to its own."""
+    q, k, v = (x[None] for x in qkv(4, 2, 3, 100, 64))
+    sparse = SparseAttention([[0.2] * 4], Oracle(), decode=decode, kernel=kernel)
+    out = sparse(0, q, k, v, 0.125, Request(decode=True))
+    assert (sparse.counters.sparse_rows, sparse.counters.decode_rows) == (0, 3 * 4)
+    for row in range(3):
+        end = 98 + row
+        alone = sparse(0, q[:, :, row : row + 1], k[:, :, :end], v[:, :, :end], 0.125, Request(decode=True))
+        torch.testing.assert_close(out[:, :, row : row + 1], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_refuses_a_request_that_is_none():
     q, k, v = (x[None] for x in qkv(2, 1, 2, 100, 64))
-    with pytest.raises(InputError, match="expected one row for a decoding step, got 2"):
-        SparseAttention([[0.2] * 2], Oracle())(0, q, k, v, 0.125, Request(decode=True))
     with pytest.raises(InputError, match="request: expected a Request"):
         SparseAttention([[0.2] * 2], Oracle())(0, q, k, v, 0.125, "decode")
