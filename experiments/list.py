@@ -57,7 +57,8 @@ def _listed(folder: Path) -> Listed:
     try:
         meta = read_json(folder / "meta.json", f"measure again with: rm -r {folder}, then the same command")
         code = "done" if meta["code"]["source"] == source_hash() else "other code"
-        return Listed(folder, code, meta["model"]["name"], _settings(meta), datetime.fromisoformat(meta["finished"]))
+        model = meta["model"]["name"] if "model" in meta else ""  # a study may need none
+        return Listed(folder, code, model, _settings(meta), datetime.fromisoformat(meta["finished"]))
     except (InputError, KeyError, TypeError, ValueError):
         return Listed(folder, "damaged", "", "", None)
 

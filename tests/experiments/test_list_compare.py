@@ -31,7 +31,7 @@ def finished(results, name, *, retention=0.2, model="bundled", code=None, age=ti
         "command": f"python -m experiments.run +exp=quickstart retention={retention} paths.results=x",
         "config": {"retention": retention, "selection": {"sinks": 0}},
         "code": {"source": code or source_hash()},
-        "model": {"name": model},
+        **({"model": {"name": model}} if model else {}),
         "finished": (NOW - age).isoformat(),
         "rows_sha256": sha256(folder / "rows.parquet"),
     }
@@ -54,6 +54,12 @@ def test_runs_are_listed_with_settings_state_and_age(tmp_path):
     shown = listing.table(found, NOW)
     assert list(shown.columns[4].cells)[:3] == ["5 min", "3 h", "2 d"]
     assert [run.folder.name for run in listing.runs(tmp_path, "quickstart")] == ["0001", "0002"]
+
+
+def test_a_run_without_a_model_is_done(tmp_path):
+    finished(tmp_path, "fig10/0001", model="")
+    (found,) = listing.runs(tmp_path)
+    assert (found.state, found.model, found.settings) == ("done", "", "retention=0.2")
 
 
 def test_runs_are_joined_by_method_and_retention(tmp_path):
