@@ -24,7 +24,7 @@ from experiments.lab import Lab
 from experiments.overrides import check_used
 from experiments.parts import build
 from experiments.progress import say
-from experiments.provenance import measured_on
+from experiments.provenance import origin_line
 from experiments.source import Code
 from experiments.studies.base import Study
 from experiments.targets import check_targets
@@ -123,7 +123,7 @@ def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.Data
         raise
     rows = write_rows(measured, folder / "rows.parquet")
     for name, figure in study.figures(rows).items():
-        save(figure, folder / f"{name}.png", below=measured_on(on, on["git_commit"], on["git_dirty"]))
+        save(figure, folder / f"{name}.png", below=origin_line(rows, on, on["git_commit"], on["git_dirty"]))
     meta = {
         "experiment": folder.parent.name,
         "command": command,

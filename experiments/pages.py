@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.provenance import measured_on
+from experiments.provenance import origin_line
 from experiments.publish import ROOT, read_reference
 from shadowattn.reporting.predictions import prediction_errors
 from shadowattn.reporting.verdicts import gains
@@ -71,7 +71,8 @@ def _source(name: str, n: str) -> str:
     command = f"`{made['command']}`"
     if "command_today" in made:
         command = f"`{made['command_today']}`, which then was {command}"
-    return f"`results/reference/{name}.csv`, {n}; {measured_on(made['machine'], made['commit'], made['dirty'])}; {command}"
+    on = origin_line(_rows(name), made["machine"], made["commit"], made["dirty"])
+    return f"`results/reference/{name}.csv`, {n}; {on}; {command}"
 
 
 def _dash(value: float, digits: int) -> str:

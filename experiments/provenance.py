@@ -35,8 +35,19 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def measured_on(machine: Mapping[str, Any], commit: str | None, dirty: bool | None) -> str:
     """Machine and commit in one line, for tables and figures, and whether the code had changes that are not in it."""
-    of = f", commit {commit[:7]}{', changed' if dirty else ''}" if commit else ""
-    return f"{machine['processor']}, {machine['cores']} cores{of}"
+    return f"{machine['processor']}, {machine['cores']} cores{_commit(commit, dirty)}"
+
+
+def _commit(commit: str | None, dirty: bool | None) -> str:
+    return f", commit {commit[:7]}{', changed' if dirty else ''}" if commit else ""
+
+
+def origin_line(rows: pd.DataFrame, machine: Mapping[str, Any], commit: str | None, dirty: bool | None) -> str:
+    """Where rows come from in one line: machine and commit, or of simulated rows the device that was simulated and the commit."""
+    if set(rows.measured) != {"simulated"}:
+        return measured_on(machine, commit, dirty)
+    devices = sorted(set(rows.device) - {""}) if "device" in rows else []
+    return " ".join(["simulated:" if devices else "simulated", ", ".join(devices)]).strip() + _commit(commit, dirty)
 
 
 def portable(command: str) -> str:

@@ -23,7 +23,7 @@ from experiments.compose import composed
 from experiments.part_settings import complete
 from experiments.parts import build
 from experiments.progress import bar
-from experiments.provenance import measured_on, objections, origin_of_run, sidecar, state, write_csv
+from experiments.provenance import objections, origin_line, origin_of_run, sidecar, state, write_csv
 from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256
 from shadowattn.errors import InputError
@@ -70,8 +70,9 @@ def redraw(path: Path, root: Path = ROOT) -> list[Path]:
     if (found := state(path)) not in ("ok", "stale"):
         raise InputError(f"{path}: {found}; publish the run again")
     source = read_json(sidecar(path), "publish the run again")
-    drawn = study_of(source).figures(read_reference(path))
-    below = measured_on(source["machine"], source["commit"], source["dirty"])
+    rows = read_reference(path)
+    drawn = study_of(source).figures(rows)
+    below = origin_line(rows, source["machine"], source["commit"], source["dirty"])
     return [save(figure, root / "docs" / f"{path.stem}.png", below=below) for figure in list(drawn.values())[:1]]
 
 

@@ -5,23 +5,22 @@ processes and machines too.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from experiments.part_settings import declared
 from shadowattn.artifacts import read_json, write_json
 from shadowattn.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
-# Shown first where a study has them.
-_HEADLINES = ("perplexity", "loss_increase", "accuracy", "mass_recall", "topk_overlap", "output_error", "recall", "latency")
-_DRAWN = ("loss_increase", "recall")  # else the first of the table
-_MOST = 6  # metrics in a table
-
+_MOST_CASES = 12  # of a job, method and retention in the table
 
 # Tells a sweep's jobs, which a launcher may run in other processes, where to leave their outcomes.
 _FOLDER = "SHADOWATTN_SWEEP"
@@ -48,7 +47,7 @@ def finish(folder: Path) -> list[str]:
     names = dict(zip(sorted(jobs), job_names([jobs[number]["overrides"] for number in sorted(jobs)]), strict=True))
     failed = [f"job {number} ({name})" for number, name in names.items() if jobs[number]["error"]]
     done = {names[number]: one for number, one in sorted(jobs.items()) if one["folder"]}
-    if len(done) > 1:
+    if done:
         _show(folder, done)
     return failed
 
@@ -57,28 +56,29 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
     import pandas as pd  # a second to import, and only a finished sweep needs it
     from rich.console import Console
 
-    from experiments.provenance import measured_on
+    from experiments.provenance import origin_line
     from shadowattn.reporting.figures.sweep import draw
     from shadowattn.reporting.style import save
     from shadowattn.runs import load_run
 
-    parts, places = [], {}
+    parts, places, headline = [], {}, {}
     for name, one in jobs.items():
         try:
             run = load_run(one["folder"])
-            on = run.meta["machine"]
-            parts.append(run.rows.assign(job=name))
-            places[measured_on(on, on["git_commit"], on["git_dirty"])] = None
         except InputError as error:
             Console(stderr=True).print(f"{name}: {error}", markup=False)
+            continue
+        on = run.meta["machine"]
+        parts.append(run.rows.assign(job=name))
+        places[origin_line(run.rows, on, on["git_commit"], on["git_dirty"])] = None
+        headline |= dict.fromkeys(declared(run.config["study"]["_target_"], "headline") or ())
+    if not parts:
+        return
     rows = pd.concat(parts, ignore_index=True)
     rows.to_csv(folder / "rows.csv", index=False)
-    found = metrics(rows)
-    if not found:
-        return
-    Console(width=160, soft_wrap=True).print(table(rows, found))
-    drawn = next((name for name in _DRAWN if name in found), found[0])
-    print(save(draw(rows, drawn), folder / "sweep.png", below="; ".join(places)))
+    shown = metrics(rows, headline)
+    Console(width=160, soft_wrap=True).print(table(rows, shown))
+    print(save(draw(rows, shown[0]), folder / "sweep.png", below="; ".join(places)))
     print(folder / "rows.csv")
 
 
@@ -88,28 +88,37 @@ def job_names(overrides: list[list[str]]) -> list[str]:
     return [" ".join(one for one in given if one not in shared).replace("++", "") or "all" for given in overrides]
 
 
-def metrics(rows: "pd.DataFrame") -> list[str]:
-    """Metrics that every job has one value of for each method and retention; headlines first."""
-    keys = ["job", "method", "retention"]
-    counts = rows.groupby(["metric", *keys]).size()
-    single = {str(metric) for metric, sizes in counts.groupby("metric") if (sizes == 1).all()}
-    everywhere = {str(metric) for metric, jobs in rows.groupby("metric").job.nunique().items() if jobs == rows.job.nunique()}
-    found = single & everywhere
-    first = [name for name in _HEADLINES if name in found]
-    return (first + [name for name in rows.metric.unique() if name in found - set(first)])[:_MOST]
+def metrics(rows: "pd.DataFrame", headline: Iterable[str]) -> list[str]:
+    """The metrics of a study's `headline` that there are rows of; else the first metric of the rows."""
+    measured = list(dict.fromkeys(rows.metric))
+    return [name for name in headline if name in measured] or measured[:1]
 
 
-def table(rows: "pd.DataFrame", found: list[str]) -> Any:
-    """A line for each job, method and retention, with the metrics as columns."""
+def table(rows: "pd.DataFrame", shown: list[str]) -> "Table":
+    """A line for each job, method and retention, and each case of the study, with the metrics as columns."""
     from rich.table import Table
 
-    wide = rows[rows.metric.isin(found)].pivot_table(
-        index=["job", "method", "retention"], columns="metric", values="value", sort=False
-    )
-    made = Table(
-        "job", "method", "retention", *(name.replace("_", " ") for name in found), title="all jobs", title_justify="left"
-    )
-    for (job, method, retention), values in wide.reindex(columns=found).iterrows():
-        cells = ["–" if value != value else f"{value:.4g}" for value in values]
-        made.add_row(str(job), str(method), f"{retention:g}", *cells)
+    from shadowattn.reporting.cases import KEYS, cells
+
+    found = cells(rows, shown, _MOST_CASES)
+    units = found.values.drop_duplicates("metric").set_index("metric").unit
+    heads = [name.replace("_", " ") + (f", {units[name]}" if units[name] != "1" else "") for name in shown]
+    kinds = " and ".join(sorted(set(rows.measured[rows.metric.isin(shown)])))
+    pooled = f" · medians over {', '.join(name.replace('_', ' ') for name in found.pooled)}" if found.pooled else ""
+    keys = [KEYS[0], *found.cases, *KEYS[1:]]
+    made = Table(*(name.replace("_", " ") for name in keys), *heads, title=f"all jobs · {kinds}{pooled}", title_justify="left")
+    for key, line in found.values.groupby(keys, sort=False, dropna=False):
+        cells_of = {one.metric: _cell(one.value, one.low, one.high) for one in line.itertuples()}
+        made.add_row(*(_key(one) for one in key), *(cells_of.get(name, "–") for name in shown))
     return made
+
+
+def _key(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(value: float, low: float, high: float) -> str:
+    """A value with its interval, where it has one."""
+    if value != value:
+        return "–"
+    return f"{value:.4g}" if low != low else f"{value:.4g} ({low:.4g} … {high:.4g})"

@@ -21,9 +21,13 @@ class Study(ABC):
 
     `needs` names what it uses of the configuration, by the keys of `config.Config`. Only that is computed, checked, printed and
     hashed; on the command line anything else is refused.
+
+    `headline` names the metrics that a sweep's table shows, a literal; its figure draws the first of them. Without any these are
+    the first metric of the rows.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    headline: ClassVar[tuple[str, ...]] = ()
 
     def check(self, lab: "Lab") -> None:  # noqa: B027 - most have nothing more to refuse
         """Raises `InputError` on what cannot be measured, before anything is; what single settings rule out is refused by the

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ class Fig10(Simulated):
     """Prompts of `lengths` tokens."""
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
+    headline: ClassVar[tuple[str, ...]] = ("mean_speedup", "largest_speedup")
 
     def __post_init__(self):
         super().__post_init__()

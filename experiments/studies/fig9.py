@@ -40,6 +40,7 @@ class Fig9(LatencyStudy):
         *("sensitivity", "calibration", "key_offset", "grid", "graphs", "device", "kernel", "dense_above", "pipeline"),
         *("scheduler", "threads"),
     )
+    headline: ClassVar[tuple[str, ...]] = ("wall_time", "makespan")
 
     def __post_init__(self):
         super().__post_init__()

@@ -56,6 +56,7 @@ class Graphs(Study):
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "calibration", "key_offset", "grid", "graphs", "threads"),
     )
+    headline: ClassVar[tuple[str, ...]] = ("call_us", "build_and_compile_s", "load_s", "resident_bytes")
 
     def __post_init__(self):
         for name in ("calls", "times", "form_keys", "form_rounds", "rows", "prompts", "longest"):

@@ -1,6 +1,7 @@
 """The latency profile of a model's shape on this machine: what schedulers plan by and the simulator runs on."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -18,6 +19,8 @@ from shadowattn.reporting.rows import StageRow
 @dataclass(frozen=True)
 class MeasureLatency(LatencyStudy):
     """Every point of the profile, and what interpolation between them costs."""
+
+    headline: ClassVar[tuple[str, ...]] = ("median",)
 
     def measure(self, lab: Lab) -> list[StageRow]:
         """Rows of every point (mean, median, p95) and of interpolation's error; the profile itself goes into the run's folder."""

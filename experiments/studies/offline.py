@@ -42,6 +42,7 @@ class Offline(Study):
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "estimator", "allocator"),
         *("selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs"),
     )
+    headline: ClassVar[tuple[str, ...]] = ("sparse_mean_retention", "largest_retention", "q_clipped_heads")
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
         """Rows of importance, retention, stability and scales; profiles and the artifact's files go to the run's folder."""

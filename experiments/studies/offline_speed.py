@@ -51,6 +51,7 @@ class OfflineSpeed(Study):
     rounds: int = 5
     slice_layers: int = 8
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "threads")
+    headline: ClassVar[tuple[str, ...]] = ("times_faster", "seconds")
 
     def __post_init__(self):
         for name, least in (("windows", 1), ("window_tokens", 2), ("batch", 1), ("rounds", 1), ("slice_layers", 1)):

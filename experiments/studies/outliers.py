@@ -48,6 +48,7 @@ class Outliers(Study):
     calibration_windows: int = 4
     sink_share: float = 0.3
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "graphs")
+    headline: ClassVar[tuple[str, ...]] = ("output_error", "error_of_sinks")
 
     def __post_init__(self):
         check_count("study.calibration_windows", self.calibration_windows)

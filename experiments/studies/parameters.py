@@ -83,6 +83,7 @@ class Parameters(Study):
 
     draws: int = 300
     needs: ClassVar[tuple[str, ...]] = ("seed",)
+    headline: ClassVar[tuple[str, ...]] = ("block_sparse_faster", "ttft_ratio")
 
     def __post_init__(self):
         check_count("study.draws", self.draws)

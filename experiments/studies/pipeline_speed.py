@@ -56,6 +56,7 @@ class PipelineSpeed(Study):
     rounds: int = 25
     repeats: int = 5
     needs: ClassVar[tuple[str, ...]] = ("scheduler", "threads")
+    headline: ClassVar[tuple[str, ...]] = ("times_faster_than_batched", "time")
 
     def __post_init__(self):
         for shape in self.shapes:

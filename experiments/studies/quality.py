@@ -56,6 +56,15 @@ class Quality(Study):
         *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
         *("kernel", "dense_above", "decode", "pipeline", "scheduler"),
     )
+    headline: ClassVar[tuple[str, ...]] = (
+        "loss_increase",
+        "perplexity",
+        "kl_divergence",
+        "accuracy",
+        "mass_recall",
+        "topk_overlap",
+        "output_error",
+    )
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:
         """By name, the main one first."""

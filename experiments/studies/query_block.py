@@ -52,6 +52,7 @@ class QueryBlock(Quality):
         *("dense_above", "decode", "pipeline", "scheduler"),
         *("threads",),
     )
+    headline: ClassVar[tuple[str, ...]] = ("loss_increase", "accuracy", "mass_recall", "topk_overlap", "times_faster_than_dense")
 
     def __post_init__(self):
         if not self.query_blocks or not self.block_scores:

@@ -63,6 +63,7 @@ class Racing(Study):
     first_order: int = 200
     loose: Loose = field(default_factory=Loose)
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "seed", "importance", "allocator", "retention")
+    headline: ClassVar[tuple[str, ...]] = ("rank_correlation", "times_fewer_forwards", "retention_largest_difference")
 
     def __post_init__(self):
         check_count("study.orders", self.orders)

@@ -124,6 +124,7 @@ class Recall(Study):
         *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
         *("kernel", "dense_above"),
     )
+    headline: ClassVar[tuple[str, ...]] = ("recall", "loss_increase")
 
     def __post_init__(self):
         if not self.estimates:

@@ -39,6 +39,13 @@ class ReferenceModel(Study):
         *("model", "data", "evaluation", "seed", "retention", "allocator", "importance", "calibration", "key_offset"),
         *("grid", "graphs", "kernel", "dense_above"),
     )
+    headline: ClassVar[tuple[str, ...]] = (
+        "copy_gain",
+        "context_gain",
+        "key_value_accuracy",
+        "needle_accuracy",
+        "importance_ratio",
+    )
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
         """For each target its figure and the ends of its interval (rows `NAME`, `NAME_low`, `NAME_high`); `n` counts what was

@@ -1,6 +1,7 @@
 """Attention of prompts of 4 thousand to a million tokens, and of 4 to 64 heads, simulated: where the estimate limits."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ class Scale(Simulated):
     heads: list[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])
     head_dim: int = 128
     heads_tokens: int = 32768
+    headline: ClassVar[tuple[str, ...]] = ("latency", "estimate_share")
 
     def __post_init__(self):
         super().__post_init__()

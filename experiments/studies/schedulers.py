@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -77,6 +78,8 @@ class Schedulers(LatencyStudy):
     heads: list[int] = field(default_factory=lambda: [4, 8, 12, 16, 24, 32])
     repeats_of_plan: int = 5
     random: RandomCosts = field(default_factory=RandomCosts)
+
+    headline: ClassVar[tuple[str, ...]] = ("gap_median", "gap_worst", "planning_time")
 
     def __post_init__(self):
         super().__post_init__()

@@ -23,6 +23,7 @@ class SelfCheck(Study):
     """Every form of estimation graph on every device of this machine; no model, no text."""
 
     needs: ClassVar[tuple[str, ...]] = ("threads",)
+    headline: ClassVar[tuple[str, ...]] = ("median_ms", "recall", "exact")
 
     def inputs(self) -> dict[str, Any]:
         """Its subject is what is installed here."""

@@ -43,6 +43,7 @@ class Simulated(Study):
     chunk_tokens: int = PAPER_CHUNK_TOKENS
     needs: ClassVar[tuple[str, ...]] = ("retention",)
     papers_device: ClassVar[str] = "snapdragon_8_gen_3"
+    headline: ClassVar[tuple[str, ...]] = ("latency",)
 
     def __post_init__(self):
         check_count("study.chunk_tokens", self.chunk_tokens)

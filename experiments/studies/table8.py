@@ -31,6 +31,7 @@ class Table8(Simulated):
     tokens: int = 1024
     fitted_models: list[str] = field(default_factory=lambda: ["PhoneLM-0.5B", "PhoneLM-1.5B"])
     papers_device: ClassVar[str] = "snapdragon_8_gen_2"
+    headline: ClassVar[tuple[str, ...]] = ("energy",)
 
     def __post_init__(self):
         super().__post_init__()

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -88,6 +89,8 @@ class ValidateSimulator(LatencyStudy):
     held_out_chunks: int = 12
     largest_wakeup_us: float = 1500.0
     contention_steps: list[int] = field(default_factory=lambda: [11, 16])
+
+    headline: ClassVar[tuple[str, ...]] = ("error", "makespan")
 
     def __post_init__(self):
         super().__post_init__()

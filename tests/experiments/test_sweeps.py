@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 
 from experiments import sweeps
+from experiments.publish import read_reference, study_of
+from shadowattn.reporting.figures.sweep import draw as draw_sweep
+from shadowattn.reporting.style import ALL_KEYS
 from tests.experiments.test_run import ROOT
 from tests.experiments.test_source import SMALL as SMALL_ONE
 
@@ -51,27 +54,69 @@ def test_jobs_are_named_by_what_they_differ_in():
     assert sweeps.job_names([["a=1"]]) == ["a=1"]
 
 
-def test_a_table_shows_what_every_job_has_one_value_of():
+def test_a_table_shows_the_studys_headline_of_the_whole_model():
     rows = pd.DataFrame(
         [
-            {"job": job, "method": method, "retention": 0.2, "metric": metric, "value": value}
+            {"job": job, "method": method, "retention": 0.2, "head": head, "metric": metric, "value": value, "unit": "1", "n": 1}
             for job in ("x", "y")
             for method in ("dense", "ours")
-            for metric, value in (("other", 1.0), ("perplexity", 2.0), ("per_head", 0.0), ("per_head", 1.0))
+            for metric, head, value in (("other", -1, 1.0), ("loss", -1, 2.0), ("loss", 0, 9.0), ("loss_error", -1, 0.5))
         ]
-        + [{"job": "x", "method": "ours", "retention": 0.2, "metric": "only_x", "value": 1.0}]
-    )
-    assert sweeps.metrics(rows) == ["perplexity", "other"]
-    shown = sweeps.table(rows, ["perplexity", "other"])
+    ).assign(measured="measured")
+    assert sweeps.metrics(rows, ["loss", "unheard_of"]) == ["loss"]
+    assert sweeps.metrics(rows, []) == ["other"]
+    shown = sweeps.table(rows, ["loss", "other"])
     assert list(shown.columns[0].cells) == ["x", "x", "y", "y"]
+    assert list(shown.columns[3].cells) == ["2 (1.5 … 2.5)"] * 4
+
+
+REFERENCE = sorted((ROOT / "results" / "reference").glob("*.csv"))
+
+
+@pytest.mark.parametrize("path", REFERENCE, ids=[path.stem for path in REFERENCE])
+def test_every_experiment_has_a_table_and_a_figure_of_a_sweep(path):
+    """One job alone, and two: of the metrics that the study names, all of which it measures."""
+    one = read_reference(path)
+    study = study_of(json.loads(path.with_suffix(".json").read_text()))
+    assert study.headline, f"{type(study).__name__} names no metric"
+    for jobs in (1, 2):
+        rows = pd.concat([one.assign(job=f"seed={job}", value=one.value * (1 + 0.1 * job)) for job in range(jobs)])
+        shown = sweeps.metrics(rows, study.headline)
+        assert shown[0] == study.headline[0]
+        made = sweeps.table(rows, shown)
+        assert 0 < made.row_count <= 12 * rows.drop_duplicates(["job", "method", "retention"]).shape[0]
+        figure = draw_sweep(rows, shown[0])
+        assert any(axis.lines or axis.containers for axis in figure.axes)
+        simulated = set(rows.measured[rows.metric == shown[0]]) == {"simulated"}
+        assert figure.get_suptitle().startswith("SIMULATED") == simulated
+        assert ("simulated" in made.title) == ("simulated" in set(rows.measured[rows.metric.isin(shown)]))
+
+
+def test_a_sweep_draws_methods_that_attend_to_every_key_in_every_job():
+    rows = pd.DataFrame(
+        [
+            {"job": job, "method": method, "retention": retention, "allocator": allocator, "value": value + (job == "b")}
+            for job in "ab"
+            for method, retention, allocator, value in (
+                *(("ours", at, "uniform", at) for at in (0.1, 0.2)),
+                ("npu_full", 1.0, ALL_KEYS, 2.0),
+                ("dense", 1.0, "none", 3.0),
+            )
+        ]
+    ).assign(metric="loss", unit="nat", n=1, model="m", measured="measured")
+    labels = {line.get_label() for line in draw_sweep(rows, "loss").axes[0].lines}
+    assert {"npu_full a", "npu_full b", "dense a", "dense b"} <= labels
 
 
 def test_an_experiment_of_other_rows_is_gathered_too(tmp_path):
-    command = [sys.executable, "-m", "experiments.run", "-m", "+exp=fig10", "retention=0.1,0.2", f"paths.results={tmp_path}"]
+    command = [sys.executable, "-m", "experiments.run", "-m", "+exp=fig10", "retention=0.1,2", f"paths.results={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr  # one of the two jobs cannot be
+    assert "all jobs · simulated" in done.stdout
+    assert "largest speedup" in done.stdout
     (folder,) = (tmp_path / "sweeps").iterdir()
-    assert {path.name for path in Path(folder).iterdir()} >= {"rows.csv"}
+    assert {path.name for path in Path(folder).iterdir()} >= {"rows.csv", "sweep.png"}
+    assert str(folder / "rows.csv") in done.stdout
 
 
 STUDY = """
