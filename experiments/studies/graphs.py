@@ -19,11 +19,11 @@ from experiments.studies.graph_forms import BASELINE, measure_forms
 from shadowattn.devices import survey
 from shadowattn.graphs.planner import POLICIES, chunk_lengths, plan_capacities
 from shadowattn.interleave import Timing, ratio
+from shadowattn.reporting.figures.graphs import OWN_BANK as OWN
 from shadowattn.reporting.figures.graphs import draw as draw_graphs
 from shadowattn.reporting.rows import Row
 
 # The bank that a run with this configuration builds.
-OWN = "this run"
 
 
 @dataclass(frozen=True)

@@ -43,14 +43,6 @@ def by_head(rows: pd.DataFrame) -> np.ndarray:
     return rows.pivot_table(index="layer", columns="head", values="value").to_numpy()
 
 
-def lines(axis: Axes, rows: pd.DataFrame, errors: pd.Series | None = None) -> None:
-    """A line of values against retention for each method; `errors` by method and retention."""
-    for marker, (method, group) in zip(MARKERS, rows.groupby("method", sort=False), strict=False):
-        group = group.sort_values("retention")
-        reach = None if errors is None else [errors.get((method, at), np.nan) for at in group.retention]
-        axis.errorbar(group.retention, group.value, yerr=reach, marker=marker, markersize=4, capsize=2, label=method)
-
-
 def levels(axis: Axes, rows: pd.DataFrame) -> None:
     """A dotted line across the panel for each method that has one value, whatever the retention."""
     for index, row in enumerate(rows.itertuples()):

@@ -72,5 +72,7 @@ def break_even(retentions: np.ndarray, ratios: np.ndarray) -> float | None:
 
 
 def caption(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
-    return f"{first.processor}, {first.threads} threads, {first.kernel}, {first.versions} · measured, random tensors"
+    """What the line below the figure, which names the machine, does not say."""
+    first, rounds = rows.iloc[0], sorted(rows.n.unique())
+    n = " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]])))
+    return f"medians, n = {n} rounds · {first.threads} threads, {first.kernel}, {first.versions} · measured, random tensors"

@@ -29,7 +29,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     roles = ["" if not text else ", fitted to" if flag else ", held out" for text, flag in zip(beside, found.flag, strict=True)]
     beside = [text.replace(")", f"{role})") for text, role in zip(beside, roles, strict=True)]
     texts = [f"{name} {value:.2g}{text}" for name, value, text in zip(names, found.value, beside, strict=True)]
-    cases = found.n.max()
+    cases = found.n[found.metric == "mean_speedup"].iloc[0]
     where = f"{rows.device.iloc[0]}, one layer at retention {rows.retention.iloc[0]:g}"
     title = f"SIMULATED, {where}, n = {cases} cases, one description"
     drawn.suptitle(f"{title}\n{'; '.join(texts)}", fontsize=9)

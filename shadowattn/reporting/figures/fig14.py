@@ -12,7 +12,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     """Fig. 14: recall, clipping, zeros and loss against the number of buckets and against σ, by raw and by log lookup.
 
     The loss is that beyond the reference estimate's on the same windows, with 95 % intervals; filled where the difference is
-    shown after correction for all comparisons.
+    significant after correction for all comparisons.
     """
     panels = {
         "recall": "share of the exact top 20 % missed",
@@ -21,7 +21,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     }
     losses = gains(rows)
     if len(losses):
-        panels["loss"] = f"loss beyond that of “{losses.rival.iloc[0]}”\n(nat, 95 % interval; filled: shown)"
+        panels["loss"] = f"loss beyond that of “{losses.rival.iloc[0]}”\n(nat, 95 % interval; filled: Holm-corrected p ≤ 0.05)"
     least = rows[rows.metric == "recall"].retention.min()
     dynamic = rows[
         (rows.lookup == "dynamic") & (rows.metric == "recall") & (rows.granularity == "row") & (rows.retention == least)
@@ -48,9 +48,9 @@ def draw(rows: pd.DataFrame) -> Figure:
                     _differences(axis, x, points, color=f"C{index}", **mark)
                 else:
                     axis.plot(points[x], points.value, linestyle=style, **mark)
-            if metric == "recall":
+            if metric == "recall" and lookup == "raw":  # the log lookup's points lie beside these
                 for _, point in counted[counted.buckets == 5].iterrows():
-                    place = {"xytext": (8 * aside, -3), "textcoords": "offset points", "ha": ("right", "left")[index]}
+                    place = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
                     axes[line, 0].annotate(point.method.split(",")[0], (5 + 0.25 * aside, point.value), fontsize=7, **place)
         if metric == "recall" and len(dynamic):
             for axis in axes[line]:

@@ -30,5 +30,10 @@ def draw(rows: pd.DataFrame) -> Figure:
         xlabel="loss increase without the head (nat)",
         ylabel=f"loss increase at {least:.0%} of its keys (nat)",
     )
-    axes.set_title(f"{subject(rows)}, a point for each of n = {len(ablated)} heads", fontsize=8)
+    tokens = rows[(rows.metric == "loss_increase") & (rows["head"] >= 0)].n.iloc[0]
+    axes.set_title(
+        f"{subject(rows)}, a point for each of {len(ablated)} heads\nn = {tokens} tokens without it, {sparse.n.iloc[0]} with "
+        f"{least:.0%} of its keys",
+        fontsize=8,
+    )
     return drawn

@@ -38,7 +38,8 @@ def draw(rows: pd.DataFrame) -> Figure:
             levels(axis, whole_of)
         axis.set(**{"xlabel" if few else "ylabel": _QUALITY[metric]})
         if metric in ("loss_increase", "kl_divergence"):
-            positive = (of.value > 0).all() and (whole_of.value > 0).all()
+            # A bar that ends at 0 or below fits no logarithmic axis.
+            positive = (of.value - error > 0).all() and (whole_of.value > 0).all()
             scale = {"value": "log"} if positive else {"value": "symlog", "linthresh": 0.001}
             (axis.set_xscale if few else axis.set_yscale)(**scale)
         if not few:
@@ -53,11 +54,11 @@ def draw(rows: pd.DataFrame) -> Figure:
     else:
         drawn.legend(*handles, fontsize=8, loc="outside lower center", ncols=6)
     first = rows.iloc[0]
-    devices = ", ".join(sorted(set(rows.estimate_device) - {"none"})) or "no device"
+    devices = ", ".join(sorted(set(rows.estimate_device) - {"none"}))
+    estimate = f", INT8 estimate on {devices}" if devices else ""
     windows = f"n = {errors.n.iloc[0]} windows of {first.context_tokens} tokens" if len(errors) else f"n = {first.n} tokens"
     drawn.suptitle(
-        f"{subject(rows)}, {windows}, loss ± one standard error · {first.measured}, INT8 estimate on {devices}, "
-        f"kernel {first.kernel}",
+        f"{subject(rows)}, {windows}, loss ± one standard error · {first.measured}{estimate}, kernel {first.kernel}",
         fontsize=9,
     )
     return drawn
@@ -76,6 +77,7 @@ def _lines_with_errors(axis: Axes, values: pd.Series, errors: pd.Series) -> None
 
 def _dots(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
     """A line of the panel for each method, a marker for each retention."""
+    values = values.dropna()
     methods = list(values.index.unique("method"))
     for index, (marker, at) in enumerate(zip(MARKERS, sorted(values.index.unique("retention")), strict=False)):
         of = values.xs(at, level="retention").reindex(methods)
@@ -84,4 +86,4 @@ def _dots(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
         axis.errorbar(of, places, xerr=reach, linestyle="none", marker=marker, markersize=5, capsize=2, label=f"retention {at:g}")
     axis.set_yticks(range(len(methods)), methods)
     axis.grid(axis="y", color="0.9")
-    axis.invert_yaxis()
+    axis.set_ylim(len(methods) - 0.5, -0.5)  # the first at the top
