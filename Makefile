@@ -12,7 +12,7 @@ MARKER := $(VENV)/.installed.$(MODULES)
 FETCH_MARKER := $(VENV)/.installed.fetch
 KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/* shadowattn/kernels/csrc/isa/*)
 
-.PHONY: quickstart evidence test lint sanitize setup clean
+.PHONY: quickstart evidence test test-library lint sanitize setup clean
 
 quickstart: setup
 	$(RUN) -m experiments.run +exp=quickstart
@@ -26,6 +26,16 @@ evidence: $(FETCH_MARKER)
 # ends the run with the name of its test; replacing it may leave the rest waiting for ever.
 test: setup
 	$(RUN) -m pytest -n auto --dist loadfile --max-worker-restart=0
+
+# The tests of the library by another interpreter: make test-library PYTHON=python3.12
+# Tests that import experiments are left out. Those of NNCF's graph and of the optimal schedule need packages of that extra.
+LIBRARY_VENV := .venv-library-$(notdir $(PYTHON))
+OF_EXPERIMENTS = tests/experiments $(shell grep -rlE '^ *(from|import) (tests\.)?experiments' tests --include='test_*.py')
+test-library:
+	@test -n "$(PYTHON)" || { echo "error: expected Python 3.11 to 3.13 on the PATH, found none; name one with: make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(LIBRARY_VENV)
+	$(LIBRARY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[experiments,test]'
+	$(LIBRARY_VENV)/bin/python -m pytest -n auto --dist loadfile --max-worker-restart=0 $(OF_EXPERIMENTS:%=--ignore=%)
 
 lint: setup
 	$(RUN) -m ruff check .

@@ -113,13 +113,13 @@ def _check_decode(lab: "Lab") -> None:
 
 
 def _check_name(lab: "Lab") -> None:
-    if lab.of("method") == "dense" or "dense" in lab.methods:
+    if "dense" in lab.methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
 
 
 def _check_compare(lab: "Lab") -> None:
-    if lab.of("method") in lab.of("compare"):
-        raise InputError(f"method: {lab.of('method')!r} is one of those to compare with; call the method something else")
+    if lab.main.name in lab.of("compare"):
+        raise InputError(f"method: {lab.main.name!r} is one of those to compare with; call the method something else")
 
 
 def _check_full(lab: "Lab") -> None:

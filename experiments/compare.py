@@ -1,7 +1,8 @@
-"""Several runs side by side: `python -m experiments.compare RUN RUN … [--metric loss_increase] [--csv FILE]`.
+"""Several runs side by side: `python -m experiments.compare RUN RUN … [--metric NAME] [--csv FILE]`.
 
 A RUN is a folder `results/runs/EXPERIMENT/HASH`, or EXPERIMENT/HASH. The table has a line for each method and retention, and a
-column for each run, called by the settings in which they differ. Where runs differ in model, text or context, it says so above.
+column for each run, called by the settings in which they differ. Where runs differ in model, text, context or machine, or one
+is simulated, it says so above.
 """
 
 import argparse
@@ -14,11 +15,13 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from experiments.part_settings import declared
 from shadowattn.errors import InputError
 from shadowattn.runs import Run, load_run
 
 # What must be the same for numbers to be about the same thing.
-_SUBJECT = ("model", "corpus_sha256", "context_tokens", "n")
+_SUBJECT = ("model", "corpus_sha256", "context_tokens", "n", "device", "measured")
+_CALLED = {"measured": "measured or simulated", "device": "simulated device"}
 _KEYS = ["method", "retention"]
 
 
@@ -39,6 +42,17 @@ def join(runs: Sequence[Run], metric: str) -> pd.DataFrame:
     return pd.concat(columns, axis=1, sort=False)
 
 
+def default_metric(runs: Sequence[Run]) -> str:
+    """The first metric that all runs have one value of for each method and retention; of their studies' headlines if any."""
+    shared = [name for name in runs[0].rows.metric.unique() if all((run.rows.metric == name).any() for run in runs)]
+    studies = [run.config["study"]["_target_"] for run in runs if "study" in run.config]
+    headline = [name for study in studies for name in declared(study, "headline") or ()]
+    for name in (*headline, *shared):
+        if name in shared and not any(run.rows[run.rows.metric == name].duplicated(_KEYS).any() for run in runs):
+            return str(name)
+    raise InputError("--metric: expected runs that share a metric with one value for each method and retention; choose one")
+
+
 def names(runs: Sequence[Run]) -> list[str]:
     """What tells the runs apart: the settings in which they differ, as KEY=VALUE; else their folders."""
     flat = [_flat(run.config) for run in runs]
@@ -56,8 +70,9 @@ def differences(runs: Sequence[Run]) -> list[str]:
     for column in _SUBJECT:
         values = [sorted({str(value) for value in run.rows[column].unique()}) for run in runs if column in run.rows]
         if any(value != values[0] for value in values):
-            found.append(column)
-    return found
+            found.append(_CALLED.get(column, column))
+    machines = {(run.meta["machine"]["processor"], run.meta["machine"]["cores"]) for run in runs if "machine" in run.meta}
+    return found + ["machine"] * (len(machines) > 1)
 
 
 def table(joined: pd.DataFrame, title: str) -> Table:
@@ -84,19 +99,20 @@ def _folder(given: str, results: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="+", help="folders of finished runs, or EXPERIMENT/HASH")
-    parser.add_argument("--metric", default="loss_increase", help="which metric to compare (default: loss_increase)")
+    parser.add_argument("--metric", help="which metric to compare (default: the first that the runs share)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where results are (default: results)")
     parser.add_argument("--csv", type=Path, help="write the table here too")
     options = parser.parse_args()
     try:
         loaded = [load_run(_folder(given, options.results)) for given in options.run]
-        joined = join(loaded, options.metric)
+        metric = options.metric or default_metric(loaded)
+        joined = join(loaded, metric)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     console = Console(width=None if sys.stdout.isatty() else 160)
     if found := differences(loaded):
         console.print(f"these runs differ in {', '.join(found)}: their numbers are not about the same thing")
-    console.print(table(joined, options.metric))
+    console.print(table(joined, metric))
     if options.csv:
         options.csv.parent.mkdir(parents=True, exist_ok=True)
         joined.to_csv(options.csv)

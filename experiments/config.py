@@ -149,7 +149,9 @@ class Config:
     seed: int = 0
     retention: float = 0.2
     retentions: list[float] = field(default_factory=list)  # several in one run; empty: `retention` alone
-    method: str = "shadowattn"  # what the method put together from the groups below is called in rows
+    # What the method put together from the groups below is called in rows; null: `shadowattn` with an INT8 estimator of ours,
+    # else as its estimator.
+    method: str | None = None
     compare: dict[str, MethodConfig] = field(default_factory=dict)  # further methods, by name; dense always runs
     full: dict[str, Any] = field(default_factory=dict)  # methods that attend to every key, in other arithmetic, by name
     model: Any = MISSING

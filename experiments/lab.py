@@ -19,7 +19,7 @@ from torch import Tensor
 from experiments.banks import Banks
 from experiments.config import ALWAYS, MethodConfig, SelectionConfig
 from experiments.offline import Offline
-from experiments.parts import build, by_content
+from experiments.parts import build, by_content, part_name
 from experiments.progress import say
 from experiments.source import Code, current_code, stage_code
 from shadowattn.artifacts import Stage, Units, content_hash, versions
@@ -42,6 +42,8 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 _DEFAULT_CONTEXT = 1024
 # What stands in the hash by its content: the weights, both texts, and what was found for `auto`.
 _BY_CONTENT = ("model", "data")
+# Estimators whose method is called `shadowattn` where the configuration gives no name.
+_INT8 = "shadowattn.online.estimators.int8"
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,10 @@ class Lab:
     def main(self) -> MethodSettings:
         """The method put together from the groups."""
         allocator = self.of("allocator") if "allocator" in self.needs else None
-        name = self.of("method") if "method" in self.needs else "shadowattn"
-        return MethodSettings(name, self.of("estimator"), allocator, self.of("selection"))
+        estimator = self.of("estimator")
+        ours = estimator._target_.startswith(_INT8)
+        name = (self.of("method") if "method" in self.needs else None) or ("shadowattn" if ours else part_name(estimator))
+        return MethodSettings(name, estimator, allocator, self.of("selection"))
 
     @cached_property
     def methods(self) -> dict[str, MethodSettings]:

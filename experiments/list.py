@@ -82,6 +82,10 @@ def main() -> int:
     parser.add_argument("experiment", nargs="?", help="only runs of this experiment")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where results are (default: results)")
     options = parser.parse_args()
+    if options.experiment and "=" in options.experiment:
+        key, _, value = options.experiment.partition("=")
+        use = f"--results {value}" if key == "paths.results" else "the name of an experiment"
+        parser.exit(2, f"error: {options.experiment}: expected an experiment, got a setting; use {use}\n")
     found = runs(options.results, options.experiment)
     if not found:
         of = f" of {options.experiment}" if options.experiment else ""

@@ -65,6 +65,9 @@ def answer(message: str, overrides: Sequence[str]) -> str | None:
         return f"+{found['key']}: the setting is there already; leave out the plus"
     if found := _VALUE.search(message):
         key, _, value = found["override"].partition("=")
+        if "Cannot convert 'dict'" in message:  # something below a single value
+            parent = key.lstrip("+").rpartition(".")[0]
+            return f"{key}: there is no such setting; {parent} is a single value, set {parent}=VALUE"
         if "is not a ListConfig" in message:
             return f"{key}: expected a list, such as {key}=[{value}], got {value}"
         if "no such" not in message and "not in" not in message:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from shadowattn.errors import InputError
 from shadowattn.offline import allocate
+from shadowattn.offline.allocators import BY_NAME
 from shadowattn.offline.artifact_files import read_importance, read_measurements, write_retention
+from shadowattn.plugins import needs_nothing
 
-METHODS = ("artifact", "paper", "waterfill", "uniform", "first_layers_dense")
+# Those that need nothing but the importance in the files.
+METHODS = tuple(name for name, kind in BY_NAME.items() if needs_nothing(kind) and kind.needs <= {"importance"})
 
 
 def reallocate(files: list[Path], *, method: str, retention: float, base_ppl: float | None) -> str:
@@ -37,7 +40,7 @@ def reallocate(files: list[Path], *, method: str, retention: float, base_ppl: fl
 
 
 def _base(base_ppl: float | None, method: str) -> float | None:
-    return 1.0 if base_ppl is None and method in ("artifact", "uniform", "first_layers_dense") else base_ppl
+    return 1.0 if base_ppl is None and (method == "artifact" or not BY_NAME[method].needs) else base_ppl
 
 
 def main() -> None:

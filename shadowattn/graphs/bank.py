@@ -25,7 +25,8 @@ from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import KeyOffset, RetentionProfile, ScaleGrid
 
 _REBUILD = (
-    "build one that fits: GraphBank.build(profile, plan_shapes(...)), or python -m experiments.run with this model and length"
+    "build one that fits: GraphBank.build(profile, plan_shapes(...)), or calibration.bank(max_tokens=...) of "
+    "shadowattn.calibrate(model, tokenizer, text)"
 )
 # What graphs may hold of their own all at once. A graph that got its memory back takes longer by a few milliseconds, once.
 _MOST_OWN_BYTES = 100_000_000

@@ -95,7 +95,8 @@ def _load_fetched(name: str, known: KnownModel, dtype: str) -> LoadedModel:
     folder = _fetched_folder(name)
     if not folder.is_dir():
         raise InputError(
-            f"model={name}: expected the model in {folder}, found nothing; fetch it with: python -m experiments.fetch {name}"
+            f"model={name}: expected the model in {folder}, found nothing; fetch it in a checkout with: python -m "
+            f"experiments.fetch {name}; or load a folder of your own: shadowattn.models.load_local(path)"
         )
     return _load(str(folder), known.fetched, dtype, local_files_only=True)
 

@@ -10,8 +10,6 @@ from shadowattn.errors import InputError
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_estimator_type
-from shadowattn.online.estimators.int8_fused import Int8Fused
-from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -76,8 +74,7 @@ def estimator_of(estimator: str, q: Tensor, k: Tensor) -> Estimator:
     """The same for these tensors alone: INT8 scales are those of all of q [H, Q, D] and k [G, K, D], one for all chunks."""
     if estimator not in ESTIMATORS:
         raise InputError(f"estimator: expected one of {', '.join(ESTIMATORS)} or an Estimator, got {estimator!r}")
-    kind = _NAMED[estimator]
-    return kind.of(q, k) if kind in (Int8Tensor, Int8Fused) else kind()
+    return _NAMED[estimator].of(q, k)
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, causal_offset: int, scale: float | None) -> tuple[int, float]:

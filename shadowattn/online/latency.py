@@ -21,7 +21,10 @@ from shadowattn.online.plan import Group, Launch, Work
 from shadowattn.online.timeline import STAGES
 
 SCHEMA_VERSION = 3
-REMEDY = "measure it with: python -m experiments.run +exp=latency_profile"
+REMEDY = (
+    "measure it with shadowattn.online.latency_profiler.LatencyProfiler, or in a checkout with: "
+    "python -m experiments.run +exp=latency_profile"
+)
 # Of a whole call, beside its spans: what the heads share before the first span, and what passes between two spans.
 CALL_STAGES = ("prepare", "task_overhead")
 # Calls that something else on the machine held up: this share of them, the slowest, is left out.

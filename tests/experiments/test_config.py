@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 import experiments.run
 from experiments.compose import CONF, composed
 from experiments.config import Config
-from experiments.overrides import check_known, check_used
+from experiments.lab import Lab
+from experiments.overrides import answer, check_known, check_used
 from experiments.part_settings import complete, declared, settings_of
 from experiments.parts import build
 from experiments.studies.base import Study
@@ -260,3 +261,25 @@ def test_further_configuration_is_printed_too(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["run", "--config-dir", str(tmp_path), "estimator=mine", *options])
         experiments.run.main()
         assert "sinks: 9" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "shadowattn"),
+        (["estimator=int8_fused"], "shadowattn"),
+        (["estimator=oracle"], "oracle"),
+        (["estimator=quantised", "estimator.bits=4"], "quantised"),
+        (["estimator=oracle", "method=mine"], "mine"),
+    ],
+)
+def test_a_method_without_a_name_is_called_by_its_estimator(overrides, name):
+    config = compose(overrides)
+    assert Lab(config, ("method", "estimator", "selection", "allocator")).main.name == name
+
+
+def test_a_setting_below_a_single_value_is_refused_in_our_words():
+    message = "Error merging override device.nope=1 Cannot convert 'dict' to string: '{}' full_key: device object_type=Config"
+    assert answer(message, ["device.nope=1"]) == (
+        "device.nope: there is no such setting; device is a single value, set device=VALUE"
+    )

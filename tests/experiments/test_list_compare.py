@@ -77,6 +77,27 @@ def test_runs_are_joined_by_method_and_retention(tmp_path):
         compare.join(runs, "taste")
 
 
+def test_the_metric_to_compare_is_one_that_the_runs_have(tmp_path):
+    runs = [load_run(finished(tmp_path, f"fig10/000{i}", retention=r)) for i, r in ((1, 0.2), (2, 0.4))]
+    assert compare.default_metric(runs) == "loss_increase"
+    for run in runs:
+        run.rows["metric"] = run.rows.metric.replace({"loss_increase": "latency"})
+        run.rows.loc[len(run.rows)] = run.rows.iloc[0]  # two latencies of a method: no table of them
+    assert compare.default_metric(runs) == "density"
+    for run in runs:
+        run.rows["metric"] = "latency"
+    with pytest.raises(InputError, match="--metric: expected runs that share a metric"):
+        compare.default_metric(runs)
+
+
+def test_runs_of_another_machine_and_simulated_ones_are_named(tmp_path):
+    runs = [load_run(finished(tmp_path, f"quickstart/000{i}")) for i in (1, 2)]
+    for run, processor, measured in zip(runs, ("A", "B"), ("measured", "simulated"), strict=True):
+        run.meta["machine"] = {"processor": processor, "cores": 2}
+        run.rows["measured"] = measured
+    assert compare.differences(runs) == ["measured or simulated", "machine"]
+
+
 def test_runs_of_other_subjects_are_named(tmp_path):
     folders = [finished(tmp_path, "quickstart/0001"), finished(tmp_path, "quickstart/0002", model="another")]
     runs = [load_run(folder) for folder in folders]
@@ -103,6 +124,7 @@ def test_the_command_line(module, arguments, tmp_path, monkeypatch, capsys):
         (listing, ["--results", "nowhere"], "error: nowhere: found no runs; begin with"),
         (listing, ["unheard_of", "--results", "nowhere"], "found no runs of unheard_of"),
         (compare, ["nowhere/0001"], "no meta.json in it"),
+        (listing, ["paths.results=x"], "error: paths.results=x: expected an experiment, got a setting; use --results x"),
     ],
 )
 def test_what_is_not_there_is_one_line(module, arguments, message, monkeypatch, capsys):

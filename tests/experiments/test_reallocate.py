@@ -56,3 +56,7 @@ def test_wrong_input_is_one_line(arguments, message, folder, monkeypatch, capsys
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (folder / "out.txt").exists()
+
+
+def test_every_allocator_that_importance_is_enough_for_can_be_chosen():
+    assert set(reallocate.METHODS) == {"artifact", "paper", "waterfill", "uniform", "first_layers_dense"}

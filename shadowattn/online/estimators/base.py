@@ -52,6 +52,11 @@ class Estimator(ABC):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
 
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor) -> "Estimator":
+        """The default one, for these tensors alone: what measures scales takes those of all of q [H, Q, D] and k [G, K, D]."""
+        return cls()
+
     @abstractmethod
     def scores(self, chunk: Chunk) -> Tensor:
         """Scores float32 or int8 [H, Q, K], finite; larger is more important ([G, Q, K] or [1, Q, K] by `granularity`).
