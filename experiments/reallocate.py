@@ -6,6 +6,7 @@ python -m experiments.reallocate heads.txt layers.txt head-retention.txt --metho
 
 import argparse
 import sys
+from inspect import signature
 from pathlib import Path
 
 from shadowattn.errors import InputError
@@ -14,8 +15,12 @@ from shadowattn.offline.allocators import BY_NAME
 from shadowattn.offline.artifact_files import read_importance, read_measurements, write_retention
 from shadowattn.plugins import needs_nothing
 
-# Those that need nothing but the importance in the files.
-METHODS = tuple(name for name, kind in BY_NAME.items() if needs_nothing(kind) and kind.needs <= {"importance"})
+# Those that need nothing but the importance in the files: no other measurement, and no other file.
+METHODS = tuple(
+    name
+    for name, kind in BY_NAME.items()
+    if needs_nothing(kind) and kind.needs <= {"importance"} and "path" not in signature(kind).parameters
+)
 
 
 def reallocate(files: list[Path], *, method: str, retention: float, base_ppl: float | None) -> str:

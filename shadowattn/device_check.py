@@ -34,7 +34,7 @@ POSITIVE = "static, positive values"
 _SCALE = 4.2 / 127
 
 CASES: dict[str, tuple[GraphShape, GraphForm]] = {
-    "probe": (GraphShape(1, 16, 64, 16), FLOAT),
+    "smallest": (GraphShape(1, 16, 64, 16), FLOAT),
     "static": (_CHUNK, FLOAT),
     "static, long": (replace(_CHUNK, keys=4096), FLOAT),
     POSITIVE: (_CHUNK, FLOAT),

@@ -67,7 +67,7 @@ def find_problem(name: str) -> str | None:
     listed = ov.Core().available_devices
     if name not in listed:
         return f"no {name} among OpenVINO's devices ({', '.join(listed)})"
-    (outcome,) = check_device(name, ["probe"])
+    (outcome,) = check_device(name, ["smallest"])
     if outcome.error:
         return f"{name} is listed but a small INT8 graph fails on it ({outcome.error})"
     if outcome.recall < 1:

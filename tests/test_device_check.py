@@ -34,14 +34,14 @@ def test_every_form_is_exact_on_the_cpu(case):
 
 
 def test_a_device_that_is_not_there_says_so():
-    outcome = run_case("XPU", "probe")
+    outcome = run_case("XPU", "smallest")
     assert "XPU" in outcome.error
     assert outcome.compile_s != outcome.compile_s  # NaN: nothing was measured
 
 
 def test_a_case_that_kills_the_process_is_reported_and_the_rest_run(monkeypatch, tmp_path):
     monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path, after=1))
-    cases = ["probe", "static", "static, mask", "runtime scales"]
+    cases = ["smallest", "static", "static, mask", "runtime scales"]
     outcomes = check_device("CPU", cases)
     assert [o.case for o in outcomes] == cases
     assert [bool(o.error) for o in outcomes] == [False, True, False, True]
@@ -51,7 +51,7 @@ def test_a_case_that_kills_the_process_is_reported_and_the_rest_run(monkeypatch,
 def test_a_device_that_hangs_is_given_up(monkeypatch, tmp_path):
     monkeypatch.setattr(device_check, "_TIMEOUT_S", 1)
     monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path, how="import time; time.sleep(60)"))
-    assert check_device("CPU", ["probe"])[0].error == "no answer within 1 s"
+    assert check_device("CPU", ["smallest"])[0].error == "no answer within 1 s"
 
 
 def test_wrong_scores_are_found_out():
@@ -67,5 +67,5 @@ def test_wrong_scores_are_found_out():
 
 
 def test_unknown_cases_are_refused():
-    with pytest.raises(InputError, match="expected some of probe, static"):
+    with pytest.raises(InputError, match="expected some of smallest, static"):
         check_device("CPU", ["dynamic"])

@@ -2,8 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -26,9 +26,8 @@ from shadowattn.reporting.figures.parameters import draw as draw_parameters
 from shadowattn.reporting.paper import FIG_4A, FIG_10, MLLM_TTFT, TABLE_8
 from shadowattn.reporting.rows import Row
 
-# Energies of these two models fit the powers, the others' are predicted.
-_FITTED_MODELS, _HELD_OUT_MODELS = ("PhoneLM-0.5B", "PhoneLM-1.5B"), ("Qwen2-0.5B", "Qwen2-1.5B")
-_LONGEST = 1 << 20
+_FITTED_MODELS = ("PhoneLM-0.5B", "PhoneLM-1.5B")
+_LONGEST = 1 << 20  # the million tokens that `VERDICTS` name
 _FITTED, _HELD_OUT = "fitted to", "held out"
 
 Outcome = dict[str, float]
@@ -58,7 +57,7 @@ PUBLISHED = {
     "largest_speedup": (FIG_10["largest_speedup"], _HELD_OUT),
     "largest_speedup_over_lossy": (FIG_10["largest_speedup_over_lossy"], _HELD_OUT),
 } | {
-    f"energy_saved {model}": (TABLE_8[model]["C/G-Full"] / TABLE_8[model]["ours"], _HELD_OUT) for model in _HELD_OUT_MODELS
+    f"energy_saved {model}": (TABLE_8[model]["C/G-Full"] / TABLE_8[model]["ours"], _HELD_OUT) for model in LAYERS
 }  # fmt: skip
 
 
@@ -79,20 +78,27 @@ class ParameterRow(Row):
 @dataclass(frozen=True)
 class Parameters(Study):
     """`draws` parameter sets of the paper's phone at the paper's retention, drawn from the ranges that the published, rounded
-    values leave."""
+    values leave. Energies of `fitted_models` fit the powers of table 8, those of the others are predicted."""
 
     draws: int = 300
+    fitted_models: list[str] = field(default_factory=lambda: ["PhoneLM-0.5B", "PhoneLM-1.5B"])
     needs: ClassVar[tuple[str, ...]] = ("seed",)
     headline: ClassVar[tuple[str, ...]] = ("block_sparse_faster", "ttft_ratio")
 
     def __post_init__(self):
         check_count("study.draws", self.draws)
+        unknown = [name for name in self.fitted_models if name not in LAYERS]
+        if unknown or not 0 < len(set(self.fitted_models)) < len(LAYERS):
+            raise InputError(f"study.fitted_models: expected some of {', '.join(LAYERS)}, not all, got {self.fitted_models}")
 
     def measure(self, lab: Lab) -> list[ParameterRow]:
         """Rows of every verdict, quantity and parameter over all sets that fit, and of each set what the figure draws."""
         units, seed = lab.units("cells"), lab.seed
         say(f"parameters: {self.draws} sets that reproduce the launches and Fig. 4a, each with the core that reproduces Fig. 10")
-        drawn = [units.get(str(number), partial(_outcome, seed, number)) for number in bar(range(self.draws), "simulate")]
+        drawn = [
+            units.get(str(number), partial(_outcome, seed, number, self.fitted_models))
+            for number in bar(range(self.draws), "simulate")
+        ]
         found = [one["outcome"] for one in drawn if one["outcome"] is not None]
         if not found:
             raise InputError(f"parameters: expected sets that reproduce what is published, got none of {self.draws}")
@@ -151,15 +157,15 @@ def _with(row: ParameterRow, **of) -> ParameterRow:
     return replace(row, low=of["value"], high=of["value"], **of)
 
 
-def _outcome(seed: int, number: int) -> dict[str, Outcome | None]:
+def _outcome(seed: int, number: int, fitted_models: Sequence[str]) -> dict[str, Outcome | None]:
     """What a set says, None where it does not fit; each has a random stream of its own."""
     draw = random.Random(f"{seed} {number}")
     fitting = parameters.fit_core(parameters.draw_parameters(draw))
     beside = {name: draw.uniform(*limits) for name, limits in ttft.RANGES.items()}
-    return {"outcome": None if fitting is None else outcome(fitting, beside)}
+    return {"outcome": None if fitting is None else outcome(fitting, beside, fitted_models)}
 
 
-def outcome(fitting: Fitting, beside: dict[str, float]) -> Outcome:
+def outcome(fitting: Fitting, beside: dict[str, float], fitted_models: Sequence[str] = _FITTED_MODELS) -> Outcome:
     """Parameters and everything that is said of them; `beside` is what `ttft.RANGES` draws."""
     device, chunk_tokens, drawn = fitting.device, fitting.parameters.chunk_tokens, fitting.parameters
     costs = {
@@ -189,20 +195,21 @@ def outcome(fitting: Fitting, beside: dict[str, float]) -> Outcome:
     made["smallest_speedup_of_cores"] = min(
         float(parameters.speedups(device.on_core(core), chunk_tokens).min()) for core in device.core_speeds
     )
-    return made | _energies(costs) | _long(fitting) | _ttft(fitting, beside)
+    return made | _energies(costs, fitted_models) | _long(fitting) | _ttft(fitting, beside)
 
 
-def _energies(costs: dict) -> Outcome:
-    """Table 8 at 1024 tokens: powers fitted on two models' ten energies, the ten of the others predicted."""
+def _energies(costs: dict, fitted_models: Sequence[str]) -> Outcome:
+    """Table 8 at 1024 tokens: powers fitted on the energies of some models, those of the others predicted."""
+    held_out = [model for model in LAYERS if model not in fitted_models]
     times = {key: np.array([of[0].core_us, of[0].estimate_us]) for key, of in costs.items()}
     joules = {(model, name): TABLE_8[model][name] for model, name in costs}
-    fitted = [key for key in costs if key[0] in _FITTED_MODELS]
+    fitted = [key for key in costs if key[0] in fitted_models]
     relative = np.array([times[key] / joules[key] for key in fitted])
     powers = np.linalg.lstsq(relative, np.ones(len(fitted)), rcond=None)[0]
     energy = {key: float(powers @ of) for key, of in times.items()}
-    errors = [abs(energy[key] / joules[key] - 1) for key in costs if key[0] in _HELD_OUT_MODELS]
+    errors = [abs(energy[key] / joules[key] - 1) for key in costs if key[0] in held_out]
     least = min(energy[model, "C/G-Block-Sparse"] / energy[model, "ours"] for model in LAYERS)
-    saved = {f"energy_saved {model}": energy[model, "C/G-Full"] / energy[model, "ours"] for model in _HELD_OUT_MODELS}
+    saved = {f"energy_saved {model}": energy[model, "C/G-Full"] / energy[model, "ours"] for model in held_out}
     return saved | {
         "median_energy_error": float(np.median(errors)), "worst_energy_error": max(errors), "least_block_sparse_energy": least,
     }  # fmt: skip

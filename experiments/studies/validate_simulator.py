@@ -40,8 +40,6 @@ BY = ("profile", "device")
 MODES = ("batched", "serial", "overlap", "grouped", "planned")
 SIMULATED = MODES[1:]
 FITTED = "fitted on this case"
-# Seeds of a profile's tensors count from 0.
-_FIRST_SEED = 500
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,8 @@ class ValidateSimulator(LatencyStudy):
 
     `passes` times in turn: a latency profile with `repeats` calls of each point, and `rounds` calls of every chunk in every mode,
     so that a busy minute of the machine is neither's own. Contention is searched on a grid of `contention_steps`: cores that
-    stages at once are worth, from 1 to all, times wakeup latencies from 0 to `largest_wakeup_us`.
+    stages at once are worth, from 1 to all, times wakeup latencies from 0 to `largest_wakeup_us`. Seeds of
+    the chunks' tensors count from `first_seed`, those of a profile's from 0.
     """
 
     retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
@@ -89,6 +88,7 @@ class ValidateSimulator(LatencyStudy):
     held_out_chunks: int = 12
     largest_wakeup_us: float = 1500.0
     contention_steps: list[int] = field(default_factory=lambda: [11, 16])
+    first_seed: int = 500
 
     headline: ClassVar[tuple[str, ...]] = ("error", "makespan")
 
@@ -216,7 +216,7 @@ class ValidateSimulator(LatencyStudy):
         """Microseconds of whole calls by case and mode; `latency` is what `planned` plans by. All take turns."""
         calls = {}
         for number, case in enumerate(cases):
-            chunk = profiler.chunk(*_of(case), seed=_FIRST_SEED + number)
+            chunk = profiler.chunk(*_of(case), seed=self.first_seed + number)
             for mode in MODES:
                 pipeline = replace(base, mode=mode, profile=latency)
                 calls[_key(number, mode)] = partial(_call, pipeline, chunk, profiler.parts)

@@ -27,6 +27,7 @@ from shadowattn.types import Heads
 RETENTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 # Blocks of fewer rows leave lanes empty and count as lists of their own.
 _SHARED_ROWS = 32
+# The chunk that is timed. Constants: what the cache folder holds is of this one, and `dense_above=LIMIT` sets the limit itself.
 _HEADS, _KV_HEADS, _HEAD_DIM, _ROWS, _KEYS, _ROUNDS = 4, 2, 64, 256, 8192, 5
 
 

@@ -72,7 +72,7 @@ typedef struct {
   const uint8_t* packed;
   int64_t packed_head_stride;
   const int64_t* kv_head;  // [H]
-  const int64_t* visible;  // [Q], used by the pooled forms
+  const int64_t* visible;  // [Q] how many keys each row sees, its position + 1; used by the pooled forms
   const float* exponents;  // [H], SA_PROBABILITY: exp(logit) = 2^(product · exponent), not negative
   float* scores;           // [H, B, K] contiguous, or NULL
   SaLists to;

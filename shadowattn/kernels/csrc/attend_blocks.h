@@ -18,7 +18,7 @@ constexpr int64_t kMaxRows = 64;   // of a block
 constexpr int64_t kDenseRows = 32; // of a block whose list is every key
 
 struct Block {
-  int64_t head, rows, first_row;
+  int64_t head, rows, first_query;
   const int32_t* list;  // NULL: keys 0 …
   int64_t from, to;     // of the list
   int64_t lanes;        // rows, rounded up to whole vectors
@@ -63,13 +63,13 @@ void attend_block(const SaAttend& a, const Block& b, const BlockMemory& m) {
   const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
   const float factor = a.scale * kLog2e;
   for (int64_t lane = 0; lane < lanes; ++lane) {  // lanes past the last row repeat it
-    const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_row + min_of(lane, b.rows - 1)) * a.q.row_stride;
+    const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_query + min_of(lane, b.rows - 1)) * a.q.row_stride;
     m.top[lane] = kLowest;
     m.total[lane] = 0;
     Math::load_query(q, dim, factor, m.queries + lane, lanes);
   }
   memset(m.outputs, 0, static_cast<size_t>(dim * lanes) * 4);
-  const int64_t* positions = a.positions + b.first_row;
+  const int64_t* positions = a.positions + b.first_query;
   const auto key_at = [&](int64_t i) -> int64_t { return b.list ? b.list[i] : i; };
   alignas(64) float keep[kMaxRows];
   typename Math::Row keys[kTile], values[kTile];
@@ -124,7 +124,7 @@ void attend_block(const SaAttend& a, const Block& b, const BlockMemory& m) {
 template <class T>
 void write_block(const SaAttend& a, const Block& b, const float* outputs, const float* total) {
   for (int64_t row = 0; row < b.rows; ++row) {
-    T* out = static_cast<T*>(a.out.data) + b.head * a.out.head_stride + (b.first_row + row) * a.out.row_stride;
+    T* out = static_cast<T*>(a.out.data) + b.head * a.out.head_stride + (b.first_query + row) * a.out.row_stride;
     const float inverse = 1 / total[row];
     for (int64_t d = 0; d < a.dim; ++d) from_float(outputs[BlockMath<T>::output_at(d, a.dim) * b.lanes + row] * inverse, out + d);
   }

@@ -128,9 +128,9 @@ inline void products_of(int64_t rows, const uint8_t* packed, int64_t from_key, i
 
 // Pooled products of a block of rows over the keys that each of them sees.
 template <int POOLING>
-inline void pool_rows(const SaEstimate& a, const QuantisedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
+inline void pool_rows(const SaEstimate& a, const QuantisedRows& x, int64_t first_query, int64_t rows, const uint8_t* packed,
                       int32_t* pooled) {
-  const int64_t quads = a.dim / 4, first = a.visible[first_row], last = a.visible[first_row + rows - 1];
+  const int64_t quads = a.dim / 4, first = a.visible[first_query], last = a.visible[first_query + rows - 1];
   const int64_t shared = first / kKeysAtOncePacked * kKeysAtOncePacked;  // keys that all rows see, whole passes of them
   const int64_t end = round_up(last, kKeysAtOncePacked);
   for (int64_t j = 0; j < end; ++j) pooled[j] = POOLING == SA_MAX ? INT32_MIN : 0;
@@ -145,7 +145,7 @@ inline void pool_rows(const SaEstimate& a, const QuantisedRows& x, int64_t first
       products_of<SA_ROWS>(n, packed + key / 16 * quads * 64, 0, kKeysAtOncePacked, quads, x.q + r * x.stride, x.stride, x.sums + r,
                            tile, kKeysAtOncePacked);
       for (int64_t i = 0; i < n; ++i)
-        for (int64_t j = key; j < min_of(key + kKeysAtOncePacked, a.visible[first_row + r + i]); ++j) {
+        for (int64_t j = key; j < min_of(key + kKeysAtOncePacked, a.visible[first_query + r + i]); ++j) {
           const int32_t product = tile[i * kKeysAtOncePacked + j - key];
           pooled[j] = POOLING == SA_MAX ? max_of(pooled[j], product) : pooled[j] + product;
         }
@@ -169,14 +169,14 @@ inline void add_probabilities(int32_t* products, int64_t keys, float exponent, f
 }
 
 // The probabilities that a block's rows give to each key, summed; `products` has room for 8 rows of `width`.
-inline void pool_probabilities(const SaEstimate& a, const QuantisedRows& x, int64_t first_row, int64_t rows, const uint8_t* packed,
+inline void pool_probabilities(const SaEstimate& a, const QuantisedRows& x, int64_t first_query, int64_t rows, const uint8_t* packed,
                                float exponent, float* pooled, int32_t* products, int64_t width) {
-  const int64_t end = round_up(a.visible[first_row + rows - 1], kKeysAtOncePacked);
+  const int64_t end = round_up(a.visible[first_query + rows - 1], kKeysAtOncePacked);
   memset(pooled, 0, static_cast<size_t>(end) * 4);
   for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
     const int64_t n = min_of<int64_t>(kRowsAtOnce, rows - r);
     products_of<SA_ROWS>(n, packed, 0, end, a.dim / 4, x.q + r * x.stride, x.stride, x.sums + r, products, width);
-    for (int64_t i = 0; i < n; ++i) add_probabilities(products + i * width, a.visible[first_row + r + i], exponent, pooled);
+    for (int64_t i = 0; i < n; ++i) add_probabilities(products + i * width, a.visible[first_query + r + i], exponent, pooled);
   }
 }
 
