@@ -44,7 +44,7 @@ def _commit(commit: str | None, dirty: bool | None) -> str:
 
 def origin_line(rows: pd.DataFrame, machine: Mapping[str, Any], commit: str | None, dirty: bool | None) -> str:
     """Where rows come from in one line: machine and commit, or of simulated rows the device that was simulated and the commit."""
-    if set(rows.measured) != {"simulated"}:
+    if set(rows.get("measured", ())) != {"simulated"}:
         return measured_on(machine, commit, dirty)
     devices = sorted(set(rows.device) - {""}) if "device" in rows else []
     return " ".join(["simulated:" if devices else "simulated", ", ".join(devices)]).strip() + _commit(commit, dirty)

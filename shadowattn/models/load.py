@@ -103,12 +103,13 @@ def _load_fetched(name: str, known: KnownModel, dtype: str) -> LoadedModel:
 
 def _not_reached(name: str, known: KnownModel, source: str, error: ConnectionError) -> str:
     revision = f" at revision {known.revision}" if known.revision else ""
-    nor, remedy = "", "use model=local model.path=FOLDER"
+    nor, folder = "", "a folder of your own: model=local model.path=FOLDER, in Python shadowattn.models.load_local(FOLDER)"
+    remedy = f"use {folder}"
     if known.fetched and source == "auto":
         nor = f", nor is it in {_fetched_folder(name)}"
-        remedy = f"fetch it with: python -m experiments.fetch {name}"
+        remedy = f"fetch it in a checkout with: python -m experiments.fetch {name}; or use {folder}"
     elif known.fetched:
-        remedy = f"use model.source=fetched after: python -m experiments.fetch {name}"
+        remedy = f"use model.source=fetched after, in a checkout: python -m experiments.fetch {name}; or use {folder}"
     return (
         f"model={name}: {known.hub_id}{revision} is not in the hub's local cache, and the hub was not reached ({error}){nor}; "
         f"go online for the first run, or {remedy}"

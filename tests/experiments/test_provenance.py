@@ -12,7 +12,7 @@ import pytest
 
 from experiments import provenance, source
 from experiments.environment import machine
-from experiments.provenance import measured_on, origin_of_run, portable, state, write_csv
+from experiments.provenance import measured_on, origin_line, origin_of_run, portable, state, write_csv
 from experiments.publish import ROOT, check, publish, redraw
 from experiments.source import current_code
 from shadowattn import machine as hardware
@@ -147,11 +147,19 @@ def test_the_command_refuses_in_one_line():
 def test_published_figures_are_drawn_anew_from_their_rows_and_say_where_those_were_measured(tmp_path, monkeypatch):
     reference = tmp_path / "results" / "reference"
     reference.mkdir(parents=True)
-    for name in ("fig10.csv", "fig10.json"):
+    for name in ("graphs.csv", "graphs.json"):
         shutil.copy(ROOT / "results" / "reference" / name, reference)
     said = []
     monkeypatch.setattr("experiments.publish.save", lambda figure, path, below: said.append((path, below)) or path)
-    assert redraw(reference / "fig10.csv", tmp_path) == [tmp_path / "docs" / "fig10.png"]
-    made = json.loads((reference / "fig10.json").read_text())
-    assert said == [(tmp_path / "docs" / "fig10.png", measured_on(made["machine"], made["commit"], False))]
+    assert redraw(reference / "graphs.csv", tmp_path) == [tmp_path / "docs" / "graphs.png"]
+    made = json.loads((reference / "graphs.json").read_text())
+    assert said == [(tmp_path / "docs" / "graphs.png", measured_on(made["machine"], made["commit"], False))]
     assert made["commit"][:7] in said[0][1]
+
+
+def test_simulated_rows_name_the_device_that_was_simulated_and_not_this_machine():
+    machine = {"processor": "EPYC", "cores": 2}
+    rows = pd.DataFrame({"measured": ["simulated"] * 2, "device": ["Snapdragon 8 Gen 3"] * 2})
+    assert origin_line(rows, machine, "0123456789", False) == "simulated: Snapdragon 8 Gen 3, commit 0123456"
+    assert origin_line(rows.drop(columns="device"), machine, None, None) == "simulated"
+    assert origin_line(rows.assign(measured=["measured", "simulated"]), machine, None, None) == "EPYC, 2 cores"

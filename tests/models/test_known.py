@@ -104,18 +104,23 @@ def test_neither_reached_is_one_error_with_both_remedies(hub):
         load_known("smollm2")
     message = str(refused.value)
     assert message.startswith(f"model=smollm2: {SMOLLM2.hub_id} at revision {SMOLLM2.revision} is not in the hub's local cache")
-    assert message.endswith("go online for the first run, or fetch it with: python -m experiments.fetch smollm2")
+    assert "go online for the first run, or fetch it in a checkout with: python -m experiments.fetch smollm2" in message
+    assert message.endswith("in Python shadowattn.models.load_local(FOLDER)")  # a wheel has no experiments
     assert "\n" not in message
 
 
 def test_fetched_weights_do_not_stand_in_for_the_hub_unasked(saved):
     put_fetched(saved)
-    with pytest.raises(InputError, match=r"or use model\.source=fetched after: python -m experiments\.fetch smollm2$"):
+    with pytest.raises(
+        InputError, match=r"or use model\.source=fetched after, in a checkout: python -m experiments\.fetch smollm2"
+    ):
         load_known("smollm2", source="hub")
 
 
 def test_a_model_that_cannot_be_fetched_names_the_other_remedy():
-    with pytest.raises(InputError, match=r"go online for the first run, or use model=local model\.path=FOLDER$"):
+    with pytest.raises(
+        InputError, match=r"go online for the first run, or use a folder of your own: model=local model\.path=FOLDER"
+    ):
         load_known("qwen3_0_6b")
     with pytest.raises(InputError, match=r"expected a model that can be fetched .*model=smollm2.*, got one of the hub alone"):
         load_known("qwen3_0_6b", source="fetched")
