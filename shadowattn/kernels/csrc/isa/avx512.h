@@ -28,6 +28,10 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
   static vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
   static vi max(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 
+  static vf kept(vf x, uint64_t bits) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), set1(-__builtin_inff()), x);
+  }
+
   static vf whole(vf x) { return _mm512_roundscale_ps(x, 0); }
   // Lanes at the least exponent are masked: the processor takes hundreds of cycles for a product that is too small for a float.
   static vf scale(vf x, vf whole) {
