@@ -18,6 +18,7 @@ from experiments.provenance import measured_on
 from experiments.publish import ROOT, read_reference
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.predictions import prediction_errors
+from shadowattn.reporting.style import attending_to_all
 from shadowattn.reporting.verdicts import gains
 
 REFERENCE = ROOT / "results" / "reference"
@@ -103,15 +104,19 @@ def _tokens(rows: pd.DataFrame) -> int:
 def sweep() -> str:
     """Loss above dense of every method of the sweep."""
     rows = _rows("sweep_retention")
-    rows = rows[rows.retention <= 0.5]
+    whole = attending_to_all(rows).method
+    rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
     increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in _INCREASE)
     retentions = sorted(increase.index.get_level_values("retention").unique())
     lines = [
-        [f"`{method}`", *(f"{increase[method, r]:+.3f} ± {error[method, r]:.3f}" for r in retentions)]
+        [
+            f"`{method}`",
+            *(f"{increase[method, r]:+.3f} ± {error[method, r]:.3f}" if (method, r) in increase else "" for r in retentions),
+        ]
         for method in dict.fromkeys(increase.index.get_level_values("method"))
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    header = ["loss above dense, nat", *(f"{r:.0%} of the keys" for r in retentions)]
+    header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
     return _table(header, lines, "sweep_retention", f"n = {windows} windows, ± one standard error, paired")
 
 
