@@ -24,6 +24,7 @@ _CHOICE = re.compile(
     r"Could not find '(?P<group>[\w/]+)/(?P<name>[^'/]+)' Available options in '[^']+': (?P<options>.*?) Config search path"
 )
 _VALUE = re.compile(r"Error merging override (?P<override>\S+) (?P<reason>.*?)(?: full_key: .*)?$")
+_SEVERAL = re.compile(r"Ambiguous value for argument '(?P<override>\S+)'")
 _APPENDED = re.compile(r"An item is already at '(?P<key>[\w.]+)'")
 _UNKNOWN = re.compile(r"Could not (?:override|append to config)\D*?'(?P<key>[\w.]+)'|Key '(?P<leaf>\w+)' (?:is )?not in")
 
@@ -61,6 +62,10 @@ def answer(message: str, overrides: Sequence[str]) -> str | None:
         return f"exp: an experiment is named with a plus: +{message.rpartition('use +')[2]}"
     if "override_grammar" in message:
         return _misread(overrides)
+    if found := _SEVERAL.search(message):
+        key, _, values = found["override"].partition("=")
+        remedy = f"a sweep over them begins with -m, a list is {key}=[{values}]"
+        return f"{found['override']}: expected one value, got several; {remedy}"
     if found := _APPENDED.search(message):
         return f"+{found['key']}: the setting is there already; leave out the plus"
     if found := _VALUE.search(message):

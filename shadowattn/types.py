@@ -137,6 +137,40 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class UnionTiles:
+    """Per-row lists as tiles of rows read them: the union of a tile's lists, and which of its rows keep each key.
+
+    Tile b of a head has its rows b·rows … (b+1)·rows − 1. Attention is that of the per-row lists, for every row its own keys; the
+    K and V of a key are read once for all rows of a tile. Between two unions there may be places that are not used.
+    """
+
+    indices: Tensor  # int32 [n]; union (h, b) is indices[starts[h·B + b] : ends[h·B + b]], ascending, no duplicates
+    members: Tensor  # int64 [n]; bit r of a key's word is set where row r of the tile keeps the key
+    starts: Tensor  # int64 [H·B]
+    ends: Tensor  # int64 [H·B]
+    positions: Tensor  # int64 [Q], as in Selection
+    rows: int  # of a tile, up to 64
+
+    @property
+    def counts(self) -> Tensor:
+        """Length of each union, int64 [H, B]."""
+        return (self.ends - self.starts).view(-1, -(-len(self.positions) // self.rows))
+
+    def per_row(self) -> Selection:
+        """The lists that the unions are of."""
+        queries, counts = len(self.positions), self.ends - self.starts
+        blocks = self.counts.shape[1]
+        tile = torch.arange(len(counts)).repeat_interleave(counts)
+        places = torch.arange(len(tile)) + (self.ends - counts.cumsum(0))[tile]
+        entry, row = ((self.members[places, None] >> torch.arange(self.rows)) & 1).nonzero().T
+        lists = (tile // blocks * queries + tile % blocks * self.rows)[entry] + row
+        order = lists.argsort(stable=True)
+        lengths = lists.bincount(minlength=len(counts) // blocks * queries)
+        indptr = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        return Selection(self.indices[places][entry[order]], indptr, self.positions, 1)
+
+
+@dataclass(frozen=True)
 class Importance:
     """What ablations measured (section 3.2 of the paper): perplexities on the same text.
 

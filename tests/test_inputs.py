@@ -338,6 +338,17 @@ def pack_arguments() -> dict:
     return {"k": k, "scales": torch.full((2,), 0.1), "packed": torch.zeros(2, 2, 2, 16, 4, dtype=torch.uint8), "first_key": 0}
 
 
+def unite_arguments() -> dict:
+    given = attend_arguments()
+    return {"row_indices": given["indices"], "row_indptr": given["indptr"], "rows": 3, "tile_rows": 2}
+
+
+def attend_tiles_arguments() -> dict:
+    given = attend_arguments() | {"members": torch.full((24,), 3), "tile_rows": 2, "starts": 3 * torch.arange(8)}
+    del given["indptr"], given["query_block"]
+    return given | {"ends": given["starts"] + 2}
+
+
 def other_vectors(x: torch.Tensor) -> list[torch.Tensor]:
     """Of another dtype, length, place in memory, layout, order or range."""
     wrong = [x.float() if not x.is_floating_point() else x.long(), x.short(), x[:-1], x[None], x.to_sparse()]
@@ -350,6 +361,14 @@ NATIVE = [
     ("select", select_arguments, ("candidates", "tail", "indptr"), ("scores",), ("size", "sinks", "recent")),
     ("estimate", estimate_arguments, ("q_scales", "kv_head", "visible"), ("q", "packed"), ("keys", "query_block")),
     ("pack", pack_arguments, ("scales",), ("k", "packed"), ("first_key",)),
+    ("unite", unite_arguments, ("row_indptr",), (), ("rows", "tile_rows")),
+    (
+        "attend_tiles",
+        attend_tiles_arguments,
+        ("kv_head", "positions", "indices", "starts", "ends"),
+        ("q", "k", "v"),
+        ("tile_rows",),
+    ),
 ]
 
 
@@ -366,6 +385,18 @@ def test_operators_refuse_what_native_code_would_misread(name, make, vectors, te
     for change in changes:
         with pytest.raises((InputError, NotImplementedError)):
             operator(**given | change)
+
+
+@needs_native
+def test_unions_refuse_keys_and_words_that_native_code_would_misread():
+    """Any key from 0 on may stand in a list, and any bits in a word."""
+    given, tiles = unite_arguments(), attend_tiles_arguments()
+    for indices in (-given["row_indices"] - 1, given["row_indices"].long(), given["row_indices"][:-1]):
+        with pytest.raises(InputError):
+            ops.unite(**given | {"row_indices": indices})
+    for members in (tiles["members"].int(), tiles["members"][:-1], tiles["members"].repeat(2)[::2]):
+        with pytest.raises(InputError):
+            ops.attend_tiles(**tiles | {"members": members})
 
 
 @pytest.mark.parametrize("value", NOT_NAMES, ids=shown)

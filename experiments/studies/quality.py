@@ -5,7 +5,7 @@ Cell by cell, so that it can be interrupted.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 import pandas as pd
@@ -19,6 +19,7 @@ from experiments.lab import Lab, MethodSettings
 from experiments.parts import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
+from shadowattn.errors import InputError
 from shadowattn.evaluation.divergence import DenseLogits
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.offline import save_profile
@@ -47,9 +48,11 @@ class Quality(Study):
     """Quality against retention; each method is compared with the main one, window by window.
 
     Methods of `full` attend to every key: one cell each, at retention 1; the main method is compared with it at all of its own.
-    `look`: a line under the table, what a reader should look at.
+    `rivals`: for methods by name, another one that they are compared with beside the main one. `look`: a line under the table,
+    what a reader should look at.
     """
 
+    rivals: dict[str, str] = field(default_factory=dict)
     look: str = ""
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
@@ -65,6 +68,14 @@ class Quality(Study):
         "topk_overlap",
         "output_error",
     )
+
+    def check(self, lab: Lab) -> None:
+        known = self.methods(lab)
+        for name, rival in self.rivals.items():
+            if name not in known or rival not in known or name == rival:
+                raise InputError(f"study.rivals: expected two different methods of {', '.join(known)}, got {name}: {rival}")
+            if lab.main.name in (name, rival):
+                raise InputError(f"study.rivals: {name} and {rival} are compared in any case; leave the pair out")
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:
         """By name, the main one first."""
@@ -86,7 +97,8 @@ class Quality(Study):
         increases = {(row.method, row.retention): row for row in rows if row.metric == "loss_increase"}
         units = lab.units("cells")
         losses = {cell: units.read(cell_key(*cell))["window_losses"] for cell in increases}
-        pairs = self.pairs(lab, rows)
+        asked = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals.items()]
+        pairs = dict.fromkeys(asked, "") | self.pairs(lab, rows)
         return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:

@@ -71,6 +71,7 @@ class QueryBlock(Quality):
             raise InputError(f"method: {lab.main.name!r} is the name of a block's method; call the main one something else")
         for method in methods.values():
             check_method(lab, method)
+        super().check(lab)
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:
         made = {lab.main.name: lab.main}

@@ -77,18 +77,20 @@ def asked_words(split: str) -> tuple[str, ...]:
 
 
 def key_value_records(
-    rng: random.Random, *, pairs: int, questions: int = 1, split: str = "evaluation", template: int = 0
+    rng: random.Random, *, pairs: int, questions: int = 1, split: str = "evaluation", template: int = 0, filler: str = ""
 ) -> RetrievalExample:
     """`pairs` records in random order, then `questions` of them asked again; the value of the last is the answer.
 
-    Only keys that `asked_words(split)` holds occur as keys, and no word is the value of two records.
+    Only keys that `asked_words(split)` holds occur as keys, and no word is the value of two records. With a `filler` the records
+    are lines at random places of it.
     """
     keys = _draw(rng, asked_words(split), pairs)
     values = _draw(rng, [word for word in WORDS if word not in set(keys)], pairs)
     value_of = dict(zip(keys, values, strict=True))
-    records = "".join(_record(template, key, value_of[key]) for key in keys)
+    records = [_record(template, key, value_of[key]) for key in keys]
+    text = _hidden(filler, [(rng.random(), record) for record in records]) if filler else "".join(records)
     asked = [rng.choice(keys) for _ in range(questions)]
-    return _with_questions(records, [(key, value_of[key]) for key in asked], template, "key_value_records")
+    return _with_questions(text, [(key, value_of[key]) for key in asked], template, "key_value_records")
 
 
 def multi_hop_references(
@@ -130,15 +132,11 @@ def needle_in_filler(
         values = list(map(str, rng.sample(range(10_000, 100_000), 1 + distractors)))
     else:
         values = _draw(rng, [word for word in WORDS if word not in set(keys)], 1 + distractors)
-    lines = filler.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
     depths = [depth, *(rng.random() for _ in range(distractors))]
     sentences = [NEEDLES[wording].format(key=key, value=value) for key, value in zip(keys, values, strict=True)]
-    hidden = [(round(d * len(lines)), sentence) for d, sentence in zip(depths, sentences, strict=True)]
-    for line, sentence in sorted(hidden, reverse=True):
-        lines.insert(line, sentence)
-    prompt = "".join(lines) + NEEDLES[wording].partition(" {value}")[0].format(key=keys[0])
+    prompt = _hidden(filler, list(zip(depths, sentences, strict=True))) + NEEDLES[wording].partition(" {value}")[0].format(
+        key=keys[0]
+    )
     return _example(prompt, f" {values[0]}", "needle_in_filler", ())
 
 
@@ -154,6 +152,31 @@ def repeated_passage(rng: random.Random, *, passages: Sequence[str], repeats: in
         text += copy
     start, _ = spans[-1]
     return _example(text[:start], text[start:], "repeated_passage", tuple(spans[:-1]))
+
+
+def passage_to_copy(rng: random.Random, *, filler: str, shots: int, lead: int, words: int) -> RetrievalExample:
+    """The words of `filler`, then `shots` passages of them on lines of their own, then the first `lead` words of another one.
+
+    A passage has `words` words; the answer is the rest of the last one. Raises `ValueError` where the filler is shorter than the
+    passages.
+    """
+    text = filler.split()
+    starts = _draw(rng, range(0, len(text) - words + 1, words), shots + 1)
+    *shown, asked = (text[start : start + words] for start in starts)
+    lines = [text, *shown, asked[:lead]]
+    prompt = "\n".join(" ".join(line) for line in lines)
+    return _example(prompt, " " + " ".join(asked[lead:]), "passage_to_copy", ())
+
+
+def _hidden(filler: str, sentences: Sequence[tuple[float, str]]) -> str:
+    """`filler` with lines of their own at their depths, 0 before its first line and 1 behind its last."""
+    lines = filler.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    places = [(round(depth * len(lines)), sentence) for depth, sentence in sentences]
+    for line, sentence in sorted(places, reverse=True):
+        lines.insert(line, sentence)
+    return "".join(lines)
 
 
 def _with_questions(records: str, asked: list[tuple[str, str]], template: int, kind: str) -> RetrievalExample:
@@ -178,7 +201,7 @@ def _record(template: int, key: str, value: str) -> str:
 
 def _draw(rng: random.Random, words: Sequence[str], count: int) -> list[str]:
     if count > len(words):
-        raise ValueError(f"expected at most {len(words)} different words, got a request for {count}; ask for fewer")
+        raise ValueError(f"expected at most {len(words)} different words or passages, got a request for {count}; ask for fewer")
     return rng.sample(list(words), count)
 
 

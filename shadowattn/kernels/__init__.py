@@ -1,5 +1,7 @@
 """The three operations that a sparse prefill spends its time in, natively or in torch, behind one choice.
 
+And per-row lists read by tiles of rows, which the prefill does not use: a study measures them.
+
 `choose` names the implementation; it is said at the start of a run and written in every row. The twins compute the same:
 `native_kernels` in C++ (csrc), `torch_kernels` wherever there was no compiler.
 """
@@ -14,7 +16,7 @@ from shadowattn.errors import InputError
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
-from shadowattn.types import Heads, Lists, Selection
+from shadowattn.types import Heads, Lists, Selection, UnionTiles
 
 KERNELS = ("auto", "native", "torch")
 
@@ -33,6 +35,14 @@ class Kernels(Protocol):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:
         """Causal attention on every key; row i sees the keys up to causal_offset + i."""
+        ...
+
+    def unite(self, selection: Selection, rows: int) -> UnionTiles:
+        """Per-row lists as tiles of `rows` rows read them, up to 64. No list is changed."""
+        ...
+
+    def attend_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: UnionTiles, heads: Heads, *, scale: float) -> Tensor:
+        """`attend` on the lists that `tiles` are of. NaN and infinity in V reach every row of a tile that keeps the key."""
         ...
 
     def select(self, scores: Tensor, lists: Lists) -> Selection:

@@ -42,7 +42,7 @@ class _Attend(Structure):
     _fields_ = _fields(
         "threads bfloat16 heads rows keys dim query_block",
         *((name, _Tensor) for name in ("q", "k", "v", "out")),
-        *((name, c_void_p) for name in ("kv_head", "positions", "indices", "indptr")),
+        *((name, c_void_p) for name in ("kv_head", "positions", "indices", "indptr", "ends", "members")),
         ("scale", c_float),
     )
 
@@ -84,11 +84,19 @@ class _Estimate(Structure):
     )
 
 
+class _Unite(Structure):
+    _fields_ = _fields(
+        "threads heads rows query_block",
+        *((name, c_void_p) for name in ("row_indices", "row_indptr", "indices", "members", "ends")),
+    )
+
+
 _FUNCTIONS = {
     "attend": _Attend,
     "select": _Select,
     "pack": _Pack,
     "estimate": _Estimate,
+    "unite": _Unite,
 }
 
 
@@ -185,15 +193,20 @@ def attend(
     indptr: Tensor | None,
     query_block: int,
     scale: float,
+    ends: Tensor | None = None,
+    members: Tensor | None = None,
 ) -> None:
-    """Writes `out` [H, Q, D]. Lists as in `Selection`; without them each row attends to every key up to its own."""
+    """Writes `out` [H, Q, D]. Lists as in `Selection`; without them each row attends to every key up to its own.
+
+    With `ends` and `members` they are unions as in `UnionTiles`, and `indptr` its `starts`.
+    """
     heads, rows, dim = q.shape
     _run(
         "attend",
         _Attend(
             torch.get_num_threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
             *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
-            None if indices is None else indices.data_ptr(), None if indptr is None else indptr.data_ptr(), scale,
+            *(None if x is None else x.data_ptr() for x in (indices, indptr, ends, members)), scale,
         ),
     )  # fmt: skip
 
@@ -258,3 +271,12 @@ def estimate(
             None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
         ),
     )  # fmt: skip
+
+
+def unite(
+    row_indices: Tensor, row_indptr: Tensor, indices: Tensor, members: Tensor, ends: Tensor, *, rows: int, query_block: int
+) -> None:
+    """Writes unions of the lists of `query_block` of `rows` rows a head into the other three tensors; see `UnionTiles`."""
+    heads = (len(row_indptr) - 1) // rows
+    pointers = (x.data_ptr() for x in (row_indices, row_indptr, indices, members, ends))
+    _run("unite", _Unite(torch.get_num_threads(), heads, rows, query_block, *pointers))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from shadowattn.kernels import ops
-from shadowattn.kernels.torch_kernels import TorchKernels
-from shadowattn.types import Heads, Lists, Selection
+from shadowattn.kernels.torch_kernels import TorchKernels, check_per_row
+from shadowattn.types import Heads, Lists, Selection, UnionTiles
 
 # Of a decode step with fewer heads a group most lanes are empty, and torch reads float32 as fast as memory gives it.
 _LEAST_SHARED = 4
@@ -21,6 +21,20 @@ class NativeKernels:
         """Reads the selected keys where they lie; nothing is gathered."""
         return ops.attend(
             q, k, v, heads.kv, selection.positions, selection.indices, selection.indptr, selection.query_block, scale
+        )
+
+    def unite(self, selection: Selection, rows: int) -> UnionTiles:
+        """A bit for each row in words over the keys, window by window."""
+        check_per_row(selection, rows)
+        queries = len(selection.positions)
+        indices, members, ends = ops.unite(selection.indices, selection.indptr, queries, rows)
+        starts = selection.indptr[:-1].view(-1, queries)[:, ::rows].contiguous().flatten()
+        return UnionTiles(indices, members, starts, ends, selection.positions, rows)
+
+    def attend_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: UnionTiles, heads: Heads, *, scale: float) -> Tensor:
+        """The block kernel, in which each row's lane is hidden from the keys that it does not keep."""
+        return ops.attend_tiles(
+            q, k, v, heads.kv, tiles.positions, tiles.indices, tiles.members, tiles.starts, tiles.ends, tiles.rows, scale
         )
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:

@@ -13,6 +13,8 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
 
+MOST_TILE_ROWS = 64  # a word has a bit for each row
+
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -47,6 +49,62 @@ def attend(
 
 @attend.register_fake
 def _(q, k, v, kv_head, positions, indices, indptr, query_block, scale):
+    return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("shadowattn::unite", mutates_args=())
+def unite(row_indices: Tensor, row_indptr: Tensor, rows: int, tile_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Unions of the lists of `tile_rows` rows each, of `rows` rows a head: `indices`, `members` and `ends` of `UnionTiles`.
+
+    Its `starts` are the places of the lists of every tile's first row.
+    """
+    checks.integer("tile_rows", tile_rows, least=1, most=MOST_TILE_ROWS)
+    checks.integer("rows", rows, least=1)
+    if (len(row_indptr) - 1) % rows:
+        raise InputError(f"row_indptr: expected a list for each of {rows} rows of every head, got {len(row_indptr) - 1} lists")
+    _check_lists(row_indices, row_indptr, len(row_indptr) - 1, checks.MOST)
+    indices, members = torch.empty_like(row_indices), torch.empty(row_indices.shape, dtype=torch.int64)
+    ends = torch.empty(_tiles(row_indptr, rows, tile_rows), dtype=torch.int64)
+    native.unite(row_indices, row_indptr, indices, members, ends, rows=rows, query_block=tile_rows)
+    return indices, members, ends
+
+
+@unite.register_fake
+def _(row_indices, row_indptr, rows, tile_rows):
+    members = row_indices.new_empty(row_indices.shape, dtype=torch.int64)
+    return torch.empty_like(row_indices), members, row_indptr.new_empty(_tiles(row_indptr, rows, tile_rows))
+
+
+@torch.library.custom_op("shadowattn::attend_tiles", mutates_args=())
+def attend_tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_head: Tensor,
+    positions: Tensor,
+    indices: Tensor,
+    members: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    tile_rows: int,
+    scale: float,
+) -> Tensor:
+    """Attention of q [H, Q, D] on the rows' own keys, read by tiles of rows as in `UnionTiles`; returns [H, Q, D]."""
+    _check(q, k, v, kv_head)
+    checks.vector("positions", positions, q.shape[1])
+    checks.ascending("positions", positions, least=0, below=k.shape[1])
+    checks.integer("tile_rows", tile_rows, least=1, most=MOST_TILE_ROWS)
+    _check_unions(indices, members, starts, ends, q.shape[0] * -(-q.shape[1] // tile_rows), k.shape[1])
+    out = torch.empty(q.shape, dtype=q.dtype)
+    native.attend(
+        _rows(q), _rows(k), _rows(v), out, kv_head=kv_head, positions=positions, indices=indices, indptr=starts,
+        query_block=tile_rows, scale=scale, ends=ends, members=members,
+    )  # fmt: skip
+    return out
+
+
+@attend_tiles.register_fake
+def _(q, k, v, kv_head, positions, indices, members, starts, ends, tile_rows, scale):
     return q.new_empty(q.shape)
 
 
@@ -158,6 +216,10 @@ def _lists(q: Tensor, pooling: str, query_block: int) -> int:
     return q.shape[1] if pooling == "rows" else -(-q.shape[1] // query_block)
 
 
+def _tiles(row_indptr: Tensor, rows: int, tile_rows: int) -> int:
+    return (len(row_indptr) - 1) // rows * -(-rows // tile_rows)
+
+
 def _rows(x: Tensor) -> Tensor:
     """x with a contiguous last axis; caches and their slices have one and are not copied."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -187,6 +249,21 @@ def _check_lists(indices: Tensor, indptr: Tensor, lists: int, keys: int) -> None
     listed = indices.numpy()
     if listed[ends[:-1]].min() < 0 or listed[ends[1:] - 1].max() >= keys:
         raise InputError(f"indices: expected keys of 0 … {keys - 1}, ascending in each list, got others")
+
+
+def _check_unions(indices: Tensor, members: Tensor, starts: Tensor, ends: Tensor, tiles: int, keys: int) -> None:
+    """Unions of at least one key each, within `indices`, whose first and last keys exist."""
+    checks.vector("indices", indices, indices.numel(), dtype=torch.int32)
+    checks.vector("members", members, indices.numel())
+    for name, x in (("starts", starts), ("ends", ends)):
+        checks.vector(name, x, tiles)
+    first, end, listed = starts.numpy(), ends.numpy(), indices.numpy()
+    if first.min() < 0 or end.max() > len(listed) or (end <= first).any():
+        raise InputError(
+            f"starts, ends: expected a key or more a tile, within {len(listed)} places, got {first[:3]} and {end[:3]} …"
+        )
+    if listed[first].min() < 0 or listed[end - 1].max() >= keys:
+        raise InputError(f"indices: expected keys of 0 … {keys - 1}, ascending in each union, got others")
 
 
 def _check_budgets(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shadowattn.types import Heads, Lists, Selection
+from shadowattn import checks
+from shadowattn.errors import InputError
+from shadowattn.types import Heads, Lists, Selection, UnionTiles
 
 # Gathered K and V of one tile. Above the caches' size a larger tile gains nothing and only costs memory.
 _TILE_BYTES = 16 << 20
@@ -41,6 +43,25 @@ class TorchKernels:
             out[:, tile.start * block : tile.stop * block] = attended[:, : q_rows.shape[1]].to(q.dtype)
         return out
 
+    def unite(self, selection: Selection, rows: int) -> UnionTiles:
+        """A word a key and tile, to which each row of the tile that keeps the key adds its bit."""
+        check_per_row(selection, rows)
+        queries, lengths = len(selection.positions), selection.indptr.diff()
+        blocks, keys = -(-queries // rows), int(selection.indices.max()) + 1
+        head, row = torch.arange(len(lengths)) // queries, torch.arange(len(lengths)) % queries
+        tile, bit = head * blocks + row // rows, torch.ones_like(row) << row % rows
+        words = torch.zeros(len(lengths) // queries * blocks, keys, dtype=torch.int64)
+        places = (tile * keys).repeat_interleave(lengths) + selection.indices
+        words.view(-1).index_add_(0, places, bit.repeat_interleave(lengths))
+        found, key = words.nonzero().T
+        counts = found.bincount(minlength=len(words))
+        ends = counts.cumsum(0)
+        return UnionTiles(key.to(torch.int32), words[found, key], ends - counts, ends, selection.positions, rows)
+
+    def attend_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: UnionTiles, heads: Heads, *, scale: float) -> Tensor:
+        """By the rows' own lists."""
+        return self.attend(q, k, v, tiles.per_row(), heads, scale=scale)
+
     def dense(self, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, causal_offset: int, scale: float) -> Tensor:
         """torch's own. Heads that do not fill their groups evenly are worked off group by group, so that K is never copied."""
         groups = heads.grouped()
@@ -65,6 +86,13 @@ class TorchKernels:
         chosen |= (key >= lists.candidates[:, None]) & (key < (lists.candidates + lists.tail)[:, None])
         indices = chosen.nonzero()[:, -1].to(torch.int32)  # over heads, lists and keys in ascending order
         return Selection(indices, lists.indptr, lists.positions, lists.query_block)
+
+
+def check_per_row(selection: Selection, rows: int) -> None:
+    """Raises `InputError` where rows share lists already, and on tiles of more rows than a word has bits."""
+    checks.integer("rows", rows, least=1, most=64)
+    if selection.query_block != 1:
+        raise InputError(f"query_block: expected lists of single rows, whose unions are tiles, got {selection.query_block}")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float | None = None) -> Tensor:

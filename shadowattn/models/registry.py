@@ -51,9 +51,10 @@ def replace_attention(
     decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
     # Masks are made by the decoder's config, attention by its layers'; a vision model's stays as it is.
     configs = list({id(m.config): m.config for m in (decoder, *modules)}.values())
-    before = [config._attn_implementation for config in configs]
-    if any(isinstance(name, _AttachedName) for name in before):
+    if any(config in _ATTACHED for config in map(id, configs)):
         raise InputError("another model with the same config object is attached; give each its own: copy.deepcopy(model.config)")
+    # A shallow copy of an attached model's config kept the name beyond the context.
+    before = [str(getattr(config._attn_implementation, "before", config._attn_implementation)) for config in configs]
     # Both registries need the name: without a mask function the model would run, but see the future.
     AttentionInterface.register(_NAME, _dispatch)
     AttentionMaskInterface.register(_NAME, describe_mask)
@@ -68,10 +69,12 @@ def replace_attention(
             _REPLACED[module] = replacement, row
         for config, name in zip(configs, before, strict=True):
             config._attn_implementation_internal = _AttachedName(name)
+            _ATTACHED.add(id(config))
         yield
     finally:
         for config, name in zip(configs, before, strict=True):
             config._attn_implementation_internal = name
+            _ATTACHED.discard(id(config))
         for module in (model, decoder, *modules):
             _REPLACED.pop(module, None)
         for hook in hooks:
@@ -118,6 +121,10 @@ class _Replacement:
 
 # Kept outside of the modules, so that a copy or a pickle of the model finds nothing of it. The decoder is an entry too.
 _REPLACED: WeakKeyDictionary[nn.Module, tuple[_Replacement, int]] = WeakKeyDictionary()
+
+
+# The configs, by id, of models that are attached: they live as long.
+_ATTACHED: set[int] = set()
 
 
 class _AttachedName(str):
@@ -195,8 +202,8 @@ def _dispatch(module, query, key, value, attention_mask, scaling=None, dropout=0
     """transformers' attention signature on one side, `LayerAttention` on the other."""
     if module not in _REPLACED:
         raise InputError(
-            "this model is not attached, but shares its config with one that is; give each its own config: "
-            "copy.deepcopy(model.config)"
+            "this model is not attached, but shares its config with one that is, or has a shallow copy of it; give each its own "
+            "config: copy.deepcopy(model.config)"
         )
     replacement, row = _REPLACED[module]
     layer, shape = module.layer_idx, replacement.shape

@@ -4,7 +4,7 @@ import torch
 import shadowattn
 from shadowattn.data.stdlib import stdlib_text
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks import Needle, Question, RetrievalKV, exact_match_rate
+from shadowattn.evaluation.tasks import Copy, Needle, Question, RetrievalKV, exact_match_rate
 from shadowattn.models import load_bundled
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
@@ -19,7 +19,13 @@ def bundled():
 
 @pytest.mark.parametrize(
     "task",
-    [RetrievalKV(documents=3, pairs=5), Needle(documents=3, tokens=200), Needle(documents=3, tokens=200, wording="number")],
+    [
+        RetrievalKV(documents=3, pairs=5),
+        RetrievalKV(documents=3, pairs=5, tokens=400),
+        Needle(documents=3, tokens=200),
+        Needle(documents=3, tokens=200, wording="number"),
+        Copy(documents=3, tokens=700),
+    ],
 )
 def test_questions_are_the_same_for_the_same_seed_and_fit(task, bundled):
     filler = stdlib_text("heldout")[:50_000]
@@ -72,6 +78,11 @@ def test_a_match_needs_every_answer_token():
         lambda: Needle(depths=[]),
         lambda: Needle(tokens=64),
         lambda: Needle(documents=0),
+        lambda: RetrievalKV(pairs=10, tokens=300),
+        lambda: Copy(documents=0),
+        lambda: Copy(shots=-1),
+        lambda: Copy(lead=12),
+        lambda: Copy(tokens=400),
     ],
 )
 def test_refuses_tasks_that_make_no_sense(wrong):
@@ -100,3 +111,63 @@ def test_a_number_is_hidden_once_and_asked_for_by_the_beginning_of_its_sentence(
     assert prompt.count(f"{asked}{answer}.") == 1
     with pytest.raises(InputError, match=r"task\.wording: expected one of note, number"):
         Needle(wording="riddle")
+
+
+def test_a_passage_to_copy_stands_in_the_prompt_after_other_copies(bundled):
+    words = " ".join(f"w{i} x{i % 7}" for i in range(400))
+    (question,) = Copy(documents=1, tokens=700, shots=2, lead=3, words=6).questions(bundled.tokenizer, words)
+    prompt, answer = bundled.tokenizer.decode(question.prompt), bundled.tokenizer.decode(question.answer)
+    text, *shown, line = prompt.split("\n")
+    assert [text.count(copied) for copied in shown] == [1, 1]
+    assert len(line.split()) == len(answer.split()) == 3
+    assert text.count(line + answer) == 1
+
+
+def test_records_stand_in_held_out_text(bundled):
+    questions = RetrievalKV(documents=4, pairs=5, tokens=600).questions(bundled.tokenizer, stdlib_text("heldout")[:50_000])
+    for question in questions:
+        assert 400 < question.tokens <= 600
+        lines = bundled.tokenizer.decode(question.prompt).split("\n")
+        assert [line.startswith(": ") for line in lines].count(True) == 6
+
+
+class Chatty:
+    """The bundled model's tokenizer with a chat template."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.chat_template = tokenizer, "some"
+
+    def __call__(self, text, **how):
+        return self._tokenizer(text, **how)
+
+    def decode(self, ids):
+        return self._tokenizer.decode(ids)
+
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
+        assert add_generation_prompt
+        assert not tokenize
+        (message,) = messages
+        return f"<{message['role']}>{message['content']}</{message['role']}>\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        RetrievalKV(documents=3, pairs=5, tokens=600, chat=True),
+        Needle(documents=3, tokens=600, wording="number", chat=True),
+        Copy(documents=3, tokens=900, chat=True),
+    ],
+)
+def test_a_chat_asks_for_a_line_and_begins_the_reply_with_it(task, bundled):
+    for question in task.questions(Chatty(bundled.tokenizer), stdlib_text("heldout")[:50_000]):
+        prompt = bundled.tokenizer.decode(question.prompt)
+        asked, reply = prompt.split("</user>\n<assistant>")
+        assert asked.startswith("<user>")
+        assert asked.endswith("Repeat a line of the text above, word for word.")
+        assert asked.count(reply + bundled.tokenizer.decode(question.answer)) == 1
+        assert question.tokens <= task.tokens
+
+
+def test_refuses_a_chat_without_a_template(bundled):
+    with pytest.raises(InputError, match="expected a tokenizer with a chat template"):
+        Needle(chat=True).questions(bundled.tokenizer, stdlib_text("heldout")[:50_000])

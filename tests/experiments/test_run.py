@@ -70,6 +70,9 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     losses = rows[rows.metric == "loss"].set_index(["method", "retention"]).value
     for method in ("shadowattn", "waterfill", "int8_uniform", "oracle", "streaming", "random"):
         assert losses[method, 1.0] == pytest.approx(losses["dense", 1.0], abs=1e-5)
+    compared = {(row.method, row.metric) for row in rows[rows.metric.str.endswith("_p")].itertuples()}
+    rivals = {"int8_uniform": "oracle", "streaming": "int8_uniform", "random": "streaming", "shadowattn": "npu_full"}
+    assert {(name, f"gain_over_{rival}_p") for name, rival in rivals.items()} < compared
     better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0] - 1e-5)]
     beats = better.method.map(lambda method: "INT8 beats dense" if method == "npu_full" else "sparse beats dense")
     assert [expected in flag for expected, flag in zip(beats, better.flag, strict=True)] == [True] * len(better)
@@ -141,6 +144,9 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["study._target_=3"], "study: expected a study by its class"),
         (["estimator._target_=null"], "estimator._target_: expected MODULE.NAME, got None"),
         (["+exp=fig10", "study.lengths=[]"], "study.lengths: expected at least one number of tokens"),
+        (["retention=0.1,0.2"], "retention=0.1,0.2: expected one value, got several; a sweep over them begins with -m"),
+        (["+exp=sweep_retention", "+study.rivals.oracle=nobody"], "study.rivals: expected two different methods of shadowattn"),
+        (["+exp=sweep_retention", "+study.rivals.oracle=shadowattn"], "oracle and shadowattn are compared in any case"),
         (["+exp=study_query_block", "method=max_8"], "is the name of a block's method"),
         (["+exp=study_query_block", "method=dense"], "'dense' is the baseline's name"),
         (["+exp=study_query_block", "study.query_blocks=[]"], "expected at least one of each"),

@@ -459,3 +459,43 @@ def test_outliers_of_every_head(run):
     assert set(heads) == {2 * 4}
     assert {"npu_full", "npu_full, both", "qkv, offset", "npu_full_log2", "npu_full_per_head"} <= set(heads.index)
     assert (folder / "study_outliers.png").is_file()
+
+
+SHORT_TASKS = ["study.lengths=[96]", "study.needle.wording=note", "study.records.pairs=1", "study.records.documents=2"]
+SHORT_TASKS += ["study.copy.words=2", "study.copy.lead=1", "study.copy.shots=0", "study.copy.documents=2"]
+SHORT_TASKS += ["study.needle.documents=2", "allocator=uniform"]
+
+
+def test_retrieval_is_measured_with_dense_attention_and_then_with_every_method(run):
+    rows = rows_of(run("study_retrieval", "+exp=study_retrieval", *SHORT_TASKS, "study.least=0", "retentions=[0.1,0.2]"))
+    assert set(rows.metric) == {"accuracy"}
+    tasks = {("needle", 96), ("records", 96), ("copy", 96)}
+    for (method, _), of in rows.groupby(["method", "retention"]):
+        assert set(zip(of.task, of.tokens, strict=True)) == tasks, method
+    assert set(rows.method) == {"dense", "npu_full", "shadowattn", "int8_uniform", "oracle", "streaming"}
+    assert ((rows.low <= rows.value) & (rows.value <= rows.high) & (rows.low < rows.high)).all()
+    assert (rows.n == 2).all()
+
+
+def test_retrieval_measures_methods_only_on_what_dense_attention_answers(run):
+    folder = run("study_retrieval", "+exp=study_retrieval", *SHORT_TASKS, "study.least=1")
+    rows = rows_of(folder)
+    able = rows[(rows.method == "dense") & (rows.value == 1)]
+    assert set(rows[rows.method != "dense"].task) == set(able.task) < {"needle", "records", "copy"}
+    assert (folder / "study_retrieval.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("study.lengths=[]", "expected at least one of each"),
+        ("study.lengths=[100000]", "study.lengths: expected at most the model's context"),
+        ("study.lengths=[20]", "task.tokens: expected"),
+        ("study.chats=[true]", "study.chats: expected a model with a chat template"),
+        ("study.least=2", "study.least: expected a share from 0 to 1, got 2"),
+    ],
+)
+def test_retrieval_refuses_what_it_cannot_ask(run, capsys, setting, message):
+    with pytest.raises(SystemExit):
+        run("study_retrieval", "+exp=study_retrieval", *SHORT_TASKS, setting)
+    assert message in capsys.readouterr().err

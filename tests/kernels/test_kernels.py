@@ -19,8 +19,9 @@ from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.selection import BLOCK_SCORES, Rule
-from shadowattn.types import Heads, Lists
+from shadowattn.types import Heads, Lists, Selection
 from tests.kernels.exact import attention_float64, best_keys, hidden_by_lists
+from tests.selections import as_mask
 from tests.tensors import HEADS, qkv
 
 BUILT = native.library() is not None
@@ -71,6 +72,93 @@ def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_bloc
     largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
     tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 5e-7 * largest
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+
+
+def row_lists(heads: int, rows: int, earlier: int, retention: float, seed: int) -> Selection:
+    """Random lists, those of neighbours alike in half of the keys' scores, so that unions are neither one list nor all keys."""
+    generator = torch.Generator().manual_seed(seed)
+    lists = Rule().lists(torch.linspace(retention / 2, retention, heads, dtype=torch.float64), earlier + torch.arange(rows))
+    scores = torch.rand(heads, rows + 1, rows + earlier, generator=generator)
+    return TorchKernels().select(scores[:, 1:] + scores[:, :1], lists)
+
+
+TILES = dict(
+    rows=st.integers(1, 140),
+    earlier=st.sampled_from([0, 1, 63, 200, 1000, 2100]),  # windows of the native kernel hold 1024 keys
+    tile_rows=st.sampled_from([1, 2, 3, 4, 8, 16, 31, 32, 33, 63, 64]),
+    retention=st.sampled_from([0.001, 0.05, 0.2, 0.5, 1.0]),
+    seed=st.integers(0, 99),
+)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@given(heads=st.integers(1, 3), **TILES)
+def test_unions_hold_every_rows_own_list(name, heads, rows, earlier, tile_rows, retention, seed):
+    selection = row_lists(heads, rows, earlier, retention, seed)
+    made, context = implementation(name)
+    with context:
+        tiles = made.unite(selection, tile_rows)
+    kept = tiles.per_row()
+    assert kept.indices.equal(selection.indices)
+    assert kept.indptr.equal(selection.indptr)
+    seen = torch.nn.functional.pad(as_mask(selection, rows + earlier), (0, 0, 0, -rows % tile_rows)).unflatten(1, (-1, tile_rows))
+    unions = [keys.nonzero()[:, 0].tolist() for keys in seen.any(2).flatten(0, 1)]
+    assert [tiles.indices[a:b].tolist() for a, b in zip(tiles.starts, tiles.ends, strict=True)] == unions
+    assert tiles.counts.flatten().tolist() == [len(union) for union in unions]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@given(
+    dim=st.sampled_from([8, 16, 24, 64, 72, 80, 96, 128, 160, 200, 256]),
+    heads=st.sampled_from([*HEADS, (7, 1), (6, 2)]),
+    size=st.sampled_from([1.0, 1e-3, 30.0]),
+    threads=st.sampled_from([1, 1, 3]),
+    **TILES,
+)
+def test_tiles_attend_to_every_rows_own_list(name, dtype, dim, heads, size, threads, rows, earlier, tile_rows, retention, seed):
+    """With threads to spare the union of a tile is split among them."""
+    count, groups = heads
+    q, k, v = (x.to(dtype) for x in qkv(count, groups, rows, rows + earlier, dim, seed=seed))
+    q = size * q
+    selection = row_lists(count, rows, earlier, retention, seed)
+    made, context = implementation(name)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with context:
+            out = made.attend_tiles(q, k, v, made.unite(selection, tile_rows), Heads.all(count, groups), scale=0.3)
+    finally:
+        torch.set_num_threads(before)
+    expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), 0.3)
+    assert out.dtype == dtype
+    largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
+    tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 1e-6 * largest  # of the worst of ten times as many keys as above
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_score_that_is_not_finite_reaches_no_row_of_a_tile_that_does_not_keep_the_key(name):
+    q, k, v = qkv(1, 1, 6, 6, 16)
+    k[0, 4, 3] = math.nan
+    lists = Rule().lists(torch.ones(1, dtype=torch.float64), torch.arange(6))
+    selection = TorchKernels().select(torch.rand(1, 6, 6), lists)  # retention 1: rows 4 and 5 keep key 4
+    made, context = implementation(name)
+    with context:
+        out = made.attend_tiles(q, k, v, made.unite(selection, 8), Heads.all(1, 1), scale=1.0)
+    assert out[:, :4].isfinite().all()
+    assert out[:, 4:].isnan().all()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[:2])
+def test_what_cannot_be_a_tile_is_refused(name):
+    made, context = implementation(name)
+    shared = TorchKernels().select(torch.rand(1, 2, 8), Rule(4).lists(torch.ones(1, dtype=torch.float64), torch.arange(8)))
+    with context:
+        with pytest.raises(InputError, match="rows: expected an integer of 1 … 64, got 65"):
+            made.unite(row_lists(1, 8, 0, 0.5, 0), 65)
+        with pytest.raises(InputError, match="query_block: expected lists of single rows, whose unions are tiles, got 4"):
+            made.unite(shared, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -258,6 +346,10 @@ def test_operators_are_what_torch_expects_of_them():
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(ops.attend, (q, k, v, kv, positions, indices, lists.indptr, 1, 0.25), test_utils=checks)
     torch.library.opcheck(ops.select, (torch.rand(4, 6, 40), *plan), test_utils=checks)
+    torch.library.opcheck(ops.unite, (indices, lists.indptr, 6, 4), test_utils=checks)
+    tiles = NativeKernels().unite(Selection(indices, lists.indptr, positions, 1), 4)
+    unions = (tiles.indices, tiles.members, tiles.starts, tiles.ends, 4)
+    torch.library.opcheck(ops.attend_tiles, (q, k, v, kv, positions, *unions, 0.25), test_utils=checks)
     torch.library.opcheck(ops.pack, (k, torch.ones(2), packed, 0), test_utils=checks)
     torch.library.opcheck(ops.estimate, (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1), test_utils=checks)
     arguments = (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1, *plan)

@@ -497,11 +497,15 @@ def test_two_models_of_one_config_object():
     with sparse_attach(model):
         with pytest.raises(InputError, match=r"shares its config.*copy\.deepcopy\(model\.config\)"):
             logits(other, tokens())
+        shallow = type(model)(copy.copy(model.config)).eval()
         with pytest.raises(InputError, match="same config object is attached"), sparse_attach(other):
             pass
     logits(other, tokens())
     with sparse_attach(other):
         logits(other, tokens())
+    with sparse_attach(shallow):  # its config kept the registered name, and is nobody else's
+        logits(shallow, tokens())
+    logits(shallow, tokens())
 
 
 def test_refuses_weights_without_values():

@@ -19,6 +19,8 @@ typedef struct {
 
 // Exact attention of each row over its list. Rows b·query_block … share list b, indices[indptr[h·B + b] … indptr[h·B + b + 1]),
 // ascending; a row uses the keys at or before its position. indices == NULL: every key up to the row's own (dense).
+// members != NULL: list i is the union of the lists of up to 64 rows and ends at ends[i], not where list i + 1 starts. Row r of
+// the block keeps the keys whose word has bit r set.
 typedef struct {
   int64_t threads, bfloat16;
   int64_t heads, rows, keys, dim, query_block;
@@ -26,9 +28,22 @@ typedef struct {
   const int64_t* kv_head;    // [H]
   const int64_t* positions;  // [Q], ascending
   const int32_t* indices;
-  const int64_t* indptr;  // [H·B + 1]
+  const int64_t* indptr;  // [H·B + 1]; with members [H·B], where each list starts
+  const int64_t* ends;    // [H·B], with members alone
+  const uint64_t* members;
   float scale;
 } SaAttend;
+
+// Unions of per-row lists over blocks of `query_block` ≤ 64 rows, and the rows that keep each key; see unite.h. The union of a
+// block is written from where the list of its first row starts: it is no longer than the lists of its rows together.
+typedef struct {
+  int64_t threads, heads, rows, query_block;
+  const int32_t* row_indices;
+  const int64_t* row_indptr;  // [H·Q + 1]
+  int32_t* indices;           // of as many places as row_indices
+  uint64_t* members;          // as many: bit r of a key's word, row r of the block
+  int64_t* ends;              // [H·B], where each union ends
+} SaUnite;
 
 // Which keys an index list takes, from scores; see select.h. `indptr` gives each list's length and place.
 typedef struct {
@@ -83,16 +98,18 @@ typedef struct {
   int (*select)(const SaSelect*);
   int (*pack)(const SaPack*);
   int (*estimate)(const SaEstimate*);
+  int (*unite)(const SaUnite*);
 } SaKernels;
 
 // Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2.
 SA_API int shadowattn_highest_level(void);  // of this processor and this build
-// Bytes of SaAttend, SaSelect, SaPack and SaEstimate, so that a caller of other declarations is found out before it calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[4]);
+// Bytes of SaAttend, SaSelect, SaPack, SaEstimate and SaUnite, so that a caller of other declarations is found out before it calls.
+SA_API void shadowattn_struct_bytes(int64_t bytes[5]);
 SA_API int shadowattn_attend(int level, const SaAttend*);
 SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);
 SA_API int shadowattn_estimate(int level, const SaEstimate*);
+SA_API int shadowattn_unite(int level, const SaUnite*);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kLeastSharedRows = 4;
 
 int attend(const SaAttend* a) {
-  const bool own_lists = a->indices && a->query_block < kLeastSharedRows;
+  const bool own_lists = a->indices && !a->members && a->query_block < kLeastSharedRows;
   if (a->bfloat16) return own_lists ? attend_rows<bf16>(*a) : attend_blocks<bf16>(*a);
   return own_lists ? attend_rows<float>(*a) : attend_blocks<float>(*a);
 }

@@ -2,7 +2,8 @@
 //
 // The rows of the block are the lanes. Q and the output are held transposed, [D][rows]; a selected key is read where it lies
 // and its elements are broadcast, so that gathering costs nothing, the softmax needs no sums over lanes, and each element of K
-// and V read serves all rows. Lists are worked off in tiles of 64 keys with an online softmax.
+// and V read serves all rows. Lists are worked off in tiles of 64 keys with an online softmax. Where the list is the union of the
+// rows' own lists, scores of the lanes that do not keep a key become −∞, and each row attends to its own keys alone.
 #pragma once
 #include <cstdlib>
 
@@ -19,8 +20,9 @@ constexpr int64_t kDenseRows = 32; // of a block whose list is every key
 
 struct Block {
   int64_t head, rows, first_query;
-  const int32_t* list;  // NULL: keys 0 …
-  int64_t from, to;     // of the list
+  const int32_t* list;      // NULL: keys 0 …
+  const uint64_t* members;  // of the list's keys; NULL: all rows keep each
+  int64_t from, to;         // of the list
   int64_t lanes;        // rows, rounded up to whole vectors
 };
 
@@ -40,6 +42,16 @@ struct BlockMemory {
     values = keys + kTile * dim;
   }
 };
+
+// Scores of the rows that do not keep a key become −∞.
+inline void hide_from_others(float* scores, const uint64_t* members, int64_t keys, int64_t lanes) {
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int64_t lane = 0; lane < lanes; lane += VL) {
+      float* s = scores + j * lanes + lane;
+      Isa::store(s, Isa::kept(Isa::load(s), members[j] >> lane));
+    }
+  }
+}
 
 // Rescaling factors, running maximum and total of each lane; scores become weights.
 template <class T>
@@ -99,6 +111,7 @@ void attend_block(const SaAttend& a, const Block& b, const BlockMemory& m) {
     }
     for (int64_t j = n; j < tile; ++j)
       for (int64_t lane = 0; lane < lanes; ++lane) m.scores[j * lanes + lane] = -__builtin_inff();
+    if (b.members) hide_from_others(m.scores, b.members + start, n, lanes);
     if (key_at(start + n - 1) > positions[0]) {
       for (int64_t j = 0; j < n; ++j) {
         const int64_t key = key_at(start + j);
@@ -162,12 +175,13 @@ int attend_blocks(const SaAttend& a) {
     const int64_t head = t / (lists * pieces), at = lists * pieces - 1 - t % (lists * pieces);  // last blocks first
     const int64_t list = at / pieces, first = list * shared + at % pieces * rows;
     const int64_t end = min_of(min_of(first + rows, (list + 1) * shared), a.rows);
-    Block b{head, end - first, first, nullptr, 0, 0, lanes};
+    Block b{head, end - first, first, nullptr, nullptr, 0, 0, lanes};
     if (b.rows <= 0) return b;
     if (a.indices) {
-      const int64_t* start = a.indptr + head * lists + list;
-      b.list = a.indices + start[0];
-      b.to = start[1] - start[0];
+      const int64_t which = head * lists + list, start = a.indptr[which];
+      b.list = a.indices + start;
+      if (a.members) b.members = a.members + start;
+      b.to = (a.members ? a.ends[which] : a.indptr[which + 1]) - start;
     } else {
       b.to = a.positions[end - 1] + 1;
     }

@@ -2,6 +2,7 @@
 #include "attend.h"
 #include "estimate.h"
 #include "select.h"
+#include "unite.h"
 
 extern const SaKernels SA_TABLE;
-const SaKernels SA_TABLE = {attend, select, pack, estimate};
+const SaKernels SA_TABLE = {attend, select, pack, estimate, unite};

@@ -28,8 +28,16 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
   static vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
   static vi max(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 
+  static vf kept(vf x, uint64_t bits) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), set1(-__builtin_inff()), x);
+  }
+
   static vf whole(vf x) { return _mm512_roundscale_ps(x, 0); }
-  static vf scale(vf x, vf whole) { return _mm512_scalef_ps(x, whole); }
+  // Lanes at the least exponent are masked: the processor takes hundreds of cycles for a product that is too small for a float.
+  static vf scale(vf x, vf whole) {
+    const __mmask16 large = _mm512_cmp_ps_mask(whole, set1(kLeastExponent), _CMP_NLE_UQ);  // and NaN
+    return _mm512_maskz_scalef_ps(large, x, whole);
+  }
 
   // Transposes 4 × 4 within 128-bit lanes, then the lanes: each step adds what it brings together.
   static vf sums_of(vf* x) {

@@ -62,6 +62,17 @@ struct Vectors {
     return x * power;
   }
 
+  // x in the lanes whose bit is set, −∞ in the others.
+  static vf kept(vf x, uint64_t bits) {
+    vi numbers, lane_bit;
+    memcpy(&numbers, &x, sizeof x);
+    for (int i = 0; i < kLanes; ++i) lane_bit[i] = 1 << i;
+    const vi set = (lane_bit & (vi{} + static_cast<int32_t>(bits))) != 0;
+    const vi chosen = (numbers & set) | (~set & static_cast<int32_t>(0xff800000));
+    memcpy(&x, &chosen, sizeof x);
+    return x;
+  }
+
   static float lanes_max(vf x) {
     float m = x[0];
     for (int i = 1; i < kLanes; ++i) m = x[i] > m ? x[i] : m;
