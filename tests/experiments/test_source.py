@@ -42,7 +42,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 def perplexity(folder: Path) -> float:
     (rows,) = folder.glob("results/runs/default/*/rows.parquet")
     frame = pd.read_parquet(rows)
-    return frame[(frame.metric == "perplexity") & (frame.method == "shadowattn")].value.iloc[0]
+    return frame[(frame.metric == "perplexity") & ~frame.method.isin(("dense", "npu_full"))].value.iloc[0]
 
 
 def test_an_edit_of_a_users_estimator_is_measured(tmp_path):

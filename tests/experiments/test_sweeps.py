@@ -37,7 +37,7 @@ def test_all_jobs_end_in_one_table_one_figure_and_a_status(launcher, tmp_path):
     assert (folder / "sweep.png").stat().st_size > 10_000
     rows = pd.read_csv(folder / "rows.csv")
     assert list(rows.job.unique()) == ["retention=0.1", "retention=0.3"]
-    assert set(rows[rows.method == "shadowattn"].retention) == {0.1, 0.3}
+    assert set(rows[rows.method == "oracle"].retention) == {0.1, 0.3}
     assert json.loads((folder / "job_1.json").read_text())["error"].startswith("retention: expected a share")
 
 
