@@ -38,3 +38,8 @@ def test_an_allocator_has_one_colour_in_every_panel():
 
 def test_fig_10_counts_its_cases():
     assert "n = 12 cases" in draw_fig10(read_reference(ROOT / "results" / "reference" / "fig10.csv")).get_suptitle()
+
+
+def test_a_panel_without_values_is_empty():
+    rows = read_reference(ROOT / "results" / "reference" / "quickstart.csv")
+    assert draw_quality(rows[~rows.metric.isin(("mass_recall", "topk_overlap"))]).axes

@@ -86,4 +86,4 @@ def _dots(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
         axis.errorbar(of, places, xerr=reach, linestyle="none", marker=marker, markersize=5, capsize=2, label=f"retention {at:g}")
     axis.set_yticks(range(len(methods)), methods)
     axis.grid(axis="y", color="0.9")
-    axis.set_ylim(len(methods) - 0.5, -0.5)  # the first at the top
+    axis.set_ylim(max(1, len(methods)) - 0.5, -0.5)  # the first at the top; a panel may be empty
