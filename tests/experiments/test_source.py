@@ -78,7 +78,7 @@ def test_an_edit_of_the_package_is_measured_cells_and_stages_too(tmp_path, monke
     run_here()
     (folder,) = (tmp_path / "runs" / "default").iterdir()
     (stage,) = (tmp_path / "artifacts").glob("scales-*")
-    (cell,) = folder.glob("cells/shadowattn@*.json")
+    (cell,) = folder.glob("cells/oracle@*.json")
     cell.write_text(json.dumps(json.loads(cell.read_text()) | {"loss": 99.0}))
     assert "done before" in run_here()
     monkeypatch.setattr(source, "source_hash", lambda: "edited")
