@@ -23,7 +23,7 @@ class Random(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         head = chunk.heads.ids[:, None, None]
-        key = torch.arange(chunk.keys)[None, None, :]
+        key = torch.arange(chunk.keys, device=chunk.q.device)[None, None, :]
         state = _mix(_mix(torch.tensor(self.seed) * 1_000_003 + chunk.layer) + head)
         state = _mix(_mix(state + chunk.positions[None, :, None]) + key)
         return (state & 0xFFFFFF).to(torch.float32)  # 24 bits: exact in float32
