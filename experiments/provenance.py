@@ -36,7 +36,8 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
 def measured_on(machine: Mapping[str, Any], commit: str | None, dirty: bool | None) -> str:
     """Machine and commit in one line, for tables and figures, and whether the code had changes that are not in it."""
     of = f", commit {commit[:7]}{', changed' if dirty else ''}" if commit else ""
-    return f"{machine['processor']}, {machine['cores']} cores{of}"
+    gpu = f", model on {machine['gpu']}" if "gpu" in machine else ""
+    return f"{machine['processor']}, {machine['cores']} cores{gpu}{of}"
 
 
 def portable(command: str) -> str:
