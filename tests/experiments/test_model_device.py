@@ -82,6 +82,23 @@ def test_recall_and_shared_lists_are_measured_on_the_gpu(gpu, run):
     assert "chunk_time" not in set(pair[1].metric)
 
 
+SHORT = ["evaluation.context_tokens=48", "graphs.chunk_tokens=32", "importance.windows=1", "importance.window_tokens=24"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "arguments"),
+    [
+        ("offline", [*FUSED[:1], *SHORT, "retentions=[0.3]", "sensitivity.window_tokens=24", "sensitivity.retentions=[0.5]"]),
+        ("racing", ["allocator=waterfill", "importance.windows=3", "importance.race.first=2", "study.orders=2"]),
+        ("study_outliers", [*SHORT[:2], "study.calibration_windows=1"]),
+    ],
+)
+def test_what_calibration_finds_is_studied_on_the_gpu(experiment, arguments, gpu, run):
+    folder = run(experiment, f"+exp={experiment}", "model.device=cuda", *arguments)
+    assert set(pd.read_parquet(folder / "rows.parquet").model_device) == {GPU}
+    assert max(gpu.down) < 9000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
