@@ -25,6 +25,7 @@ from shadowattn.types import KEY_OFFSETS
 
 if TYPE_CHECKING:
     from experiments.lab import Lab, MethodSettings
+    from experiments.studies.base import Study
 
 
 def check(lab: "Lab") -> None:
@@ -37,6 +38,33 @@ def check(lab: "Lab") -> None:
             check_method(lab, method)
     if "model" in lab.needs:
         _check_subject(lab)
+
+
+def check_place(lab: "Lab", study: type["Study"]) -> None:
+    """Raises `InputError` where the model is to be on a GPU, and what is asked for runs on the CPU alone."""
+    if lab.place.type == "cpu":
+        return
+    asked, remedy = f"model.device={lab.of('model').device}", "or model.device=cpu"
+    if not study.on_gpu:
+        raise InputError(f"{asked}: {lab.of('experiment')} times or builds what runs on the CPU alone; use model.device=cpu")
+    if "kernel" in lab.needs and lab.of("kernel") == "native":
+        raise InputError(f"kernel=native: reads the CPU's memory, got {asked}; use kernel=auto, {remedy}")
+    if "pipeline" in lab.needs and lab.of("pipeline").mode != "batched":
+        raise InputError(
+            f"pipeline={lab.of('pipeline').mode}: stages run apart on the CPU, got {asked}; use pipeline=batched, {remedy}"
+        )
+    if "importance" in lab.needs and lab.of("importance").linear == "onednn":
+        raise InputError(f"importance.linear=onednn: multiplies on the CPU, got {asked}; use importance.linear=auto, {remedy}")
+    for name, method in lab.methods.items() if "estimator" in lab.needs else ():
+        if method.on_device:
+            raise InputError(
+                f"{name}: selection=device selects in OpenVINO's graphs, got {asked}; use selection=per_row, {remedy}"
+            )
+        if method.estimator_class.reads_cpu_memory:
+            raise InputError(
+                f"{name}: estimator={part_name(method.estimator)} runs OpenVINO's graphs on the CPU's memory, got {asked}; use "
+                f"int8_fused, which ranks the same keys, {remedy}"
+            )
 
 
 def check_choice(key: str, value: Any, known: tuple) -> None:
@@ -152,7 +180,7 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
     """Raises `InputError` where a method's parts do not fit one another, or the graphs."""
     if method.allocator is not None:
         build(method.allocator)
-    if "grid" in method.needs:  # the native estimate, whatever the attention kernel
+    if "grid" in method.needs and lab.place.type == "cpu":  # the native estimate, whatever the attention kernel
         native.require()
     check_units(method.rule, method.estimator_class)
     _check_place(method)

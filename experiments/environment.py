@@ -14,13 +14,16 @@ _ROOT = Path(__file__).parents[1]
 _CODE = ("shadowattn", "experiments", "conf", "CMakeLists.txt", "pyproject.toml", "constraints.txt")
 
 
-def machine() -> dict[str, Any]:
-    """Processor, memory, threads, and the commit with whether the code differs from it; both None outside a checkout."""
+def machine(gpu: str | None = None) -> dict[str, Any]:
+    """Processor, memory, threads, the `gpu` that the model is on, if any, and the commit with whether the code differs from it;
+    both None outside a checkout.
+    """
     changed = _git("status", "--porcelain", "--", *_CODE)
     return {
         "processor": processor(),
         "cpu": cpu(),
         "cores": cores(),
+        **({} if gpu is None else {"gpu": gpu}),
         "memory_bytes": memory_bytes(),
         "torch_threads": torch.get_num_threads(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -16,7 +16,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.checks import check
+from experiments.checks import check, check_place
 from experiments.config import Config
 from experiments.environment import machine
 from experiments.errors import ShardDoneError
@@ -54,6 +54,7 @@ def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> 
     study = build(config.study)
     check_targets({key: config[key] for key in study.needs})
     lab = Lab(config, study.needs)
+    check_place(lab, kind)
     study.check(lab)
     check(lab)
     name = lab.config_hash(study.inputs())
@@ -83,7 +84,7 @@ def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> 
 
 def _how(lab: Lab) -> str:
     subject = f": {lab.subject}" if lab.subject else ""
-    device = f", estimate on {lab.device.label}" if "device" in lab.needs else ""
+    device = f", model on {lab.gpu}" if lab.gpu else f", estimate on {lab.device.label}" if "device" in lab.needs else ""
     return subject + device + (f", kernel {lab.kernel_level}" if "kernel" in lab.needs else "")
 
 
@@ -112,7 +113,7 @@ def _set_aside(folder: Path, replaced: Path, others: list[str]) -> None:
 
 def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.DataFrame:
     """Rows and figures; `meta.json` comes last and makes the run count."""
-    folder, on = lab.folder, machine()  # before anything is measured, with the commit that was checked out then
+    folder, on = lab.folder, machine(lab.gpu)  # before anything is measured, with the commit that was checked out then
     write_json(folder / "code.json", asdict(lab.code))
     try:
         measured = study.measure(lab)

@@ -29,6 +29,7 @@ from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question
 from shadowattn.kernels import choose, native
 from shadowattn.models import LoadedModel, ModelShape, model_shape
+from shadowattn.models.place import find_place, place_label
 from shadowattn.online.break_even import break_even
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.executor import Threads
@@ -110,7 +111,7 @@ class Lab:
         settings of the study, or beside them."""
         hashed = {key: by_content(value) for key, value in self.settings().items() if key not in _BY_CONTENT}
         if "model" in self.needs:
-            hashed |= {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)}
+            hashed |= {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)} | self._elsewhere
         if "data" in self.needs:
             hashed["corpus"] = self.corpus.sha256
         if "evaluation" in self.needs:
@@ -144,6 +145,21 @@ class Lab:
         return build(part)
 
     @cached_property
+    def place(self) -> torch.device:
+        """Where the model is, known before it is loaded. Raises `InputError` where that is no device of this machine."""
+        return find_place(self.of("model").get("device", "cpu") if "model" in self.needs else "cpu")
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU that the model is on, by name."""
+        return None if self.place.type == "cpu" else place_label(self.place)
+
+    @property
+    def _elsewhere(self) -> dict[str, str]:
+        """What tells results of a model on a GPU from the CPU's."""
+        return {} if self.place.type == "cpu" else {"model_device": self.place.type}
+
+    @cached_property
     def shape(self) -> ModelShape:
         return model_shape(self.loaded.model)
 
@@ -163,7 +179,8 @@ class Lab:
     @cached_property
     def kernel(self) -> str:
         """The kernels that `kernel` stands for with this model."""
-        return choose(self.of("kernel"), head_dim=self.shape.head_dim, dtype=self.loaded.model.dtype).name
+        model = self.loaded.model
+        return choose(self.of("kernel"), head_dim=self.shape.head_dim, dtype=model.dtype, device=self.place).name
 
     @property
     def kernel_level(self) -> str:
@@ -175,7 +192,8 @@ class Lab:
         if self.of("dense_above") != "auto":
             return float(self.of("dense_above"))
         dtype = self.loaded.model.dtype
-        return break_even(choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype), dtype, query_block)
+        kernels = choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype, device=self.place)
+        return break_even(kernels, dtype, query_block)
 
     @cached_property
     def main(self) -> MethodSettings:
@@ -258,7 +276,7 @@ class Lab:
 
         `parts` are the settings of swappable parts that take part in it.
         """
-        common = {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)}
+        common = {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)} | self._elsewhere
         common |= {"corpus": self.corpus.sha256, "seed": self.seed}
         made = Stage(self.artifacts, name, common | inputs, code=stage_code(*parts))
         if made.outdated:
@@ -299,6 +317,7 @@ class Lab:
             corpus_sha256=self.corpus.sha256 if "data" in has else "",
             flag="",
             dense_above=self.dense_above(1) if "dense_above" in has else 1.0,
+            model_device=place_label(self.place),
         )
 
     def timing_row(self, kind: type[AnyRow] = Row) -> AnyRow:
@@ -311,6 +330,7 @@ class Lab:
         made: dict[str, Any] = {"config": self.settings(), "stages": self.stages}
         if "model" in has:
             made["model"] = {"name": self.loaded.name, "fingerprint": self.loaded.fingerprint} | asdict(self.shape)
+            made["model"]["device"] = place_label(self.place)
         if "data" in has:
             made["data"] = {"name": self.corpus.name, "sha256": self.corpus.sha256}
         if "device" in has:

@@ -35,7 +35,8 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def measured_on(machine: Mapping[str, Any], commit: str | None, dirty: bool | None) -> str:
     """Machine and commit in one line, for tables and figures, and whether the code had changes that are not in it."""
-    return f"{machine['processor']}, {machine['cores']} cores{_commit(commit, dirty)}"
+    gpu = f", model on {machine['gpu']}" if "gpu" in machine else ""
+    return f"{machine['processor']}, {machine['cores']} cores{gpu}{_commit(commit, dirty)}"
 
 
 def _commit(commit: str | None, dirty: bool | None) -> str:

@@ -16,6 +16,7 @@ from shadowattn.errors import InputError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST = 2**31 - 1  # indices are int32
+CPU = torch.device("cpu")
 _FLOAT32 = torch.finfo(torch.float32)
 
 
@@ -93,14 +94,14 @@ _CONVERT = {torch.int64: "long", torch.int32: "int", torch.bool: "bool"}
 
 
 def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **given: Tensor) -> None:
-    """Dense tensors in the CPU's memory, all of the same of some dtypes."""
+    """Dense tensors on one device, all of the same of some dtypes."""
     for name, x in given.items():
         if not isinstance(x, Tensor):
             raise InputError(f"{name}: expected a torch.Tensor, got {shown(x)}; convert it with torch.from_numpy or torch.tensor")
         if x.layout != torch.strided or x.is_nested:
             raise InputError(f"{name}: expected a dense tensor, got layout {x.layout}; use {name}.to_dense()")
-        if x.device.type != "cpu":
-            raise InputError(f"{name}: expected a tensor in the CPU's memory, got one on {x.device}; use {name}.cpu()")
+        if x.is_meta:
+            raise InputError(f"{name}: expected a tensor with values, got one on the meta device; load or compute it first")
         if x.dtype not in dtypes:
             raise InputError(
                 f"{name}: expected {_names(dtypes)}, got {x.dtype}; convert it with {name}.{_CONVERT.get(dtypes[0], 'float')}()"
@@ -108,6 +109,17 @@ def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **given: Tensor) -> None:
     if len({x.dtype for x in given.values()}) > 1:
         found = ", ".join(f"{name} {x.dtype}" for name, x in given.items())
         raise InputError(f"expected {', '.join(given)} of one dtype, got {found}; convert them to the same one")
+    if len({x.device for x in given.values()}) > 1:
+        found = ", ".join(f"{name} on {x.device}" for name, x in given.items())
+        raise InputError(f"expected {', '.join(given)} on one device, got {found}; move them to the same one")
+
+
+def placed(device: torch.device, **given: Tensor) -> None:
+    """Tensors on one device."""
+    for name, x in given.items():
+        if x.device != device:
+            where = "in the CPU's memory" if device == CPU else f"on {device}"
+            raise InputError(f"{name}: expected a tensor {where}, got one on {x.device}; use {name}.to({str(device)!r})")
 
 
 def without_gradient(**given: Tensor) -> None:
@@ -142,9 +154,10 @@ def causal_offset(value: Any, *, rows: int, keys: int) -> int:
     return offset
 
 
-def vector(name: str, x: Tensor, length: int, *, dtype: torch.dtype = torch.int64) -> None:
-    """A contiguous vector of one dtype and length in the CPU's memory, as C++ reads it."""
+def vector(name: str, x: Tensor, length: int, *, dtype: torch.dtype = torch.int64, device: torch.device = CPU) -> None:
+    """A contiguous vector of one dtype and length, by default in the CPU's memory, where C++ reads it."""
     tensors((dtype,), **{name: x})
+    placed(device, **{name: x})
     if x.shape != (length,) or not x.is_contiguous():
         raise InputError(f"{name}: expected {length} values one after another, got shape {list(x.shape)}, strides {x.stride()}")
 

@@ -77,13 +77,16 @@ class Method:
         `counters.windowed_rows`. Copies and pickles of the model made inside are dense.
         docs/models.md says for each family of transformers whether it works, and if not, why.
 
+        Attention runs where the model is. On a GPU that takes the torch kernels, no bank and pipeline=batched, and only counts
+        and positions come back to the CPU.
+
         Raises `InputError` where the profile is another model's, the bank was not built for the model's head dimension or the
-        profile's scales, the weights are not on the CPU, or the model's attention cannot be replaced; in a forward pass inside,
-        where a gradient is needed, where a layer's attention is not plain causal softmax attention (a mask, a bias, padding,
-        sinks, a soft cap, dropout), and where a layer that should have attended did not.
+        profile's scales, the weights are on several devices or on one where a part of the method does not run, or the model's
+        attention cannot be replaced; in a forward pass inside, where a gradient is needed, where a layer's attention is not
+        plain causal softmax attention (a mask, a bias, padding, sinks, a soft cap, dropout), and where a layer that should have
+        attended did not.
         """
-        shape = model_shape(model)
-        check_device(model, ("cpu",))
+        shape, device = model_shape(model), check_device(model)
         table = self._table(model, shape)
         estimator = self._estimator(model, shape)
         if isinstance(self.retention, RetentionProfile):
@@ -94,6 +97,8 @@ class Method:
                 "build one for this model: shadowattn.calibrate(model, tokenizer, text).bank(max_tokens)"
             )
         sparse = self._attention(table, estimator)
+        sparse.check_place(device)
+        choose(self.kernel, head_dim=shape.head_dim, dtype=model.dtype, device=device)
         with replace_attention(model, sparse, sparse.windowed):
             yield sparse
 
@@ -163,7 +168,7 @@ class Method:
             return Int8(self.bank)
         if self.estimator is not None:
             return named_estimator(self.estimator)
-        native = choose("auto", head_dim=shape.head_dim, dtype=model.dtype).name == "native"
+        native = choose("auto", head_dim=shape.head_dim, dtype=model.dtype, device=model.device).name == "native"
         launched = self.pipeline is not None and self.pipeline.mode in ("grouped", "planned")  # which need scores
         return named_estimator("int8_fused" if native and not launched else "int8")  # which choose the same keys
 

@@ -213,6 +213,7 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor
     """Unscaled q·k, float32 [H, Q, K], and the number of visible keys of every row, int64 [Q]."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.tensors(**{name: x})  # each of a floating dtype of its own: all become float32
+        checks.placed(checks.CPU, **{name: x})
     shapes = [list(x.shape) for x in (q, k, v)]
     if any(len(shape) != 3 or 0 in shape for shape in shapes) or shapes[0][0] % shapes[1][0] or shapes[0][2] != shapes[1][2]:
         raise InputError(f"expected q [H, Q, D], k and v [G, K, D], nothing empty, H a multiple of G, got {shapes}")
@@ -235,6 +236,7 @@ def _check_selection(
     scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str, sinks: int, recent: int, scale: float
 ) -> tuple[int, int, int]:
     checks.tensors((torch.float32, torch.float64), scores=scores)
+    checks.placed(checks.CPU, scores=scores)
     if scores.dim() != 3 or 0 in scores.shape or scores.isnan().any():
         raise InputError(f"scores: expected [H, Q, K] without NaN, nothing empty, got {list(scores.shape)} or NaN")
     heads, rows, keys = scores.shape

@@ -34,9 +34,9 @@ class Heads:
             raise InputError(f"heads: expected a key/value head for each, in ascending order, got {self.kv.tolist()}")
 
     @classmethod
-    def all(cls, heads: int, groups: int) -> "Heads":
+    def all(cls, heads: int, groups: int, device: torch.device | None = None) -> "Heads":
         """Every head of a layer: query head h reads key head h // (H / G)."""
-        ids = torch.arange(heads)
+        ids = torch.arange(heads, device=device)
         return cls(ids, ids // (heads // groups))
 
     def __getitem__(self, which: slice | Tensor) -> "Heads":
@@ -116,10 +116,11 @@ class Selection:
         """Number of (head, row, key) pairs that are attended to."""
         if self.query_block == 1:
             return len(self.indices)
-        rows = torch.full((self.blocks,), self.query_block)
+        rows = torch.full_like(self.positions[: self.blocks], self.query_block)
         rows[-1] = len(self.positions) - (self.blocks - 1) * self.query_block
         pairs = int((self.counts * rows).sum())
-        block = torch.arange(self.blocks).repeat(self.counts.shape[0]).repeat_interleave(self.indptr.diff())
+        block = torch.arange(self.blocks, device=self.indices.device).repeat(self.counts.shape[0])
+        block = block.repeat_interleave(self.indptr.diff())
         late = self.indices > self.positions[block * self.query_block]  # keys that some row of the block does not see
         block, keys = block[late], self.indices[late]
         before = torch.searchsorted(self.positions, keys) - block * self.query_block
@@ -132,7 +133,7 @@ class Selection:
         for part in parts:
             offsets.append(offsets[-1] + len(part.indices))
         indptr = [part.indptr[:-1] + offset for part, offset in zip(parts, offsets, strict=False)]
-        indptr.append(torch.tensor(offsets[-1:]))
+        indptr.append(parts[0].indptr.new_tensor(offsets[-1:]))
         return Selection(torch.cat([p.indices for p in parts]), torch.cat(indptr), parts[0].positions, parts[0].query_block)
 
 

@@ -20,13 +20,15 @@ class Study(ABC):
     To add one: a class in a file of its own, and `conf/exp/NAME.yaml`, whose `study` names the class by `_target_`.
 
     `needs` names what it uses of the configuration, by the keys of `config.Config`. Only that is computed, checked, printed and
-    hashed; on the command line anything else is refused.
+    hashed; on the command line anything else is refused. `on_gpu`: whether it runs with `model.device=cuda`; what times stages or
+    needs graphs does not.
 
     `headline` names the metrics that a sweep's table shows, a literal; its figure draws the first of them. Without any these are
     the first metric of the rows.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    on_gpu: ClassVar[bool] = False
     headline: ClassVar[tuple[str, ...]] = ()
 
     def check(self, lab: "Lab") -> None:  # noqa: B027 - most have nothing more to refuse

@@ -38,6 +38,7 @@ from shadowattn.types import Importance, RetentionProfile
 class Offline(Study):
     """Every allocator of the compared methods at every retention; importance, sensitivities and scales by what they measure."""
 
+    on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "estimator", "allocator"),
         *("selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs"),

@@ -47,6 +47,7 @@ class Outliers(Study):
 
     calibration_windows: int = 4
     sink_share: float = 0.3
+    on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "graphs")
     headline: ClassVar[tuple[str, ...]] = ("output_error", "error_of_sinks")
 

@@ -98,8 +98,11 @@ class QueryBlock(Quality):
         return {pair: flags.get(pair, "") for pair in cells}
 
     def measure(self, lab: Lab) -> list[Row]:
-        """Quality of every method at one retention, then the time of each on random tensors of the model's shape."""
-        return super().measure(lab) + self._times(lab)
+        """Quality of every method at one retention, then the time of each on random tensors of the model's shape.
+
+        With the model on a GPU quality alone: the times are of the native kernels.
+        """
+        return super().measure(lab) + ([] if lab.gpu else self._times(lab))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"query_block": draw_query_block(rows)}

@@ -62,6 +62,7 @@ class Racing(Study):
     orders: int = 24
     first_order: int = 200
     loose: Loose = field(default_factory=Loose)
+    on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "seed", "importance", "allocator", "retention")
     headline: ClassVar[tuple[str, ...]] = ("rank_correlation", "times_fewer_forwards", "retention_largest_difference")
 

@@ -112,7 +112,7 @@ class Recall(Study):
     """Recall of every one of `estimates` at `retentions`, one after the other.
 
     The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
-    them; null: the first. NNCF is calibrated on `nncf_samples` samples.
+    them; null: the first. NNCF is calibrated on `nncf_samples` samples; 0 leaves it out.
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -120,6 +120,7 @@ class Recall(Study):
     reference: str | None = None
     quality_windows: int = 16
     nncf_samples: int = 64
+    on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
         *("kernel", "dense_above"),
@@ -133,24 +134,37 @@ class Recall(Study):
             raise InputError(f"study.retentions: expected at least one, above 0 and at most 1, got {self.retentions}")
         for name, estimate in self.estimates.items():
             estimate.check(f"study.estimates.{name}")
-        chosen = [name for name, estimate in self.estimates.items() if estimate.quality]
+        chosen = [name for name, estimate in self._estimates.items() if estimate.quality]
         if self.reference is not None and self.reference not in chosen:
             raise InputError(
                 f"study.reference: expected one of the estimates with quality=true ({', '.join(chosen) or 'there are none'}), "
                 f"got {self.reference!r}"
             )
         check_count("study.quality_windows", self.quality_windows)
-        check_count("study.nncf_samples", self.nncf_samples)
+        check_count("study.nncf_samples", self.nncf_samples, least=0)
+
+    def check(self, lab: Lab) -> None:
+        for name, estimate in self._estimates.items():
+            if estimate.nncf and lab.gpu:
+                raise InputError(
+                    f"study.estimates: {name!r} runs OpenVINO's graphs on the CPU's memory, got a model on {lab.place}; leave "
+                    "NNCF out with study.nncf_samples=0, or use model.device=cpu"
+                )
 
     def measure(self, lab: Lab) -> list[RecallRow]:
         """Rows of every estimate; those finished before are not measured again."""
         units, windows = lab.units("recall"), lab.heldout()
-        say(f"recall: {len(self.estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
+        say(f"recall: {len(self._estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
         rows = []
-        for name, estimate in bar(list(self.estimates.items()), "recall"):
+        for name, estimate in bar(list(self._estimates.items()), "recall"):
             found = Found(**units.get(name, lambda estimate=estimate: asdict(self._recall(lab, estimate, windows))))
             rows += self._rows(lab, name, estimate, found)
         return rows + self._quality_rows(lab, lab.units("quality"))
+
+    @property
+    def _estimates(self) -> dict[str, Estimate]:
+        """Those that are measured."""
+        return {name: one for name, one in self.estimates.items() if self.nncf_samples or not one.nncf}
 
     def _recall(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Found:
         made = {"one": self._estimator(lab, estimate)}
@@ -215,13 +229,13 @@ class Recall(Study):
 
         Then each of them is compared with the reference, window by window.
         """
-        chosen = {name: estimate for name, estimate in self.estimates.items() if estimate.quality}
+        chosen = {name: estimate for name, estimate in self._estimates.items() if estimate.quality}
         if not chosen:
             return []
         windows, (retention,) = lab.heldout(windows=self.quality_windows), lab.retentions
         say(f"quality: {len(chosen)} of them in the model at retention {retention:g}, {len(windows)} windows")
         dense = units.get("dense", lambda: asdict(measure_cell(lab, windows, None)))
-        common = {"retention": retention, "estimate_device": lab.device.label, "unit": "nat"}
+        common = {"retention": retention, "estimate_device": "none" if lab.gpu else lab.device.label, "unit": "nat"}
         losses, increases = {}, {}
         for name, estimate in bar(list(chosen.items()), "quality"):
             cell = units.get(f"estimate {name}", lambda estimate=estimate: asdict(self._quality(lab, estimate, windows)))
@@ -238,7 +252,8 @@ class Recall(Study):
 
     def _quality(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Cell:
         profile = lab.offline.profile(UNIFORM, lab.retentions[0])
-        if estimate.dynamic or estimate.smooth or estimate.nncf or estimate.bits != 8:  # nothing that a bank would hold
+        unbanked = estimate.dynamic or estimate.smooth or estimate.nncf or estimate.bits != 8  # nothing that a bank would hold
+        if unbanked or lab.gpu:
             return measure_cell(lab, windows, Attachment(profile, self._estimator(lab, estimate)))
         grid = estimate.grid(lab)
         profile = replace(profile, scales=grid)

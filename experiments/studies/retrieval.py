@@ -66,6 +66,7 @@ class Retrieval(Study):
     needle: Needle = field(default_factory=Needle)
     records: RetrievalKV = field(default_factory=RetrievalKV)
     copy: Copy = field(default_factory=Copy)
+    on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
         *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),

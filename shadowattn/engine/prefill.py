@@ -11,8 +11,8 @@ from shadowattn.models.requests import prompt
 
 @torch.no_grad()
 def prefill_chunks(model: PreTrainedModel, tokens: Tensor, *, chunk_tokens: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T]."""
-    cache = DynamicCache(config=model.config)
+    """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T]; logits are where the model is."""
+    tokens, cache = tokens.to(model.device), DynamicCache(config=model.config)
     for start in range(0, len(tokens), chunk_tokens):
         chunk = slice(start, min(start + chunk_tokens, len(tokens)))
         with prompt():  # also a last chunk of one token, which would otherwise be taken for a decoding step

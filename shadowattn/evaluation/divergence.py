@@ -37,7 +37,8 @@ def window_divergences(
     """
     losses, divergences = [], []
     for window, reference in zip(windows, dense, strict=True):
-        loss = divergence = torch.zeros((), dtype=torch.float64)
+        window = window.to(model.device)
+        loss = divergence = torch.zeros((), dtype=torch.float64, device=model.device)
         for rows, logits in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
             targets = window[rows.start + 1 : rows.stop + 1]
             loss = loss + torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum")

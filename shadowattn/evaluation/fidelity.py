@@ -72,13 +72,15 @@ class Fidelity:
 
 
 def _probabilities(logits: Tensor, positions: Tensor) -> Tensor:
-    hidden = torch.arange(logits.shape[-1]) > positions[:, None]
+    hidden = torch.arange(logits.shape[-1], device=logits.device) > positions[:, None]
     return torch.softmax(logits.masked_fill(hidden, -torch.inf), -1)
 
 
 def _as_mask(selection: Selection, keys: int) -> Tensor:
     """bool [H, Q, K] of one chunk: for measuring only."""
-    lists = torch.zeros(len(selection.indptr) - 1, keys, dtype=torch.bool)
-    lists[torch.arange(len(lists)).repeat_interleave(selection.indptr.diff()), selection.indices] = True
-    rows = torch.arange(len(selection.positions)) // selection.query_block
-    return lists.view(-1, selection.blocks, keys)[:, rows] & (torch.arange(keys) <= selection.positions[:, None])
+    device = selection.indices.device
+    lists = torch.zeros(len(selection.indptr) - 1, keys, dtype=torch.bool, device=device)
+    lists[torch.arange(len(lists), device=device).repeat_interleave(selection.indptr.diff()), selection.indices] = True
+    rows = torch.arange(len(selection.positions), device=device) // selection.query_block
+    seen = torch.arange(keys, device=device) <= selection.positions[:, None]
+    return lists.view(-1, selection.blocks, keys)[:, rows] & seen

@@ -70,10 +70,8 @@ def observe_channels(model: PreTrainedModel, windows: Tensor, *, chunk_tokens: i
     """Runs the windows [W, T] through the model, dense, and keeps what every layer's channels were."""
     shape = model_shape(model)
     size = shape.kv_heads, shape.head_dim
-    seen = [
-        Channels(torch.zeros(size), torch.full(size, torch.inf), torch.full(size, -torch.inf), torch.zeros(size))
-        for _ in range(shape.layers)
-    ]
+    ends = 0.0, torch.inf, -torch.inf, 0.0
+    seen = [Channels(*(torch.full(size, end, device=model.device) for end in ends)) for _ in range(shape.layers)]
 
     def observe(chunk: Chunk) -> None:
         channels, rows = seen[chunk.layer], chunk.q.shape[1]
@@ -94,10 +92,12 @@ def observe_rescaled_ranges(
     """`observe_attention_ranges` of every rescaling, by name; each a list of one `Rescaling` a layer."""
     shape = model_shape(model)
     heads = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads, "scores": shape.heads}
-    largest = {name: {key: torch.zeros(shape.layers, count) for key, count in heads.items()} for name in rescalings}
+    largest = {
+        name: {key: torch.zeros(shape.layers, count, device=model.device) for key, count in heads.items()} for name in rescalings
+    }
 
     def observe(chunk: Chunk) -> None:
-        rows, hidden = chunk.q.shape[1], torch.arange(chunk.keys) > chunk.positions[:, None]
+        rows, hidden = chunk.q.shape[1], torch.arange(chunk.keys, device=chunk.k.device) > chunk.positions[:, None]
         for name, layers in rescalings.items():
             made = layers[chunk.layer](chunk)
             grouped = made.q.reshape(len(made.k), -1, made.q.shape[2])
@@ -149,10 +149,10 @@ def measure_head_errors(
 ) -> HeadErrors:
     """Runs the windows [W, T] through the model, dense, and computes every chunk's attention by every candidate as well."""
     shape = model_shape(model)
-    zeros = torch.zeros(shape.layers, shape.heads, dtype=torch.float64)
+    zeros = torch.zeros(shape.layers, shape.heads, dtype=torch.float64, device=model.device)
     sums = {name: zeros.clone() for name in (*candidates, "norm", "sink", "q_outlier", "k_outlier")}
     steps = {
-        name: [Steps.of(one.ranges, layer, one.form.granularity) for layer in range(shape.layers)]
+        name: [Steps.of(one.ranges, layer, one.form.granularity, model.device) for layer in range(shape.layers)]
         for name, one in candidates.items()
     }
     chunks, rows = 0, 0
@@ -179,7 +179,7 @@ def measure_head_errors(
 
 def _sink_share(q: Tensor, k: Tensor, chunk: Chunk) -> Tensor:
     """The mean over rows of the probability of key 0, [H]."""
-    hidden = torch.arange(chunk.keys) > chunk.positions[:, None]
+    hidden = torch.arange(chunk.keys, device=k.device) > chunk.positions[:, None]
     logits = (q @ k.mT * chunk.scale).masked_fill(hidden, -torch.inf)
     return (logits[..., 0] - logits.logsumexp(-1)).exp().mean(1).double()
 

@@ -22,12 +22,12 @@ def window_losses(
 def batch_losses(model: PreTrainedModel, windows: Tensor, *, batch: int) -> Tensor:
     """The same for many short windows at once, each in one forward pass: what the ablations use."""
     losses = []
-    for ids in windows.split(batch):
+    for ids in windows.to(model.device).split(batch):
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
         losses.append(flat.view(len(ids), -1).double().mean(1))
-    return torch.cat(losses)
+    return torch.cat(losses).cpu()
 
 
 def unigram_loss(windows: Tensor) -> float:
@@ -41,8 +41,9 @@ def unigram_loss(windows: Tensor) -> float:
 
 
 def _window_loss(model: PreTrainedModel, window: Tensor, chunk_tokens: int) -> Tensor:
-    total = torch.zeros((), dtype=torch.float64)
+    window = window.to(model.device)
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
     for chunk, logits in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
         targets = window[chunk.start + 1 : chunk.stop + 1]
         total += torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum")
-    return total / (len(window) - 1)
+    return (total / (len(window) - 1)).cpu()

@@ -20,6 +20,7 @@ from shadowattn.offline.scales import watch_attention
 from shadowattn.online.attention import Request
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_scores
+from shadowattn.online.estimators.base import check_place
 
 GRANULARITIES = ("row", "pooled")
 POOLED_ROWS = 32
@@ -71,7 +72,9 @@ def measure_recall(
         raise InputError(
             f"expected windows of at least {POOLED_ROWS} tokens, which recall is measured on, got {windows.shape[1]}"
         )
-    wanted = torch.tensor(list(retentions), dtype=torch.float64)
+    for estimate in estimates.values():
+        check_place(model.device, type(estimate))
+    wanted = torch.tensor(list(retentions), dtype=torch.float64, device=model.device)
     counts = {name: _Counts(len(retentions)) for name in estimates}
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
@@ -79,7 +82,7 @@ def measure_recall(
         if q.shape[1] < POOLED_ROWS:
             return
         rows = sampled_rows(q.shape[1])
-        visible = 1 + torch.arange(k.shape[1])[-q.shape[1] :][rows]
+        visible = 1 + torch.arange(k.shape[1], device=k.device)[-q.shape[1] :][rows]
         chunk, keys = Chunk.of(q, k, layer=layer, cache=request.caches[0]), k.repeat_interleave(q.shape[0] // k.shape[0], 0)
         exact = q[:, rows] @ keys.mT
         best = _Ranking(exact, visible, wanted)
@@ -111,7 +114,7 @@ def measured_rows(window_tokens: int, chunk_tokens: int) -> int:
 
 def _correlation(exact: Tensor, scores: Tensor, visible: Tensor) -> float:
     """Of the scores with the exact ones, mean over heads: what is left of them but for a scale of each head's own."""
-    seen = torch.arange(exact.shape[2]) < visible[:, None]
+    seen = torch.arange(exact.shape[2], device=exact.device) < visible[:, None]
     pairs = [torch.stack([a[seen], b[seen]]).double() for a, b in zip(exact, scores, strict=True)]
     return float(torch.stack([torch.corrcoef(pair)[0, 1] for pair in pairs]).nanmean())
 
@@ -120,7 +123,7 @@ class _Ranking:
     """The exact ranking of one chunk, which others are compared with."""
 
     def __init__(self, exact: Tensor, visible: Tensor, retentions: Tensor):
-        self._hidden = torch.arange(exact.shape[2]) >= visible[:, None]
+        self._hidden = torch.arange(exact.shape[2], device=exact.device) >= visible[:, None]
         self._keep = {
             "row": keep_counts(retentions, visible)[:, None, :, None],  # [R, 1, rows, 1]
             "pooled": 1 + (retentions * int(visible.sum())).long()[:, None, None].clamp(max=int(visible.sum()) - 1),  # [R, 1, 1]
@@ -134,7 +137,7 @@ class _Ranking:
             keep = self._keep[name]
             most = int(keep.max())
             place = self._place[name].gather(-1, order[..., :most])  # where the exact ranking has what this one has first
-            hits = (place < keep) & (torch.arange(most) < keep)
+            hits = (place < keep) & (torch.arange(most, device=place.device) < keep)
             wanted = keep.flatten(1).sum(1)[:, None].expand(-1, len(scores))
             found[name] = hits.flatten(2).sum(2), wanted
         return found

@@ -199,7 +199,7 @@ def exact_match_rate(model: PreTrainedModel, questions: list[Question], *, chunk
 def _answered(model: PreTrainedModel, question: Question, chunk_tokens: int) -> bool:
     tokens = torch.cat([question.prompt, question.answer[:-1]])
     likeliest = torch.cat([logits.argmax(-1) for _, logits in prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)])
-    return bool((likeliest[len(question.prompt) - 1 :] == question.answer).all())
+    return likeliest[len(question.prompt) - 1 :].cpu().equal(question.answer)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, example: RetrievalExample, chat: bool) -> Question:

@@ -29,6 +29,18 @@ def quantise(x: Tensor, scales: Tensor) -> Tensor:
     return torch.round(x.float() / scales[:, None, None]).clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 
+def products(q8: Tensor, k8: Tensor) -> Tensor:
+    """Integer products of q8 [..., rows, D] and k8 [..., K, D], exact in float32 [..., rows, K], of 8 bits at most.
+
+    Numbers up to 256 are exact in every format that torch may be told to multiply float32 in, TF32 and bfloat16 too, and it sums
+    in float32, where integers below 2²⁴ are exact. Raises `InputError` beyond 1040 dimensions, whose sums may be larger.
+    """
+    dim, most = q8.shape[-1], 2**24 // INT8_MAX**2
+    if dim > most:
+        raise InputError(f"expected at most {most} dimensions, whose INT8 products float32 sums exactly, got {dim}")
+    return q8.float() @ k8.float().mT
+
+
 def shifted(k: Tensor, key_offset: KeyOffset | None, layer: int, groups: slice | Tensor = slice(None)) -> Tensor:
     """K minus the layer's key offset, float32 [g, K, D] of the key/value heads `groups` of k [G, K, D]; K where there is none.
 
@@ -36,7 +48,7 @@ def shifted(k: Tensor, key_offset: KeyOffset | None, layer: int, groups: slice |
     """
     if key_offset is None:
         return k[groups]
-    offset = key_offset.of(layer)
+    offset = key_offset.of(layer).to(k.device)
     if offset.shape != (k.shape[0], k.shape[2]):
         raise InputError(
             f"key_offset: expected [G, D] = {[k.shape[0], k.shape[2]]} for layer {layer}, got {list(offset.shape)}; calibrate a "

@@ -50,15 +50,17 @@ class Kernels(Protocol):
         ...
 
 
-def choose(kernel: str, *, head_dim: int, dtype: torch.dtype) -> Kernels:
+def choose(kernel: str, *, head_dim: int, dtype: torch.dtype, device: torch.device = checks.CPU) -> Kernels:
     """The kernels that `auto`, `native` or `torch` stand for here.
 
-    `auto` is native where it was built and can serve the head dimension (a multiple of 8 up to 256) and the dtype (float32 or
-    bfloat16). Raises `InputError` where `native` was asked for and cannot be had.
+    `auto` is native where it was built, for tensors in the CPU's memory whose head dimension (a multiple of 8 up to 256) and
+    dtype (float32 or bfloat16) it can serve. Raises `InputError` where `native` was asked for and cannot be had.
     """
     checks.one_of("kernel", kernel, KERNELS)
-    if kernel == "torch":
+    if kernel == "torch" or (kernel == "auto" and device != checks.CPU):
         return TorchKernels()
+    if device != checks.CPU:
+        raise InputError(f"kernel: native reads the CPU's memory, got tensors on {device}; choose kernel=auto or kernel=torch")
     fits = head_dim % 8 == 0 and 0 < head_dim <= 256 and dtype in (torch.float32, torch.bfloat16)
     if kernel == "auto":
         return NativeKernels() if fits and native.library() is not None else TorchKernels()

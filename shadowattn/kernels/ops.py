@@ -114,6 +114,7 @@ def select(
 ) -> Tensor:
     """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
     checks.tensors((torch.float32, torch.int8), scores=scores)
+    checks.placed(checks.CPU, scores=scores)
     if scores.dim() != 3 or scores.shape[0] < 1:
         raise InputError(f"scores: expected [H, B, K], got {list(scores.shape)}")
     _check_budgets(candidates, tail, indptr, size, sinks, recent, *scores.shape)
@@ -227,6 +228,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
     checks.tensors(_DTYPES, q=q, k=k, v=v)
+    checks.placed(checks.CPU, q=q, k=k, v=v)
     if not (q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]) or 0 in (*q.shape, *k.shape):
         raise InputError(
             f"expected q [H, Q, D], k and v [G, K, D], nothing empty, got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
@@ -316,6 +318,7 @@ def _check_estimate(
 
 def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
     checks.tensors((torch.uint8,), packed=packed)
+    checks.placed(checks.CPU, packed=packed, x=x)
     tiled = packed.dim() == 5 and packed.shape[3:] == (16, 4) and packed.is_contiguous()
     dim = x.shape[-1] if x.dim() == 3 else 0
     if not tiled or x.dtype not in _DTYPES or dim % 8 or not 0 < dim <= 256 or packed.shape[2] * 4 != dim or not x.shape[0]:

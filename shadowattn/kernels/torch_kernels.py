@@ -35,7 +35,7 @@ class TorchKernels:
             short = indices.shape[1] * block - q_rows.shape[1]
             q_blocks = torch.nn.functional.pad(q_rows, (0, 0, 0, short)).view(count, -1, block, dim)
             logits = q_blocks @ k[flat].float().transpose(-1, -2) * scale
-            padding = torch.arange(indices.shape[-1]) >= counts[..., None]
+            padding = torch.arange(indices.shape[-1], device=q.device) >= counts[..., None]
             hidden = padding[:, :, None] | (indices[:, :, None] > positions[tile, :, None]) & (block > 1)
             # Rows that only fill up the last block see nothing; whatever they compute is cut off below.
             weights = torch.softmax(logits.masked_fill(hidden, torch.finfo(torch.float32).min), -1)
@@ -73,7 +73,7 @@ class TorchKernels:
     def select(self, scores: Tensor, lists: Lists) -> Selection:
         """torch.topk for the k-th value, then ties in key order."""
         scores = scores.float()
-        key = torch.arange(scores.shape[-1])
+        key = torch.arange(scores.shape[-1], device=scores.device)
         # A score of −∞ would tie with the hidden keys, so none may come in.
         scores = scores.masked_fill(key >= lists.candidates[:, None], -math.inf)
         counts = lists.indptr.diff().view(scores.shape[:2]) - lists.tail
@@ -101,7 +101,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float |
     square = causal_offset == 0 and rows == keys
     seen = None
     if not square and not (rows == 1 and causal_offset == keys - 1):
-        seen = torch.arange(keys) <= causal_offset + torch.arange(rows)[:, None]
+        row, key = (torch.arange(count, device=q.device) for count in (rows, keys))
+        seen = key <= causal_offset + row[:, None]
     batched = [x if x.dim() == 4 else x[None] for x in (q, k, v)]
     out = torch.nn.functional.scaled_dot_product_attention(
         *batched, attn_mask=seen, is_causal=square, scale=scale, enable_gqa=True
@@ -125,7 +126,7 @@ def _padded(selection: Selection, tile: slice) -> Tensor:
     """The lists `tile` of all heads, int64 [H, lists, S], padded with key 0."""
     indptr = selection.indptr[:-1].view(-1, selection.blocks)[:, tile]
     counts = selection.counts[:, tile]
-    slot = torch.arange(int(counts.max()))
+    slot = torch.arange(int(counts.max()), device=counts.device)
     inside = slot < counts[..., None]
     places = (indptr[..., None] + slot).masked_fill(~inside, 0)
     return selection.indices[places].to(torch.int64).masked_fill(~inside, 0)

@@ -47,7 +47,7 @@ class Layerwise:
             raise InputError(f"{type(model).__name__}: expected attention in each of its {len(self._layers)} layers; {_REMEDY}")
         self._projections = [_output_projection(module) for module in modules]
         self._model, self._seen = model, None
-        self._arguments = self._layer_arguments(torch.zeros(1, tokens, dtype=torch.int64))
+        self._arguments = self._layer_arguments(torch.zeros(1, tokens, dtype=torch.int64, device=model.device))
 
     def embed(self, ids: Tensor) -> Tensor:
         """The hidden states that enter layer 0, for ids int64 [B, T]."""
@@ -105,8 +105,8 @@ class Layerwise:
     def _cross_entropy(self, rows: Tensor, targets: Tensor) -> Tensor:
         """float64 [rows], by a running logarithm of the sum of exponentials over slices of the vocabulary."""
         weight, bias = self._head.weight, self._head.bias
-        total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-        hit = torch.empty(len(rows), dtype=torch.float64)
+        total = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device=rows.device)
+        hit = torch.empty_like(total)
         for start in range(0, len(weight), _LOSS_ENTRIES):
             part = slice(start, start + _LOSS_ENTRIES)
             logits = self._linear(rows, weight[part], None if bias is None else bias[part]).float()
@@ -178,7 +178,8 @@ def _output_projection(attention: nn.Module) -> nn.Module:
 
 
 def _probe(model: PreTrainedModel, tokens: int) -> Tensor:
-    return torch.randint(0, model.get_input_embeddings().num_embeddings, (1, tokens), generator=torch.Generator().manual_seed(0))
+    entries, seeded = model.get_input_embeddings().num_embeddings, torch.Generator().manual_seed(0)
+    return torch.randint(0, entries, (1, tokens), generator=seeded).to(model.device)
 
 
 def _own_loss(model: PreTrainedModel, tokens: int) -> float:

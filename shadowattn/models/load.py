@@ -1,4 +1,7 @@
-"""A model and its tokenizer from the package, a local folder, the Hugging Face hub or what was fetched. Safetensors only."""
+"""A model and its tokenizer from the package, a local folder, the Hugging Face hub or what was fetched. Safetensors only.
+
+`device` says where the weights go: `cpu`, `cuda` or `cuda:N`. A device that is missing is refused before they are read.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from shadowattn.artifacts import cache_folder
 from shadowattn.errors import InputError
 from shadowattn.models import hub
 from shadowattn.models.known import KNOWN_MODELS, KnownModel
+from shadowattn.models.place import find_place
 from shadowattn.models.shape import fingerprint
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -27,12 +31,12 @@ class LoadedModel:
     fingerprint: str
 
 
-def load_bundled(*, dtype: str = "float32") -> LoadedModel:
+def load_bundled(*, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
     """The small reference model that comes with the package; its card is `README.md` beside the weights."""
-    return _load(str(BUNDLED), "bundled", dtype, local_files_only=True)
+    return _load(str(BUNDLED), "bundled", dtype, device, local_files_only=True)
 
 
-def load_local(path: str | None, *, dtype: str = "float32", trust_remote_code: bool = False) -> LoadedModel:
+def load_local(path: str | None, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False) -> LoadedModel:
     """A folder with `config.json`, safetensors weights and a tokenizer."""
     if not path:
         raise InputError("model=local: expected a folder, got none; set model.path=FOLDER")
@@ -45,10 +49,13 @@ def load_local(path: str | None, *, dtype: str = "float32", trust_remote_code: b
             f"model.path: expected config.json, tokenizer_config.json and *.safetensors in {path!r}, got "
             f"{sorted(p.name for p in folder.iterdir())[:8]}; convert the checkpoint with save_pretrained"
         )
-    return _load(str(folder), folder.resolve().name, dtype, local_files_only=True, trust_remote_code=trust_remote_code)
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    return _load(str(folder), folder.resolve().name, dtype, device, **options)
 
 
-def load_known(name: str, *, source: str = "auto", dtype: str = "float32", trust_remote_code: bool = False) -> LoadedModel:
+def load_known(
+    name: str, *, source: str = "auto", dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+) -> LoadedModel:
     """A model of `known.py`, by its name there.
 
     `source` hub: its local cache, or online, at the pinned revision; fetched: the folder that `python -m experiments.fetch` left,
@@ -60,9 +67,10 @@ def load_known(name: str, *, source: str = "auto", dtype: str = "float32", trust
         raise InputError(f"model.name: expected one of {', '.join(KNOWN_MODELS)}, got {name!r}")
     if source not in SOURCES:
         raise InputError(f"model.source: expected one of {', '.join(SOURCES)}, got {source!r}")
+    find_place(device)
     known = KNOWN_MODELS[name]
     if source == "fetched":
-        return _load_fetched(name, known, dtype)
+        return _load_fetched(name, known, dtype, device)
     if known.remote_code and not trust_remote_code:
         raise InputError(
             f"model={name}: {known.hub_id} runs Python of its own, written for an older transformers; allow it with: "
@@ -71,21 +79,21 @@ def load_known(name: str, *, source: str = "auto", dtype: str = "float32", trust
         )
     options = {"revision": known.revision, "trust_remote_code": trust_remote_code}
     if hub.is_cached(known.hub_id, known.revision):
-        return _load(known.hub_id, known.hub_id, dtype, local_files_only=True, **options)
+        return _load(known.hub_id, known.hub_id, dtype, device, local_files_only=True, **options)
     try:
         hub.check_reached(known.hub_id, known.revision)
     except ConnectionError as error:
         if source == "auto" and known.fetched and _fetched_folder(name).is_dir():
-            return _load_fetched(name, known, dtype)
+            return _load_fetched(name, known, dtype, device)
         raise InputError(_not_reached(name, known, source, error)) from error
-    return _load(known.hub_id, known.hub_id, dtype, **options)
+    return _load(known.hub_id, known.hub_id, dtype, device, **options)
 
 
 def _fetched_folder(name: str) -> Path:
     return cache_folder() / name
 
 
-def _load_fetched(name: str, known: KnownModel, dtype: str) -> LoadedModel:
+def _load_fetched(name: str, known: KnownModel, dtype: str, device: str) -> LoadedModel:
     if not known.fetched:
         fetchable = [f"model={other}" for other, one in KNOWN_MODELS.items() if one.fetched]
         raise InputError(
@@ -98,7 +106,7 @@ def _load_fetched(name: str, known: KnownModel, dtype: str) -> LoadedModel:
             f"model={name}: expected the model in {folder}, found nothing; fetch it in a checkout with: python -m "
             f"experiments.fetch {name}; or load a folder of your own: shadowattn.models.load_local(path)"
         )
-    return _load(str(folder), known.fetched, dtype, local_files_only=True)
+    return _load(str(folder), known.fetched, dtype, device, local_files_only=True)
 
 
 def _not_reached(name: str, known: KnownModel, source: str, error: ConnectionError) -> str:
@@ -117,15 +125,21 @@ def _not_reached(name: str, known: KnownModel, source: str, error: ConnectionErr
 
 
 def load_hub(
-    id: str | None, *, revision: str | None = None, dtype: str = "float32", trust_remote_code: bool = False
+    id: str | None,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """A Hugging Face id, from the hub or its local cache."""
     if not id:
         raise InputError("model=hub: expected a Hugging Face id, got none; set model.id=ORGANISATION/NAME")
-    return _load(id, id, dtype, revision=revision, trust_remote_code=trust_remote_code)
+    return _load(id, id, dtype, device, revision=revision, trust_remote_code=trust_remote_code)
 
 
-def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
+def _load(source: str, name: str, dtype: str, device: str, **options) -> LoadedModel:
+    place = find_place(device)
     if dtype not in DTYPES:
         raise InputError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     expected = (OSError, ValueError, KeyError, SafetensorError)
@@ -137,11 +151,30 @@ def _load(source: str, name: str, dtype: str, **options) -> LoadedModel:
     except expected as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled") from error
-    return LoadedModel(model.eval(), tokenizer, name, fingerprint(model))
+    found = fingerprint(model)
+    return LoadedModel(_moved(model.eval(), place), tokenizer, name, found)
+
+
+def _moved(model: PreTrainedModel, place: torch.device) -> PreTrainedModel:
+    """The model on a device. Raises `InputError` where the device has no room for it."""
+    try:
+        return model.to(place)
+    except torch.OutOfMemoryError as error:
+        size = model.get_memory_footprint() / 2**30
+        raise InputError(
+            f"model.device: expected room for {size:.1f} GiB of weights on {place}, got less; use model.dtype=bfloat16, a "
+            "smaller model, or model.device=cpu"
+        ) from error
 
 
 def load_random(
-    shape: str, *, layers: int | None = None, hidden: int | None = None, vocabulary: int | None = None, dtype: str = "float32"
+    shape: str,
+    *,
+    layers: int | None = None,
+    hidden: int | None = None,
+    vocabulary: int | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> LoadedModel:
     """A known model's published shape with random weights and the bundled tokenizer: for cost and plumbing, never for quality.
 
@@ -152,6 +185,7 @@ def load_random(
         raise InputError(f"model.shape: expected one of {', '.join(KNOWN_MODELS)}, got {shape!r}")
     if dtype not in DTYPES:
         raise InputError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    place = find_place(device)
     changed = {"layers": layers, "hidden": hidden, "vocabulary": vocabulary}
     changed = {name: value for name, value in changed.items() if value is not None}
     size = replace(KNOWN_MODELS[shape].shape, **changed)
@@ -165,4 +199,5 @@ def load_random(
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()
     name = "_".join([f"random-{shape}", *(f"{key}{value}" for key, value in changed.items())])
-    return LoadedModel(model, AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True), name, fingerprint(model))
+    tokenizer, found = AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True), fingerprint(model)
+    return LoadedModel(_moved(model, place), tokenizer, name, found)

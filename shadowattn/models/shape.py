@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
@@ -105,13 +106,15 @@ def _asks_registry(module: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def check_device(model: nn.Module, devices: tuple[str, ...] | None = None) -> None:
-    found = sorted({parameter.device.type for parameter in model.parameters()})
-    if "meta" in found:
+def check_device(model: nn.Module) -> torch.device:
+    """The device that all of a model's weights are on. Raises `InputError` where they are on several, or have no values."""
+    found = {parameter.device for parameter in model.parameters()}
+    if any(device.type == "meta" for device in found):
         raise InputError(
             "model: some weights are on the meta device and have no values; load them all (no device_map, no offloading)"
         )
-    if devices is not None and not set(found) <= set(devices):
+    if len(found) != 1:
         raise InputError(
-            f"model: expected weights on {' or '.join(devices)}, where the kernels run, got {', '.join(found)}; call model.cpu()"
+            f"model: expected all weights on one device, got {', '.join(sorted(map(str, found)))}; call model.to(DEVICE)"
         )
+    return found.pop()

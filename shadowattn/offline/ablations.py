@@ -33,11 +33,12 @@ def uniform(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """
     q, k, out = q.float(), k.float(), v.float()
     v, rows = out, q.shape[1]
-    out = v.cumsum(1) / torch.arange(1, rows + 1)[:, None]
+    at = torch.arange(rows, device=q.device)
+    out = v.cumsum(1) / (at[:, None] + 1)
     for start in range(0, rows, _ARTIFACT_CHUNK):
         chunk = slice(start, min(start + _ARTIFACT_CHUNK, rows))
         scores = q[:, chunk] @ k[:, : chunk.stop].transpose(1, 2)
-        future = torch.arange(chunk.stop) > torch.arange(rows)[chunk, None]
+        future = at[: chunk.stop] > at[chunk, None]
         scores = scores.masked_fill(future, -torch.inf)
         survives = scores == scores.amax((1, 2), keepdim=True)
         # Ties survive together and, having equal scores, share the weight evenly.
@@ -56,12 +57,13 @@ class TopK:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k, v = q.float(), k.float(), v.float()
         out = torch.empty_like(v)
-        kept = keep_counts(head_retentions(self.retention, 1), torch.arange(1, q.shape[1] + 1))[0]
-        for rows in torch.arange(q.shape[1]).split(_TOPK_ROWS):
+        at = torch.arange(q.shape[1], device=q.device)
+        kept = keep_counts(head_retentions(self.retention, 1).to(q.device), at + 1)[0]
+        for rows in at.split(_TOPK_ROWS):
             end = int(rows[-1]) + 1
-            scores = (q[:, rows] @ k[:, :end].transpose(1, 2) * scale).masked_fill(torch.arange(end) > rows[:, None], -torch.inf)
+            scores = (q[:, rows] @ k[:, :end].transpose(1, 2) * scale).masked_fill(at[:end] > rows[:, None], -torch.inf)
             best = scores.topk(int(kept[rows].max()), -1)
-            beyond = torch.arange(best.values.shape[-1]) >= kept[rows, None]
+            beyond = at[: best.values.shape[-1]] >= kept[rows, None]
             weights = torch.softmax(best.values.masked_fill(beyond, -torch.inf), -1)
             out[:, rows] = torch.zeros_like(scores).scatter_(-1, best.indices, weights) @ v[:, :end]
         return out

@@ -29,7 +29,8 @@ def observe_attention_ranges(
     `InputError` on a model with sliding windows.
     """
     shape = model_shape(model)
-    largest = {name: torch.zeros(shape.layers, heads) for name, heads in _heads(shape.heads, shape.kv_heads).items()}
+    counts = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads, "scores": shape.heads}
+    largest = {name: torch.zeros(shape.layers, heads, device=model.device) for name, heads in counts.items()}
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
         q, k, v = (x.float() for x in (q[0], shifted(k[0], key_offset, layer), v[0]))
@@ -46,12 +47,9 @@ def observe_attention_ranges(
     return AttentionRanges(**tables, fingerprint=fingerprint(model), key_offset=key_offset)
 
 
-def _heads(heads: int, kv_heads: int) -> dict[str, int]:
-    return {"q": heads, "k": kv_heads, "v": kv_heads, "scores": heads}
-
-
 def _visible_scores(q: Tensor, k: Tensor) -> Tensor:
     """q·k [H, Q, K] of the last rows, 0 for keys after a row."""
     (heads, rows, dim), (groups, keys, _) = q.shape, k.shape
     scores = (q.reshape(groups, -1, dim) @ k.mT).view(heads, rows, keys)
-    return scores.masked_fill_(torch.arange(keys) > keys - rows + torch.arange(rows)[:, None], 0.0)
+    key = torch.arange(keys, device=k.device)
+    return scores.masked_fill_(key > key[keys - rows :, None], 0.0)

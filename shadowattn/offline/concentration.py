@@ -32,16 +32,16 @@ def measure_concentration(
 ) -> Concentration:
     """Runs the windows [W, T] through the dense model in chunks; the weights of one chunk and layer exist at a time."""
     shape, rows = model_shape(model), 0
-    top = torch.zeros(shape.layers, shape.heads, dtype=torch.float64)
+    top = torch.zeros(shape.layers, shape.heads, dtype=torch.float64, device=model.device)
     keys = torch.zeros_like(top)
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
         nonlocal rows
         _, heads, count, _ = q.shape
-        positions = k.shape[2] - count + torch.arange(count)
+        key = torch.arange(k.shape[2], device=k.device)
         spread = k[0].float().repeat_interleave(heads // k.shape[1], 0)
         logits = q[0].float() @ spread.transpose(1, 2) * scale
-        logits = logits.masked_fill(torch.arange(k.shape[2]) > positions[:, None], -torch.inf)
+        logits = logits.masked_fill(key > key[-count:, None], -torch.inf)
         weights = torch.softmax(logits, -1)
         top[layer] += weights.amax(-1).sum(1).double()
         keys[layer] += torch.special.entr(weights).sum(-1).exp().sum(1).double()

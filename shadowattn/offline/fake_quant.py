@@ -94,7 +94,7 @@ def observe_activations(model: PreTrainedModel, windows: Tensor, *, batch: int =
     with ExitStack() as undo, torch.no_grad():
         for name, module in modules.items():
             undo.callback(module.register_forward_hook(partial(watch, name=name)).remove)
-        for ids in windows.split(batch):
+        for ids in windows.to(model.device).split(batch):
             model(input_ids=ids, use_cache=False)
     return {name: ProjectionRanges(*(_merged(side) for side in zip(*pairs, strict=True))) for name, pairs in seen.items()}
 

@@ -37,8 +37,9 @@ def observe_key_offset(
         return None
     shape = model_shape(model)
     size = shape.layers, shape.kv_heads, shape.head_dim
-    total, count = torch.zeros(size, dtype=torch.float64), torch.zeros(shape.layers, dtype=torch.int64)
-    least, largest = torch.full(size, torch.inf), torch.full(size, -torch.inf)
+    where = {"device": model.device}
+    total, count = torch.zeros(size, dtype=torch.float64, **where), torch.zeros(shape.layers, dtype=torch.int64, **where)
+    least, largest = torch.full(size, torch.inf, **where), torch.full(size, -torch.inf, **where)
 
     def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
         new = k[0, :, -q.shape[2] :].float()

@@ -76,7 +76,7 @@ class _Counts:
         chosen = [nearest_pair(grid.pairs, *scales) for scales in measured]
         for bucket in chosen:
             self.assigned[bucket] += 1
-        buckets = torch.tensor([grid.pairs[bucket] for bucket in chosen])
+        buckets = torch.tensor([grid.pairs[bucket] for bucket in chosen], device=q.device)
         keys = k.repeat_interleave(group, 0)  # every query head quantises the keys by its own bucket
         for side, (x, scale) in enumerate(zip((q, keys), buckets.unbind(1), strict=True)):
             steps = x.float().abs() / scale[:, None, None]

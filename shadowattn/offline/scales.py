@@ -105,17 +105,18 @@ class _LargestScales:
     """The largest scale of each key head over all chunks so far."""
 
     def __init__(self, calibration: Calibration, key_offset: KeyOffset | None, layer: int):
-        self._calibration, self.length, self.scales = calibration, 0, torch.zeros(1)
+        self._calibration, self.length, self.scales = calibration, 0, None
         self._offset, self._layer = key_offset, layer
 
     def extend(self, k: Tensor) -> None:
         if k.shape[1] > self.length:
             new = shifted(k[:, self.length :], self._offset, self._layer)
-            self.scales = torch.maximum(self.scales, self._calibration.scales(new))
+            scales = self._calibration.scales(new)
+            self.scales = scales if self.scales is None else torch.maximum(self.scales, scales)
             self.length = k.shape[1]
 
     def crop(self, length: int) -> None:
-        self.length, self.scales = 0, torch.zeros(1)  # as one chunk, from the first key
+        self.length, self.scales = 0, None  # as one chunk, from the first key
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def _errors(
     todo = [piece for piece in work if piece.heads and not all(own.has(key) for key in piece.keys)]
     if todo:
         with layerwise(model, windows.shape[1], choose_linear(linear)) as layers:
-            hidden = torch.cat([layers.embed(ids) for ids in windows.split(batch)])
+            hidden = torch.cat([layers.embed(ids) for ids in windows.to(model.device).split(batch)])
             at = 0
             for piece in progress(todo):
                 while at < piece.layer:
@@ -102,7 +102,7 @@ def _errors(
 
 def _head_errors(layers, layer: int, head: int, hidden: Tensor, grid: list[float]) -> list[float]:
     variants = head_variants([(head, TopK(retention)) for retention in grid])
-    error, norm = torch.zeros(len(grid), dtype=torch.float64), 0.0
+    error, norm = torch.zeros(len(grid), dtype=torch.float64, device=hidden.device), 0.0
     for part in hidden.split(1):
         dense = layers.layer(layer, part).double()
         error += (layers.varied(layer, part, variants).double() - dense).square().sum((1, 2, 3))

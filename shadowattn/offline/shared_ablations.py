@@ -37,6 +37,7 @@ def measure_exactly(
     todo = [piece for piece in work if not all(units.has(key) for key in piece.keys)]
     if not todo:
         return
+    windows = windows.to(model.device)
     with layerwise(model, windows.shape[1], choose_linear(linear)) as layers:
         hidden = torch.cat([layers.embed(ids) for ids in windows.split(batch)])
         at, last = 0, model_shape(model).layers

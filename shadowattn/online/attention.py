@@ -16,7 +16,7 @@ from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator, check_estimator_type
-from shadowattn.online.estimators.base import check_units
+from shadowattn.online.estimators.base import check_place, check_units
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -153,7 +153,8 @@ class SparseAttention:
         scale = checks.softmax_scale(scale, q.shape[3])
         checks.instance("request", request, Request, "make one with shadowattn.online.attention.Request(decode, caches)")
         caches = request.caches or [LayerCache() for _ in q]
-        kernels = choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype)
+        self.check_place(q.device)
+        kernels = choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype, device=q.device)
         attend = self._decode if request.decode else self._prefill
         with torch.no_grad(), self._exclusive.use():
             outs = []
@@ -161,6 +162,11 @@ class SparseAttention:
                 how = {"retention": self.retention[layer], "layer": layer, "scale": scale, "cache": cache}
                 outs.append(attend(Chunk.of(*tensors, **how), kernels))
             return torch.stack(outs)
+
+    def check_place(self, device: torch.device) -> None:
+        """Raises `InputError` where the estimator or the pipeline cannot serve a model on this device."""
+        check_place(device, type(self.estimator))
+        self.pipeline.check_place(device)
 
     @torch.no_grad()
     def windowed(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
@@ -174,8 +180,8 @@ class SparseAttention:
         for start in range(0, rows, self.chunk_tokens):
             stop = min(start + self.chunk_tokens, rows)
             first, end = max(0, keys - rows + start - window + 1), keys - rows + stop
-            own = keys - rows + torch.arange(start, stop)[:, None]
-            key = torch.arange(first, end)
+            own = torch.arange(keys - rows + start, keys - rows + stop, device=q.device)[:, None]
+            key = torch.arange(first, end, device=q.device)
             out[:, :, start:stop] = torch.nn.functional.scaled_dot_product_attention(
                 q[:, :, start:stop],
                 k[:, :, first:end],
@@ -197,7 +203,7 @@ class SparseAttention:
     def _prefill(self, prompt: Chunk, kernels: Kernels) -> Tensor:
         limit = break_even(kernels, prompt.q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
         sparse = prompt.retention < limit
-        out = torch.empty(prompt.q.shape, dtype=prompt.q.dtype)
+        out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
         for heads, attend in ((sparse, self._sparse_heads), (~sparse, self._dense_heads)):
             if heads.all():
                 return attend(prompt, kernels)
@@ -217,7 +223,8 @@ class SparseAttention:
         return out
 
     def _sparse_heads(self, prompt: Chunk, kernels: Kernels) -> Tensor:
-        parts, out = Parts(self.estimator, self.rule, kernels), torch.empty(prompt.q.shape, dtype=prompt.q.dtype)
+        parts = Parts(self.estimator, self.rule, kernels)
+        out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
         for rows, chunk in prompt.split(self.chunk_tokens):
             ran = self.pipeline.run(Stages(chunk, parts), keep_lists=bool(self.observers))
             out[:, rows] = ran.out

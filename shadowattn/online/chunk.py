@@ -18,7 +18,8 @@ class Chunk:
 
     q [H, Q, D] of the heads `heads`, the rows at `positions` int64 [Q]; k and v [G, K, D] of the whole layer, up to the last
     row's own key; each head keeps `retention` float64 [H] of what a row sees; `scale` multiplies q·k before the softmax.
-    `cache` is what was derived from these keys before. A chunk of some of its heads, `chunk[which]`, shares all of that.
+    All tensors are where q is. `cache` is what was derived from these keys before. A chunk of some of its heads, `chunk[which]`,
+    shares all of that.
     """
 
     q: Tensor
@@ -51,9 +52,9 @@ class Chunk:
             q=q,
             k=k,
             v=k if v is None else v,
-            positions=k.shape[1] - q.shape[1] + torch.arange(q.shape[1]) if positions is None else positions,
-            heads=Heads.all(q.shape[0], k.shape[0]) if heads is None else heads,
-            retention=head_retentions(retention, q.shape[0]),
+            positions=torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device) if positions is None else positions,
+            heads=Heads.all(q.shape[0], k.shape[0], q.device) if heads is None else heads,
+            retention=head_retentions(retention, q.shape[0]).to(q.device),
             scale=q.shape[2] ** -0.5 if scale is None else scale,
             layer=layer,
             cache=LayerCache() if cache is None else cache,
@@ -61,7 +62,7 @@ class Chunk:
 
     def __getitem__(self, which: slice | Sequence[int]) -> "Chunk":
         """Some heads, by their place in q. Neighbours are not copied."""
-        which = _as_slice(which)
+        which = _as_slice(which, self.q.device)
         if isinstance(which, slice) and which.indices(len(self.heads)) == (0, len(self.heads), 1):
             return self
         return replace(self, q=self.q[which], heads=self.heads[which], retention=self.retention[which])
@@ -108,11 +109,12 @@ def largest_key_scales(chunk: Chunk, key_offset: KeyOffset | None = None) -> Ten
     return chunk.cache.derived(name, lambda: LargestKey(key_offset, chunk.layer), chunk.k).scales()
 
 
-def _as_slice(which: slice | Sequence[int]) -> slice | Tensor:
+def _as_slice(which: slice | Sequence[int], device: torch.device) -> slice | Tensor:
     """A slice where the places are neighbours in order, which copies nothing."""
     if isinstance(which, slice):
         return which
     if isinstance(which, Tensor):
         which = which.tolist()
     first, last = which[0], which[-1]
-    return slice(first, last + 1) if list(which) == list(range(first, last + 1)) else torch.tensor(list(which))
+    neighbours = list(which) == list(range(first, last + 1))
+    return slice(first, last + 1) if neighbours else torch.tensor(list(which), device=device)

@@ -35,5 +35,5 @@ def shared_decode(chunk: Chunk, parts: Parts) -> Tensor:
     at = chunk.positions.expand(count // groups).contiguous()
     rows = Selection(selection.indices, selection.indptr, at, count // groups)
     folded = chunk.q.reshape(groups, count // groups, dim)
-    out = parts.kernels.attend(folded, chunk.k, chunk.v, rows, Heads.all(groups, groups), scale=chunk.scale)
+    out = parts.kernels.attend(folded, chunk.k, chunk.v, rows, Heads.all(groups, groups, folded.device), scale=chunk.scale)
     return out.view(chunk.q.shape)

@@ -206,7 +206,7 @@ class _Run:
         self._stages, self._launches, self._order = stages, launches, order
         self._threads, self._keep_lists, self._batched = threads, keep_lists, batched
         self._pool = pool if stages.reuses_scores else None
-        self._out = torch.empty(stages.chunk.q.shape, dtype=stages.chunk.q.dtype)
+        self._out = torch.empty_like(stages.chunk.q, memory_format=torch.contiguous_format)
         self._lists: dict[int, Selection] = {}
         self._kept = 0
         self._spans: list[Span] = []

@@ -71,11 +71,11 @@ class Steps:
     key_offset: KeyOffset | None = None
 
     @classmethod
-    def of(cls, ranges: AttentionRanges, layer: int, granularity: str) -> "Steps":
-        """The largest magnitude / 127, of the layer's `tensor` as a whole or of each `head`."""
+    def of(cls, ranges: AttentionRanges, layer: int, granularity: str, device: torch.device = checks.CPU) -> "Steps":
+        """The largest magnitude / 127, of the layer's `tensor` as a whole or of each `head`; for tensors on a device."""
         made = {}
         for name in ("q", "k", "v", "scores"):
-            largest = torch.tensor(getattr(ranges, name)[layer])
+            largest = torch.tensor(getattr(ranges, name)[layer], device=device)
             largest = largest.amax().expand_as(largest) if granularity == "tensor" else largest
             made[name] = largest.clamp(min=torch.finfo(torch.float32).tiny * INT8_MAX) / INT8_MAX
         return cls(**made, key_offset=ranges.key_offset)
@@ -117,7 +117,7 @@ class FullInt8:
         `observers` are given every chunk and its output [H, Q, D]. Raises `InputError` where the ranges are another model's, and
         on whatever `replace_attention` refuses, sliding windows included.
         """
-        check_device(model, ("cpu",))
+        device = check_device(model)
         checks.instance("ranges", ranges, AttentionRanges, "measure them: shadowattn.calibrate(model, tokenizer, text).ranges")
         if ranges.fingerprint != fingerprint(model):
             raise InputError(
@@ -130,7 +130,7 @@ class FullInt8:
                 f"ranges: they were measured with key_offset={found}, got FullInt8(key_offset={self.key_offset!r}); measure them "
                 f"with shadowattn.calibrate(model, tokenizer, text, key_offset={self.key_offset!r}).ranges"
             )
-        attention = FullInt8Attention(self, ranges, chunk_tokens=chunk_tokens, observers=observers)
+        attention = FullInt8Attention(self, ranges, chunk_tokens=chunk_tokens, observers=observers, device=device)
         with replace_attention(model, attention):
             yield attention
 
@@ -138,11 +138,19 @@ class FullInt8:
 class FullInt8Attention:
     """Attention for all layers of a model, as `models.replace_attention` calls it."""
 
-    def __init__(self, form: FullInt8, ranges: AttentionRanges, *, chunk_tokens: int = 128, observers=()):
+    def __init__(
+        self,
+        form: FullInt8,
+        ranges: AttentionRanges,
+        *,
+        chunk_tokens: int = 128,
+        observers=(),
+        device: torch.device = checks.CPU,
+    ):
         self.chunk_tokens = checks.integer("chunk_tokens", chunk_tokens, least=1)
         self.observers, self.counters = tuple(observers), Counters()
         self._form, self._exclusive = form, Exclusive()
-        self._steps = [Steps.of(ranges, layer, form.granularity) for layer in range(len(ranges.q))]
+        self._steps = [Steps.of(ranges, layer, form.granularity, device) for layer in range(len(ranges.q))]
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
@@ -178,7 +186,7 @@ def full_int8(chunk: Chunk, steps: Steps, form: FullInt8 = FullInt8()) -> Tensor
     logits *= (steps.q * steps.k[chunk.heads.kv])[:, None, None]
     if form.scores:
         logits = integers(logits, steps.scores) * steps.scores[:, None, None]
-    hidden = torch.arange(keys) > chunk.positions[:, None]
+    hidden = torch.arange(keys, device=logits.device) > chunk.positions[:, None]
     probabilities = torch.softmax((logits * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
     weights = rounded(probabilities, form.probabilities).view(groups, -1, keys)
     return (weights @ (v * steps.v[:, None, None])).view(heads, rows, dim)

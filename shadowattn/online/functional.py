@@ -10,6 +10,7 @@ from shadowattn.errors import InputError
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_estimator_type
+from shadowattn.online.estimators.base import check_place
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -53,12 +54,14 @@ def sparse_attention(
     device or range that does not fit, on NaN and infinity, and on tensors whose gradient would be lost.
     """
     causal_offset, scale = check_attention(q, k, v, causal_offset, scale)
-    kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype)
+    kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype, device=q.device)
     rule = Rule(query_block, block_score, sinks, recent)
     # A block is padded to its full height; one beyond the last row holds no more than that row's.
     rule = replace(rule, query_block=min(rule.query_block, max(2, q.shape[1])))
     estimator = estimator_of(estimator, q, k) if isinstance(estimator, str) else check_estimator_type(estimator)
-    whole = Chunk.of(q, k, v, retention=retention, positions=causal_offset + torch.arange(q.shape[1]), scale=scale)
+    check_place(q.device, type(estimator))
+    positions = torch.arange(causal_offset, causal_offset + q.shape[1], device=q.device)
+    whole = Chunk.of(q, k, v, retention=retention, positions=positions, scale=scale)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for rows, chunk in whole.split(max(1, _CHUNK_TOKENS // rule.query_block) * rule.query_block):
         out[:, rows] = run_batched(Stages(chunk, Parts(estimator, rule, kernels)), threads=Threads(), keep_lists=False).out

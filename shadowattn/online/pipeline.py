@@ -46,6 +46,13 @@ class Pipeline:
         if self.mode == "planned" and self.scheduler is None:
             raise InputError("pipeline=planned: expected a scheduler, got none; set scheduler=local_search")
 
+    def check_place(self, device: torch.device) -> None:
+        """Raises `InputError` where a mode has no meaning: on a GPU a stage is not over when its call is."""
+        if self.mode != "batched" and device.type != "cpu":
+            raise InputError(
+                f"pipeline={self.mode}: takes heads and stages apart on the CPU, got a model on {device}; use pipeline=batched"
+            )
+
     def run(self, stages: Stages, *, keep_lists: bool) -> Ran:
         """Output, lists (or how many pairs they hold) and timeline of a chunk."""
         if self.mode in ("grouped", "planned") and stages.selects_in_estimate:

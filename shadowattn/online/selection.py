@@ -50,7 +50,7 @@ class Rule:
         if self.block_score == "leading_query":
             return chunk.asking(chunk.q[:, ::block], chunk.positions[::block])
         padded = torch.nn.functional.pad(chunk.q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
-        sizes = (rows - torch.arange(0, rows, block)).clamp(max=block)
+        sizes = (rows - torch.arange(0, rows, block, device=chunk.q.device)).clamp(max=block)
         means = (padded.double().sum(2) / sizes[:, None]).to(chunk.q.dtype)
         return chunk.asking(means, _last_of_blocks(chunk.positions, block))
 
@@ -68,7 +68,7 @@ class Rule:
     def _pool(self, scores: Tensor, logit_scale: float, positions: Tensor) -> Tensor:
         """Scores [..., B, K]; `logit_scale` as in `pool`, of these heads."""
         rows, keys = scores.shape[-2:]
-        later = torch.arange(keys) > positions[:, None]
+        later = torch.arange(keys, device=scores.device) > positions[:, None]
         fill = -math.inf if self.pooling == "max" else 0.0
         if self.pooling == "probability":
             scores = torch.softmax((scores.double() * logit_scale).masked_fill(later, -math.inf), -1)
@@ -93,5 +93,5 @@ class Rule:
 
 
 def _last_of_blocks(x: Tensor, query_block: int) -> Tensor:
-    ends = torch.arange(query_block - 1, x.shape[0] + query_block - 1, query_block)
+    ends = torch.arange(query_block - 1, x.shape[0] + query_block - 1, query_block, device=x.device)
     return x[ends.clamp(max=x.shape[0] - 1)]

@@ -42,6 +42,7 @@ class Row:
     dense_above: float = 1.0  # heads of this retention or more went dense
     place: str = "host"  # where the selection was made: host or device
     key_block: int = 1  # keys that are chosen together
+    model_device: str = "cpu"  # where the model ran: cpu, or a GPU by its name
 
 
 @dataclass(frozen=True)

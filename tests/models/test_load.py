@@ -1,10 +1,13 @@
 import json
+from functools import partial
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shadowattn.errors import InputError
-from shadowattn.models import load_bundled, load_hub, load_local, load_random, model_shape
+from shadowattn.models import load_bundled, load_hub, load_known, load_local, load_random, model_shape
+from tests.pretend_device import DEVICE, pretend_device
 from tests.tiny import tiny_model
 
 
@@ -85,3 +88,44 @@ def test_a_random_model_has_the_published_shape_and_the_same_weights_each_time()
         load_random("gpt5")
     with pytest.raises(InputError, match="float32, bfloat16"):
         load_random("qwen2_0_5b", dtype="int4", **small)
+
+
+def test_the_device_is_checked_before_the_weights_are_read(monkeypatch):
+    def loaded(*args, **options):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", loaded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    loaders = [
+        load_bundled,
+        partial(load_known, "qwen2_0_5b"),
+        partial(load_hub, "some/model"),
+        partial(load_random, "qwen2_0_5b"),
+    ]
+    for load in loaders:
+        for device in ("gpu", "CUDA", "cuda:", "meta", ""):
+            with pytest.raises(InputError, match=r"model\.device: expected cpu, cuda or cuda:NUMBER, got "):
+                load(device=device)
+        with pytest.raises(
+            InputError, match=r"model\.device=cuda: torch .* finds no GPU; install a torch .* or use model\.device=cpu"
+        ):
+            load(device="cuda")
+
+
+def test_a_model_too_large_for_its_device_is_refused(monkeypatch):
+    def no_room(model, place):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PreTrainedModel, "to", no_room)
+    with pytest.raises(InputError, match=r"model\.device: expected room for 0\.0 GiB of weights on cpu"):
+        load_random("qwen2_0_5b", layers=1, hidden=64, vocabulary=2560)
+
+
+def test_loaders_put_a_model_on_its_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pretend_device():
+        loaded = load_bundled(device="cuda")
+        assert {x.device for x in (*loaded.model.parameters(), *loaded.model.buffers())} == {DEVICE}
+    assert loaded.fingerprint == load_bundled().fingerprint

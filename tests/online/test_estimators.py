@@ -36,6 +36,23 @@ def test_streaming_keeps_itself_then_sinks_then_the_most_recent():
     assert ranked == [6, 0, 1, 5, 4, 3, 2]
 
 
+def lowbias32(x: int) -> int:
+    """Chris Wellons's 32-bit finaliser, in Python's integers."""
+    x &= 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 123_456_789, 2**31 - 1])
+def test_random_scores_are_a_hash_of_32_bits(seed):
+    q, k = torch.randn(4, 3, 8), torch.randn(2, 50, 8)
+    scores = Random(seed).scores(Chunk.of(q, k, k, retention=0.5, scale=1.0, layer=5))
+    for head, row, key in [(0, 0, 0), (3, 2, 49), (1, 1, 30), (2, 0, 7)]:
+        state = lowbias32(lowbias32(seed * 1_000_003 + 5) + head)
+        assert scores[head, row, key] == lowbias32(lowbias32(state + 47 + row) + key) & 0xFFFFFF
+
+
 def test_random_depends_on_seed_layer_head_row_and_key_and_on_nothing_else():
     q, k, _ = qkv(3, 1, 4, 50, 16)
     positions = torch.arange(40, 44)

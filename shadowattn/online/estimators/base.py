@@ -31,6 +31,8 @@ class Estimator(ABC):
       may go by keys and positions, not by queries.
     - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
+    - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
+      make their tensors where q is.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
     `launches`, `launch` and `select`.
@@ -40,6 +42,7 @@ class Estimator(ABC):
     granularity: ClassVar[str] = "head"
     selects: ClassVar[bool] = False
     scores_are_finite: ClassVar[bool] = False
+    reads_cpu_memory: ClassVar[bool] = False
     # What it did so far: launches of graphs, and heads whose measured scale exceeded the static one that served them.
     launched = 0
     clipped = 0
@@ -134,6 +137,15 @@ def check_estimator_type(estimator: Estimator) -> Estimator:
     return estimator
 
 
+def check_place(device: torch.device, kind: type[Estimator]) -> None:
+    """Raises `InputError` where a kind of estimator cannot rank the keys of a model on this device."""
+    if kind.reads_cpu_memory and device.type != "cpu":
+        raise InputError(
+            f"estimator: {kind.__name__} runs OpenVINO's graphs on the CPU's memory, got a model on {device}; use "
+            "estimator=int8_fused, which ranks the same keys, or a model on the CPU"
+        )
+
+
 def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
     """Scores [H, Q, K] of every head of the chunk. Raises `InputError` where they are not what the estimator should give.
 
@@ -143,6 +155,7 @@ def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
     """
     name = f"scores of {type(estimator).__name__}"
     checks.tensors((torch.float32, torch.int8), **{name: scores})
+    checks.placed(chunk.q.device, **{name: scores})
     groups, counts = chunk.heads.kv.unique_consecutive(return_counts=True)
     rankings = {"head": len(chunk.heads), "group": len(groups), "layer": 1}[estimator.granularity]
     expected = [rankings, len(chunk.positions), chunk.keys]
@@ -198,7 +211,7 @@ def logit_scales(estimator: Estimator, rule: Rule, chunk: Chunk) -> Tensor | Non
     name, units = type(estimator).__name__, estimator.units(chunk)
     if units is None:
         _refuse_unitless(type(estimator))
-    checks.vector(f"units of {name}", units, len(chunk.heads), dtype=torch.float32)
+    checks.vector(f"units of {name}", units, len(chunk.heads), dtype=torch.float32, device=chunk.q.device)
     scales = units * chunk.scale
     if not bool((scales.isfinite() & (scales > 0)).all()):
         raise InputError(

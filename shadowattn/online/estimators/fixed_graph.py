@@ -1,6 +1,7 @@
 """Scores from one compiled graph of a key head and its query heads, whoever quantised it: NNCF's, for one."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import openvino as ov
 import torch
@@ -19,6 +20,8 @@ class FixedGraph(Estimator):
 
     One call at a time: the graph has one set of inputs and outputs, and what is returned is a copy.
     """
+
+    reads_cpu_memory: ClassVar[bool] = True
 
     def __init__(self, model: ov.CompiledModel, shape: GraphShape, steps: Mapping[str, float]):
         self._graph = Graph(model, shape, GraphForm(), (None, None), Arena([model]))

@@ -66,6 +66,7 @@ class Int8(Estimator):
 
     bank: GraphBank
     needs: ClassVar[frozenset[str]] = frozenset({"bank"})
+    reads_cpu_memory: ClassVar[bool] = True
     scores_are_finite: ClassVar[bool] = True  # products of integers
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)

@@ -32,6 +32,7 @@ class Int8Device(Estimator):
 
     bank: GraphBank
     needs: ClassVar[frozenset[str]] = frozenset({"bank"})
+    reads_cpu_memory: ClassVar[bool] = True
     selects: ClassVar[bool] = True
     clipped: int = field(default=0, init=False)  # as for `Int8`
     launched: int = field(default=0, init=False)

@@ -2,6 +2,7 @@
 
 The same integers as the graphs' (`int8`), and so the same keys, except where a value lies midway between two steps. On a machine
 without an NPU it avoids writing scores to memory and reading them back. K is quantised and packed once, as keys are appended.
+Where the keys are not in the CPU's memory, torch computes the same integers, and selection follows the estimate.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
+from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator, key_offset_of
@@ -50,6 +51,37 @@ class PackedKeys:
 
     def crop(self, length: int) -> None:
         self.length = length
+
+    def products(self, chunk: Chunk, q_scales: Tensor) -> Tensor:
+        """Integer products of the chunk's rows with all keys, float32 [H, Q, K]."""
+        visible = chunk.positions + 1
+        return ops.estimate(chunk.q, q_scales, self.packed, self.length, chunk.heads.kv, visible, "rows", 1)
+
+
+class TorchKeys:
+    """The torch twin of `PackedKeys`, on any device: K as int8 [G, K, D]."""
+
+    def __init__(self, scales: Tensor, head_dim: int, key_offset: KeyOffset | None = None, layer: int = 0):
+        self.scales = scales  # float32 [G]
+        self._offset, self._layer = key_offset, layer
+        self.integers = scales.new_empty((len(scales), 0, head_dim), dtype=torch.int8)
+        self.length = 0
+
+    def extend(self, k: Tensor) -> None:
+        """Quantises the rows of k [G, K, D] from `length` on."""
+        if k.shape[1] == self.length:
+            return
+        new = quantise(shifted(k[:, self.length :], self._offset, self._layer), self.scales)
+        self.integers = torch.cat([self.integers[:, : self.length], new], 1)
+        self.length = k.shape[1]
+
+    def crop(self, length: int) -> None:
+        self.length = length
+
+    def products(self, chunk: Chunk, q_scales: Tensor) -> Tensor:
+        """As those of `PackedKeys`."""
+        q8, k8 = quantise(chunk.q, q_scales), self.integers[:, : self.length]
+        return torch.cat([products(q8[part], k8[group]) for group, part in chunk.heads.grouped()])
 
 
 @dataclass
@@ -99,11 +131,7 @@ class Int8Fused(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
-        keys = self._keys(chunk)
-        q_scales = self._q_scales(chunk)
-        return ops.estimate(
-            chunk.q, q_scales, keys.packed, keys.length, chunk.heads.kv, chunk.positions + 1, "rows", 1
-        )  # fmt: skip
+        return self._keys(chunk).products(chunk, self._q_scales(chunk))
 
     def units(self, chunk: Chunk) -> Tensor:
         """A step of the integer product."""
@@ -114,6 +142,8 @@ class Int8Fused(Estimator):
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """Products, pooling and selection, tile by tile. Raises `InputError` where a sum over a block could exceed int32."""
+        if chunk.q.device.type != "cpu":
+            return super().select(chunk, rule, lists, kernels)
         _, rows, dim = chunk.q.shape
         if rule.pooling == "sum" and min(rule.query_block, rows) * dim * 127**2 >= 2**31:
             raise InputError(
@@ -131,8 +161,8 @@ class Int8Fused(Estimator):
         )  # fmt: skip
         return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
 
-    def _keys(self, chunk: Chunk) -> PackedKeys:
-        """The chunk's keys packed: what is new of them, or all where their scales have changed."""
+    def _keys(self, chunk: Chunk) -> PackedKeys | TorchKeys:
+        """The chunk's keys as integers: what is new of them, or all where their scales have changed."""
         scaled = f"for {self.grid}" if self.k_scales is None else f"by {self.k_scales.tolist()}"
         name = f"keys packed {scaled}, {self._offset}"
         keys = chunk.cache.held(name)
@@ -146,11 +176,12 @@ class Int8Fused(Estimator):
             chunk.cache.forget(name)
             keys = None
         self.repacked += keys is None
-        made = partial(PackedKeys, scales, chunk.k.shape[2], self._offset, chunk.layer)
+        kind = PackedKeys if chunk.k.device.type == "cpu" else TorchKeys
+        made = partial(kind, scales, chunk.k.shape[2], self._offset, chunk.layer)
         return chunk.cache.derived(name, made, chunk.k)
 
-    def packed(self, chunk: Chunk) -> PackedKeys:
-        """The chunk's keys in the native layout, for measuring."""
+    def packed(self, chunk: Chunk) -> PackedKeys | TorchKeys:
+        """The chunk's keys as integers, for measuring; in the native layout on the CPU."""
         return self._keys(chunk)
 
     @property
@@ -166,6 +197,6 @@ class Int8Fused(Estimator):
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:
     """The nearest scale to each measured one, ties to the first; pairs of a grid are nearest where both parts are."""
-    steps = torch.tensor(scales, dtype=torch.float64)
+    steps = torch.tensor(scales, dtype=torch.float64, device=measured.device)
     within = measured.double().clamp(max=steps.max())  # beyond the largest that one is nearest, though distances round alike
     return steps[(steps - within[:, None]).abs().argmin(1)].float()

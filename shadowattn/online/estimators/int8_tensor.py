@@ -1,10 +1,12 @@
-"""INT8 scores with scales taken from the tensors themselves: what `sparse_attention` uses without a bank."""
+"""INT8 scores with scales taken from the tensors themselves: what `sparse_attention` uses without a bank.
+
+OpenVINO multiplies on the CPU, torch anywhere else; the integers are the same.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
 import openvino as ov
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
-from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise, shifted
+from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.threads import compile_hints, current_budget, thread_budget
@@ -41,7 +43,7 @@ class Int8Tensor(Estimator):
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
         q, k, heads = chunk.q, chunk.k, chunk.heads
-        scores = np.empty((*q.shape[:2], k.shape[1]), np.float32)
+        scores = torch.empty(*q.shape[:2], k.shape[1], device=q.device)
         q_scales, k_scales = self._scales(chunk)
         q8 = quantise(q, q_scales)
         groups = [(slice(group, group + 1), part) for group, part in heads.grouped()]
@@ -52,8 +54,8 @@ class Int8Tensor(Estimator):
             # A group's query heads fold into rows: they share their keys, so K is not repeated.
             k8 = quantise(shifted(k, self.key_offset, chunk.layer, group), k_scales[group])[None]
             rows = q8[part].reshape(1, k8.shape[1], -1, q8.shape[2])
-            _multiply(rows, k8, scores[part].reshape(1, k8.shape[1], -1, k.shape[1]))
-        return torch.from_numpy(scores)
+            _multiply(rows, k8, scores[part].view(1, k8.shape[1], -1, k.shape[1]))
+        return scores
 
     def units(self, chunk: Chunk) -> Tensor:
         """A step of the integer product."""
@@ -67,14 +69,17 @@ class Int8Tensor(Estimator):
         return self.q_scales[chunk.heads.ids], self.k_scales
 
 
-def _multiply(q8: Tensor, k8: Tensor, scores: np.ndarray) -> None:
+def _multiply(q8: Tensor, k8: Tensor, scores: Tensor) -> None:
     """Products of q8 [1, G, rows, D] and k8 [1, G, K, D] into scores [1, G, rows, K]."""
+    if q8.device.type != "cpu":
+        scores.copy_(products(q8, k8))
+        return
     _, groups, rows, dim = q8.shape
     request = _compiled(GraphShape(groups, rows, dim, k8.shape[2]), current_budget()).create_infer_request()
     inputs = [x.contiguous().numpy() for x in (q8, k8)]  # held until the request is done: OpenVINO keeps only their addresses
     for index, x in enumerate(inputs):
         request.set_input_tensor(index, ov.Tensor(x, shared_memory=True))
-    request.set_output_tensor(0, ov.Tensor(scores, shared_memory=True))
+    request.set_output_tensor(0, ov.Tensor(scores.numpy(), shared_memory=True))
     request.infer(share_outputs=True)
 
 

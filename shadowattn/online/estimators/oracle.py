@@ -12,11 +12,11 @@ from shadowattn.online.estimators.base import Estimator
 @dataclass(frozen=True)
 class Oracle(Estimator):
     def scores(self, chunk: Chunk) -> Tensor:
-        scores = torch.empty(*chunk.q.shape[:2], chunk.keys)
+        scores = torch.empty(*chunk.q.shape[:2], chunk.keys, device=chunk.q.device)
         for group, part in chunk.heads.grouped():
             torch.matmul(chunk.q[part].float(), chunk.k[group].float().T, out=scores[part])
         return scores
 
     def units(self, chunk: Chunk) -> Tensor:
         """Scores are q·k itself."""
-        return torch.ones(len(chunk.heads))
+        return torch.ones(len(chunk.heads), device=chunk.q.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
+from shadowattn.graphs.symmetric_int8 import absmax_scales, products, shifted
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator, key_offset_of
 from shadowattn.types import KeyOffset, Requant, ScaleGrid
@@ -61,7 +61,7 @@ class Quantised(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         made = self._integers(chunk)
-        product = made.q @ made.k.mT
+        product = products(made.q, made.k)
         if self.requant is not None:
             return torch.round(product * self._multipliers(made)[:, None, None]).clamp(-128, 127)
         if self.smooth:
@@ -72,7 +72,7 @@ class Quantised(Estimator):
         """1 where the mean key is added again, else a step of the product or of an INT8 score."""
         made = self._integers(chunk)
         if self.smooth:
-            return torch.ones(len(chunk.heads))
+            return torch.ones(len(chunk.heads), device=chunk.q.device)
         steps = made.q_scales * made.k_scales
         return steps if self.requant is None else steps / self._multipliers(made)
 
@@ -82,7 +82,7 @@ class Quantised(Estimator):
         found = value_figures(values, most)
         if self.requant is None:
             return found
-        seen = scores[:, torch.arange(scores.shape[2]) < visible[:, None]]  # [H, pairs]
+        seen = scores[:, torch.arange(scores.shape[2], device=scores.device) < visible[:, None]]  # [H, pairs]
         levels = [len(head.unique()) for head in seen]
         return found | {
             "score_zero": float((seen == 0).double().mean()),
@@ -105,14 +105,14 @@ class Quantised(Estimator):
 
     def _multipliers(self, made: Integers) -> Tensor:
         pairs = zip(made.q_scales.tolist(), made.k_scales.tolist(), strict=True)
-        return torch.tensor([self.requant.multiplier(*pair) for pair in pairs])
+        return made.q_scales.new_tensor([self.requant.multiplier(*pair) for pair in pairs])
 
     def _buckets(self, q_scales: Tensor, k_scales: Tensor) -> list[Tensor]:
         pairs = [
             self.grid.pairs[nearest_pair(self.grid.pairs, *both, distance=self.distance)]
             for both in zip(q_scales.tolist(), k_scales.tolist(), strict=True)
         ]
-        return list(torch.tensor(pairs).unbind(1))
+        return list(q_scales.new_tensor(pairs).unbind(1))
 
 
 def value_figures(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], most: int) -> dict[str, float]:

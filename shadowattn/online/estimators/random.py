@@ -23,15 +23,26 @@ class Random(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         head = chunk.heads.ids[:, None, None]
-        key = torch.arange(chunk.keys)[None, None, :]
-        state = _mix(_mix(torch.tensor(self.seed) * 1_000_003 + chunk.layer) + head)
-        state = _mix(_mix(state + chunk.positions[None, :, None]) + key)
-        return (state & 0xFFFFFF).to(torch.float32)  # 24 bits: exact in float32
+        key = torch.arange(chunk.keys, device=chunk.q.device)[None, None, :]
+        state = _mixed(_as_int32(torch.tensor(self.seed * 1_000_003 + chunk.layer)))
+        state = _mixed(state.to(head.device) + _as_int32(head))
+        state = _mixed(state + _as_int32(chunk.positions[None, :, None]))
+        state = _mixed(state + _as_int32(key))
+        return state.bitwise_and_(0xFFFFFF).to(torch.float32)  # 24 bits: exact in float32
 
 
-def _mix(x: Tensor) -> Tensor:
-    """One round of the 32-bit finaliser "lowbias32" (multiply and xor-shift), in int64 to keep torch's arithmetic exact."""
-    x = x & 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-    return x ^ (x >> 16)
+def _mixed(x: Tensor) -> Tensor:
+    """One round of the 32-bit finaliser "lowbias32" (multiply and xor-shift), in place; int32 products wrap, as unsigned ones."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
+        x.bitwise_xor_(_high_bits(x, shift)).mul_(factor)
+    return x.bitwise_xor_(_high_bits(x, 16))
+
+
+def _high_bits(x: Tensor, shift: int) -> Tensor:
+    """x >> shift of the bits as an unsigned number."""
+    return (x >> shift).bitwise_and_((1 << (32 - shift)) - 1)
+
+
+def _as_int32(x: Tensor) -> Tensor:
+    """The low 32 bits."""
+    return ((x + 2**31) % 2**32 - 2**31).to(torch.int32)
