@@ -10,6 +10,8 @@ from shadowattn.reporting.style import (
     new_figure,
 )
 
+_COLOURS = 10  # of matplotlib's cycle
+
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Keys missed against retention, per row and pooled, the paper's values in grey; every head of the first estimate."""
@@ -19,7 +21,10 @@ def draw(rows: pd.DataFrame) -> Figure:
         of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
         for index, (name, line) in enumerate(of.groupby("method", sort=False)):
             line = line.sort_values("retention")
-            axis.plot(line.retention, 1 - line.value, marker=MARKERS[index % len(MARKERS)], markersize=4, label=name)
+            look = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index % _COLOURS}", "markersize": 4}
+            if index >= _COLOURS:  # the colours begin anew
+                look |= {"fillstyle": "none", "linestyle": "--"}
+            axis.plot(line.retention, 1 - line.value, label=name, **look)
         for style, (model, values) in zip(("-", "--", "-.", ":"), TABLE_4.items(), strict=True):
             missed = [1 - value / 100 for value in values]
             axis.plot(TABLE_4_RETENTIONS, missed, color="0.6", linestyle=style, zorder=0, label=f"paper: {model}")
