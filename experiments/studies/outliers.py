@@ -20,8 +20,10 @@ from shadowattn.evaluation.outliers import (
     HeadErrors,
     measure_head_errors,
     observe_channels,
-    observe_rescaled_ranges,
+    rescalings,
 )
+from shadowattn.offline.attention_ranges import observe_prepared_ranges
+from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.online.full_int8 import FullInt8
 from shadowattn.reporting.figures.outliers import draw as draw_outliers
 from shadowattn.reporting.rows import PlacedRow
@@ -77,15 +79,16 @@ class Outliers(Study):
         model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
         calibration = lab.calibration(tokens=lab.context_tokens, windows=self.calibration_windows)
         say(f"ranges: {len(RESCALINGS)} rescalings of Q and K, {len(calibration)} windows of {lab.context_tokens} tokens")
+        mean_key = observe_key_offset(model, calibration, how="mean", **how, progress=lambda w: bar(w, "mean key"))
         channels = observe_channels(model, calibration, **how, progress=lambda w: bar(w, "channels"))
-        rescalings = {name: [layer.rescaling(name) for layer in channels] for name in RESCALINGS}
-        ranges = observe_rescaled_ranges(model, calibration, rescalings, **how, progress=lambda w: bar(w, "ranges"))
+        rescaled = rescalings(channels, mean_key)
+        ranges = observe_prepared_ranges(model, calibration, rescaled, **how, progress=lambda w: bar(w, "ranges"))
         candidates = {
-            form if name == "none" else f"{form}, {name}": Candidate(made, rescalings[name], ranges[name])
+            form if name == "none" else f"{form}, {name}": Candidate(made, rescaled[name], ranges[name])
             for name in RESCALINGS
             for form, made in FORMS.items()
         }
-        candidates |= {form: Candidate(made, rescalings["none"], ranges["none"]) for form, made in FURTHER.items()}
+        candidates |= {form: Candidate(made, rescaled["none"], ranges["none"]) for form, made in FURTHER.items()}
         return measure_head_errors(model, lab.heldout(), candidates, **how, progress=lambda w: bar(w, "errors"))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:

@@ -20,16 +20,16 @@ from experiments.offline import UNIFORM
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.artifacts import Units
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
-from shadowattn.evaluation.perplexity import prefill_chunks
 from shadowattn.evaluation.recall import GRANULARITIES, POOLED_ROWS, measure_recall, measured_rows
 from shadowattn.evaluation.recall import Recall as Found
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.nncf_graph import compile_int8, input_steps, nncf_graph
 from shadowattn.offline.grids.mean import Mean
-from shadowattn.offline.scales import scale_grid, watch_attention
-from shadowattn.online.attention import Request
+from shadowattn.offline.scales import scale_grid
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8
@@ -188,19 +188,16 @@ class Recall(Study):
         shape = GraphShape(group, chunk_tokens, model.head_dim, lab.context_tokens, group)
         samples = []
 
-        def observe(layer: int, q, k, v, scale: float, request: Request) -> None:
-            if k.shape[2] == lab.context_tokens:  # the last chunk, the only one that fills the graph
+        def observe(chunk: Chunk) -> None:
+            if chunk.keys == lab.context_tokens:  # the last one, the only one that fills the graph
                 for g in range(model.kv_heads):
                     rows = np.zeros((1, 1, group * chunk_tokens, model.head_dim), np.float32)
-                    given = q[0, g * group : (g + 1) * group].float().numpy().reshape(1, 1, -1, model.head_dim)
+                    given = chunk.q[g * group : (g + 1) * group].float().numpy().reshape(1, 1, -1, model.head_dim)
                     rows[:, :, : given.shape[2]] = given
-                    samples.append((rows, k[:, g : g + 1].float().numpy().copy()))
+                    samples.append((rows, chunk.k[None, g : g + 1].float().numpy().copy()))
 
         windows = lab.calibration(tokens=lab.context_tokens, windows=lab.of("graphs").calibration_windows)
-        with watch_attention(lab.loaded.model, observe):
-            for window in windows:
-                for _ in prefill_chunks(lab.loaded.model, window, chunk_tokens=chunk_tokens):
-                    pass
+        observe_prefill(lab.loaded.model, windows, observe, chunk_tokens=chunk_tokens)
         kept = samples[:: -(-len(samples) // self.nncf_samples)]
         graph = nncf_graph(shape, kept)
         return FixedGraph(compile_int8(graph, what="nncf"), shape, input_steps(graph))

@@ -7,17 +7,15 @@ The paper does not say which of them its table means. Ties go to the lower row, 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.budget import keep_counts
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
-from shadowattn.evaluation.perplexity import prefill_chunks
-from shadowattn.offline.scales import watch_attention
-from shadowattn.online.attention import Request
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_scores
 from shadowattn.online.estimators.base import check_place
@@ -77,25 +75,21 @@ def measure_recall(
     wanted = torch.tensor(list(retentions), dtype=torch.float64, device=model.device)
     counts = {name: _Counts(len(retentions)) for name in estimates}
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        q, k = q[0].float(), k[0].float()
-        if q.shape[1] < POOLED_ROWS:
+    def observe(chunk: Chunk) -> None:
+        if chunk.q.shape[1] < POOLED_ROWS:
             return
-        rows = sampled_rows(q.shape[1])
-        visible = 1 + torch.arange(k.shape[1], device=k.device)[-q.shape[1] :][rows]
-        chunk, keys = Chunk.of(q, k, layer=layer, cache=request.caches[0]), k.repeat_interleave(q.shape[0] // k.shape[0], 0)
-        exact = q[:, rows] @ keys.mT
+        rows = sampled_rows(chunk.q.shape[1])
+        visible = 1 + chunk.positions[rows]
+        chunk = replace(chunk, q=chunk.q.float(), k=chunk.k.float())
+        exact = chunk.q[:, rows] @ chunk.k[chunk.heads.kv].mT
         best = _Ranking(exact, visible, wanted)
         for name, estimate in estimates.items():
             with estimate.use():
                 scores = check_scores(estimate.scores(chunk), estimate, chunk)[:, rows].float()
             figures = {"score_correlation": _correlation(exact, scores, visible)} | estimate.figures(chunk, scores, visible)
-            counts[name].add(layer, best.found_by(scores), figures)
+            counts[name].add(chunk.layer, best.found_by(scores), figures)
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
     return {name: count.recall() for name, count in counts.items()}
 
 

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.kernels import Kernels
-from shadowattn.offline.scales import watch_attention
-from shadowattn.online.attention import Request
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.selection import Rule
@@ -32,13 +30,11 @@ class UnionSizes:
 def observe_last_rows(model: PreTrainedModel, window: Tensor, rows: int, observe: Callable[[Chunk], None]) -> None:
     """Runs a window int64 [T] through the model, dense; `observe` gets the last `rows` rows of every layer. `rows` divides T."""
 
-    def attended(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        if k.shape[2] == len(window):
-            observe(Chunk.of(q[0], k[0], v[0], scale=scale, layer=layer))
+    def observe_last(chunk: Chunk) -> None:
+        if chunk.keys == len(window):
+            observe(chunk)
 
-    with watch_attention(model, attended):
-        for _ in prefill_chunks(model, window, chunk_tokens=rows):
-            pass
+    observe_prefill(model, window[None], observe_last, chunk_tokens=rows)
 
 
 def measure_unions(

@@ -1,16 +1,16 @@
 """The largest magnitudes of Q, K, V and q·k on calibration text: what NPU-Full's static scales are made of."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.models.shape import fingerprint, model_shape
-from shadowattn.offline.scales import watch_attention
-from shadowattn.online.attention import Request
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.full_int8 import AttentionRanges
 from shadowattn.types import KeyOffset
 
@@ -28,28 +28,47 @@ def observe_attention_ranges(
     Of a score only where the row sees the key. With a `key_offset`, K and the scores are those of k − offset. Raises
     `InputError` on a model with sliding windows.
     """
+
+    def prepared(chunk: Chunk) -> Chunk:
+        return replace(chunk, k=shifted(chunk.k, key_offset, chunk.layer))
+
+    found = observe_prepared_ranges(model, windows, {"": prepared}, chunk_tokens=chunk_tokens, progress=progress)
+    return replace(found[""], key_offset=key_offset)
+
+
+def observe_prepared_ranges(
+    model: PreTrainedModel,
+    windows: Tensor,
+    prepared: Mapping[str, Callable[[Chunk], Chunk]],
+    *,
+    chunk_tokens: int,
+    progress: Callable[[Tensor], Iterable[Tensor]] = iter,
+) -> dict[str, AttentionRanges]:
+    """The same after each of several changes of Q and K, by name, in one run of the model."""
     shape = model_shape(model)
     counts = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads, "scores": shape.heads}
-    largest = {name: torch.zeros(shape.layers, heads, device=model.device) for name, heads in counts.items()}
+    largest = {
+        name: {key: torch.zeros(shape.layers, heads, device=model.device) for key, heads in counts.items()} for name in prepared
+    }
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        q, k, v = (x.float() for x in (q[0], shifted(k[0], key_offset, layer), v[0]))
-        rows = q.shape[1]
-        found = {"q": q, "k": k[:, -rows:], "v": v[:, -rows:], "scores": _visible_scores(q, k)}
-        for name, x in found.items():
-            largest[name][layer] = torch.maximum(largest[name][layer], x.abs().amax((1, 2)))
+    def observe(chunk: Chunk) -> None:
+        for name, prepare in prepared.items():
+            for key, x in _observed(prepare(chunk)).items():
+                table = largest[name][key]
+                table[chunk.layer] = torch.maximum(table[chunk.layer], x.abs().amax((1, 2)))
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
-    tables = {name: tuple(map(tuple, table.tolist())) for name, table in largest.items()}
-    return AttentionRanges(**tables, fingerprint=fingerprint(model), key_offset=key_offset)
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
+    of = fingerprint(model)
+    return {
+        name: AttentionRanges(**{key: tuple(map(tuple, table.tolist())) for key, table in tables.items()}, fingerprint=of)
+        for name, tables in largest.items()
+    }
 
 
-def _visible_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q·k [H, Q, K] of the last rows, 0 for keys after a row."""
-    (heads, rows, dim), (groups, keys, _) = q.shape, k.shape
-    scores = (q.reshape(groups, -1, dim) @ k.mT).view(heads, rows, keys)
-    key = torch.arange(keys, device=k.device)
-    return scores.masked_fill_(key > key[keys - rows :, None], 0.0)
+def _observed(chunk: Chunk) -> dict[str, Tensor]:
+    """What the chunk adds: its own rows of Q, K and V, and q·k [H, Q, K], 0 for keys after a row; float32."""
+    q, k, v = chunk.q.float(), chunk.k.float(), chunk.v.float()
+    rows = q.shape[1]
+    hidden = torch.arange(chunk.keys, device=k.device) > chunk.positions[:, None]
+    scores = (q.reshape(len(k), -1, q.shape[2]) @ k.mT).view(len(q), rows, -1).masked_fill_(hidden, 0.0)
+    return {"q": q, "k": k[:, -rows:], "v": v[:, -rows:], "scores": scores}

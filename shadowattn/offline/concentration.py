@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.models.shape import model_shape
-from shadowattn.offline.scales import watch_attention
-from shadowattn.online.attention import Request
+from shadowattn.online.chunk import Chunk
 
 
 @dataclass(frozen=True)
@@ -35,21 +34,15 @@ def measure_concentration(
     top = torch.zeros(shape.layers, shape.heads, dtype=torch.float64, device=model.device)
     keys = torch.zeros_like(top)
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
+    def observe(chunk: Chunk) -> None:
         nonlocal rows
-        _, heads, count, _ = q.shape
-        key = torch.arange(k.shape[2], device=k.device)
-        spread = k[0].float().repeat_interleave(heads // k.shape[1], 0)
-        logits = q[0].float() @ spread.transpose(1, 2) * scale
-        logits = logits.masked_fill(key > key[-count:, None], -torch.inf)
-        weights = torch.softmax(logits, -1)
-        top[layer] += weights.amax(-1).sum(1).double()
-        keys[layer] += torch.special.entr(weights).sum(-1).exp().sum(1).double()
-        rows += count if layer == 0 else 0
+        key = torch.arange(chunk.keys, device=chunk.k.device)
+        logits = chunk.q.float() @ chunk.k.float()[chunk.heads.kv].mT * chunk.scale
+        weights = torch.softmax(logits.masked_fill(key > chunk.positions[:, None], -torch.inf), -1)
+        top[chunk.layer] += weights.amax(-1).sum(1).double()
+        keys[chunk.layer] += torch.special.entr(weights).sum(-1).exp().sum(1).double()
+        rows += chunk.q.shape[1] if chunk.layer == 0 else 0
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
     tables = [tuple(map(tuple, (total / rows).tolist())) for total in (top, keys)]
     return Concentration(*tables)

@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn import checks
-from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.models.shape import model_shape
-from shadowattn.offline.scales import watch_attention
-from shadowattn.online.attention import Request
+from shadowattn.online.chunk import Chunk
 from shadowattn.types import KEY_OFFSETS, KeyOffset
 
 
@@ -41,16 +40,13 @@ def observe_key_offset(
     total, count = torch.zeros(size, dtype=torch.float64, **where), torch.zeros(shape.layers, dtype=torch.int64, **where)
     least, largest = torch.full(size, torch.inf, **where), torch.full(size, -torch.inf, **where)
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        new = k[0, :, -q.shape[2] :].float()
+    def observe(chunk: Chunk) -> None:
+        layer, new = chunk.layer, chunk.k[:, -chunk.q.shape[1] :].float()
         total[layer] += new.double().sum(1)
         count[layer] += new.shape[1]
         least[layer] = torch.minimum(least[layer], new.amin(1))
         largest[layer] = torch.maximum(largest[layer], new.amax(1))
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
     made = total / count[:, None, None] if how == "mean" else (least.double() + largest) / 2
     return KeyOffset(made.float().tolist(), how)

@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.graphs.symmetric_int8 import quantise, shifted
 from shadowattn.offline.calibrations.absmax import Absmax
-from shadowattn.offline.scales import RunningScales, watch_attention
-from shadowattn.online.attention import Request
+from shadowattn.offline.scales import RunningScales
+from shadowattn.online.chunk import Chunk
 from shadowattn.types import Requant, ScaleGrid
 
 _MARGIN, _PERCENTILE = 1.05, 5
@@ -51,19 +51,16 @@ def observe_outputs(
     observed = []
     measure = RunningScales(Absmax(), grid.key_offset)
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        group, keys = q.shape[1] // k.shape[1], shifted(k[0], grid.key_offset, layer)
-        for head, measured in enumerate(measure(layer, q[0], k[0], request.caches[0])):
+    def observe(chunk: Chunk) -> None:
+        keys = shifted(chunk.k, grid.key_offset, chunk.layer)
+        for q, group, measured in zip(chunk.q, chunk.heads.kv.tolist(), measure(chunk), strict=True):
             pair = grid.pairs[nearest_pair(grid.pairs, *measured, distance=distance)]
-            peak = largest_product(q[0, head], keys[head // group], pair)
+            peak = largest_product(q, keys[group], pair)
             if peak:
                 multiplier = INT8_MAX / peak
                 observed.append((multiplier, pair[0] * pair[1] / multiplier))
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
     return OutputObservations(tuple(observed))
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.offline.calibrations.absmax import Absmax
-from shadowattn.offline.scales import RunningScales, watch_attention
-from shadowattn.online.attention import Request
+from shadowattn.offline.scales import RunningScales
+from shadowattn.online.chunk import Chunk
 from shadowattn.types import ScaleGrid
 
 
@@ -50,16 +50,13 @@ def report_scales(
     """
     counts = {name: _Counts() for name in grids}
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
+    def observe(chunk: Chunk) -> None:
         for name, of in grids.items():
-            grid = of if isinstance(of, ScaleGrid) else of[layer]
-            measured = RunningScales(Absmax(), grid.key_offset)(layer, q[0], k[0], request.caches[0])
-            counts[name].add(grid, q[0], shifted(k[0], grid.key_offset, layer), measured)
+            grid = of if isinstance(of, ScaleGrid) else of[chunk.layer]
+            measured = RunningScales(Absmax(), grid.key_offset)(chunk)
+            counts[name].add(grid, chunk.q, shifted(chunk.k, grid.key_offset, chunk.layer), measured)
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
     return {name: count.fit() for name, count in counts.items()}
 
 

@@ -6,24 +6,20 @@ are K minus that offset. Text is streamed chunk by chunk; of a chunk, two number
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shadowattn.evaluation.perplexity import prefill_chunks
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.graphs.buckets import nearest_pair
 from shadowattn.graphs.symmetric_int8 import shifted
-from shadowattn.kernels.torch_kernels import dense
-from shadowattn.models.registry import replace_attention
 from shadowattn.offline.calibrations import Calibration
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.grids import Grid
 from shadowattn.offline.grids.mean import Mean
-from shadowattn.online.attention import Request
-from shadowattn.online.cache import LayerCache
+from shadowattn.online.chunk import Chunk
 from shadowattn.types import KeyOffset, ScaleGrid
 
 
@@ -77,13 +73,10 @@ def observe_scales(
     pairs = []
     measure = RunningScales(calibration or Absmax(), key_offset)
 
-    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> None:
-        pairs.extend((layer, head, *both) for head, both in enumerate(measure(layer, q[0], k[0], request.caches[0])))
+    def observe(chunk: Chunk) -> None:
+        pairs.extend((chunk.layer, head, *both) for head, both in enumerate(measure(chunk)))
 
-    with watch_attention(model, observe):
-        for window in progress(windows):
-            for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-                pass
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
     return ScaleObservations(tuple(pairs), key_offset)
 
 
@@ -93,12 +86,12 @@ class RunningScales:
     def __init__(self, calibration: Calibration, key_offset: KeyOffset | None = None):
         self._calibration, self._offset = calibration, key_offset
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, cache: LayerCache) -> list[tuple[float, float]]:
-        """(q_scale, k_scale) of each query head of a layer, for a chunk's q [H, Q, D] and all keys so far k [G, K, D]."""
-        name = "calibrated scales" if self._offset is None else f"calibrated scales, {self._offset}"
-        largest = cache.derived(name, lambda: _LargestScales(self._calibration, self._offset, layer), k)
-        k_scales = largest.scales.repeat_interleave(q.shape[0] // k.shape[0])
-        return list(zip(self._calibration.scales(q).tolist(), k_scales.tolist(), strict=True))
+    def __call__(self, chunk: Chunk) -> list[tuple[float, float]]:
+        """(q_scale, k_scale) of each query head, of the chunk's q and of all keys so far."""
+        name = f"scales by {self._calibration}" + ("" if self._offset is None else f", {self._offset}")
+        largest = chunk.cache.derived(name, lambda: _LargestScales(self._calibration, self._offset, chunk.layer), chunk.k)
+        k_scales = largest.scales[chunk.heads.kv]
+        return list(zip(self._calibration.scales(chunk.q).tolist(), k_scales.tolist(), strict=True))
 
 
 class _LargestScales:
@@ -117,18 +110,6 @@ class _LargestScales:
 
     def crop(self, length: int) -> None:
         self.length, self.scales = 0, None  # as one chunk, from the first key
-
-
-@contextmanager
-def watch_attention(model: PreTrainedModel, observe: Callable[[int, Tensor, Tensor, Tensor, float, Request], None]):
-    """The model dense and without gradients, `observe` called with what every layer's attention is."""
-
-    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
-        observe(layer, q, k, v, scale, request)
-        return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
-
-    with replace_attention(model, attention), torch.no_grad():
-        yield
 
 
 def scale_grid(observations: ScaleObservations, grid: Grid | None = None) -> ScaleGrid:

@@ -9,12 +9,14 @@ from shadowattn.evaluation.outliers import (
     Channels,
     measure_head_errors,
     observe_channels,
-    observe_rescaled_ranges,
+    rescalings,
 )
-from shadowattn.offline.attention_ranges import observe_attention_ranges
+from shadowattn.offline.attention_ranges import observe_attention_ranges, observe_prepared_ranges
+from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.full_int8 import FullInt8
 from shadowattn.reference import dense_attention
+from shadowattn.types import KeyOffset
 from tests.tiny import tiny_model
 
 
@@ -26,8 +28,8 @@ def windows(count: int = 2, length: int = 70) -> torch.Tensor:
 def test_a_rescaling_changes_no_attention(name):
     generator = torch.Generator().manual_seed(0)
     q, (k, v) = torch.randn(4, 9, 16, generator=generator), torch.randn(2, 2, 20, 16, generator=generator)
-    channels = Channels(q.view(2, -1, 16).abs().amax(1), k.amin(1), k.amax(1), k.sum(1), 20)
-    made = channels.rescaling(name)(Chunk.of(q, k, v))
+    channels = Channels(q.view(2, -1, 16).abs().amax(1), k.amin(1), k.amax(1))
+    made = rescalings([channels], KeyOffset([k.mean(1).tolist()]))[name](Chunk.of(q, k, v))
     torch.testing.assert_close(
         dense_attention(made.q, made.k, v, causal_offset=11), dense_attention(q, k, v, causal_offset=11), atol=1e-4, rtol=1e-4
     )
@@ -38,21 +40,22 @@ def test_a_rescaling_changes_no_attention(name):
 
 def test_an_offset_shrinks_keys_that_have_a_large_vector_in_common():
     k = torch.randn(1, 50, 16, generator=torch.Generator().manual_seed(0)) + 30
-    channels = Channels(torch.ones(1, 16), k.amin(1), k.amax(1), k.sum(1), 50)
-    assert float(channels.rescaling("offset")(Chunk.of(k[:, :4], k)).k.abs().max()) < 5 < float(k.abs().max())
+    channels = Channels(torch.ones(1, 16), k.amin(1), k.amax(1))
+    less_mean = rescalings([channels], KeyOffset([k.mean(1).tolist()]))["offset"]
+    assert float(less_mean(Chunk.of(k[:, :4], k)).k.abs().max()) < 5 < float(k.abs().max())
 
 
 def test_errors_by_head_are_those_of_whole_attention():
     model, ids = tiny_model(), windows()
     channels = observe_channels(model, ids, chunk_tokens=32)
-    rescalings = {name: [one.rescaling(name) for one in channels] for name in ("none", "both")}
-    ranges = observe_rescaled_ranges(model, ids, rescalings, chunk_tokens=32)
+    rescaled = rescalings(channels, observe_key_offset(model, ids, how="mean", chunk_tokens=32))
+    ranges = observe_prepared_ranges(model, ids, rescaled, chunk_tokens=32)
     plain = observe_attention_ranges(model, ids, chunk_tokens=32)
     for key in ("q", "k", "v", "scores"):
         torch.testing.assert_close(torch.tensor(getattr(ranges["none"], key)), torch.tensor(getattr(plain, key)))
     forms = {"qkv": FullInt8(scores=False, probabilities="float"), "all": FullInt8()}
-    candidates = {name: Candidate(form, rescalings["none"], ranges["none"]) for name, form in forms.items()}
-    candidates["both"] = Candidate(FullInt8(scores=False, probabilities="float"), rescalings["both"], ranges["both"])
+    candidates = {name: Candidate(form, rescaled["none"], ranges["none"]) for name, form in forms.items()}
+    candidates["both"] = Candidate(FullInt8(scores=False, probabilities="float"), rescaled["both"], ranges["both"])
     found = measure_head_errors(model, ids, candidates, chunk_tokens=32)
     assert found.rows == ids.numel()
     assert found.relative("all").shape == (2, 4)

@@ -7,13 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.offline import layer_grids, observe_key_offset, observe_scales, report_scales, scale_grid
 from shadowattn.offline.calibrations.absmax import Absmax
 from shadowattn.offline.requantisation import observe_outputs
-from shadowattn.offline.scales import RunningScales, watch_attention
+from shadowattn.offline.scales import RunningScales
 from shadowattn.online.cache import LayerCache
+from shadowattn.online.chunk import Chunk
 from shadowattn.types import KeyOffset, ScaleGrid
 from tests.profiles import key_offset
 from tests.tensors import qkv
@@ -39,9 +41,8 @@ def biased_model(size: float = 8.0):
 def keys_of(model, ids) -> list[torch.Tensor]:
     """All keys of each layer [G, windows · tokens, D]."""
     found: dict[int, list[torch.Tensor]] = {}
-    with watch_attention(model, lambda layer, q, k, v, scale, request: found.setdefault(layer, []).append(k[0].clone())):
-        for window in ids:
-            model(window[None])
+    whole = ids.shape[1]
+    observe_prefill(model, ids, lambda chunk: found.setdefault(chunk.layer, []).append(chunk.k.clone()), chunk_tokens=whole)
     return [torch.cat(found[layer], 1) for layer in sorted(found)]
 
 
@@ -111,8 +112,8 @@ def test_scales_of_two_offsets_in_one_cache_do_not_mix():
     cache, (q, k, _) = LayerCache(), qkv(4, 2, 8, 40, 8)
     offsets = (None, key_offset(1, 2, 8), key_offset(1, 2, 8, seed=1))
     for keys in (k[:, :30], k):
-        together = [RunningScales(Absmax(), one)(0, q, keys, cache) for one in offsets]
-    alone = [RunningScales(Absmax(), one)(0, q, k, LayerCache()) for one in offsets]
+        together = [RunningScales(Absmax(), one)(Chunk.of(q, keys, cache=cache)) for one in offsets]
+    alone = [RunningScales(Absmax(), one)(Chunk.of(q, k)) for one in offsets]
     assert together == alone
     assert len({scales[0][1] for scales in together}) == 3
 

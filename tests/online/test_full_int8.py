@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import shadowattn
 from shadowattn.calibration import Windows
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
 from shadowattn.evaluation.fidelity import OutputError
 from shadowattn.evaluation.perplexity import window_losses
@@ -80,18 +81,13 @@ def test_ranges_are_the_largest_magnitudes_that_the_model_showed():
     model, ids = tiny_model(), windows()
     seen = {}
 
-    def look(layer, q, k, v, scale, request):
-        scores = q[0] @ k[0].repeat_interleave(q.shape[1] // k.shape[1], 0).mT
-        scores = scores.tril(scores.shape[2] - scores.shape[1])
-        for name, x in (("q", q[0]), ("k", k[0]), ("v", v[0]), ("scores", scores)):
+    def look(chunk):
+        scores = (chunk.q @ chunk.k.repeat_interleave(len(chunk.q) // len(chunk.k), 0).mT).tril()
+        for name, x in (("q", chunk.q), ("k", chunk.k), ("v", chunk.v), ("scores", scores)):
             largest = x.abs().amax((1, 2))
-            seen[name, layer] = torch.maximum(seen.get((name, layer), largest), largest)
+            seen[name, chunk.layer] = torch.maximum(seen.get((name, chunk.layer), largest), largest)
 
-    from shadowattn.offline.scales import watch_attention
-
-    with watch_attention(model, look):
-        for window in ids:
-            model(input_ids=window[None])
+    observe_prefill(model, ids, look, chunk_tokens=ids.shape[1])  # each window as one chunk
     ranges = observe_attention_ranges(model, ids, chunk_tokens=32)
     for (name, layer), largest in seen.items():
         assert getattr(ranges, name)[layer] == pytest.approx(largest.tolist(), rel=1e-5)
