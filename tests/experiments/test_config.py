@@ -115,7 +115,7 @@ def test_a_part_has_all_settings_of_its_class_with_their_defaults():
     config = compose(["estimator=streaming", "task=needle", "grid=quantile", "allocator=error_greedy", "model=hub"])
     assert config.estimator.sinks == 4
     assert config.task == {"_target_": config.task._target_, "documents": 20, "tokens": 1024, "depths": [0, 0.25, 0.5, 0.75, 1],
-                           "seed": 0, "wording": "note"}  # fmt: skip
+                           "seed": 0, "wording": "note", "chat": False}  # fmt: skip
     assert config.grid.quantiles == [0.25, 0.75, 1.0]
     assert set(config.allocator) == {"_target_", "measure"}
     assert config.model.id is None

@@ -76,7 +76,7 @@ def test_an_exported_retention_runs_as_an_allocator_of_its_own(finished, tiny_fo
     rows = pd.read_parquet(next((tmp_path / "runs" / "default").iterdir()) / "rows.parquet")
     assert set(rows.allocator) == {"none", "file", "all"}
     assert rows[rows.metric == "mean_retention"].value.item() == pytest.approx(0.3)
-    assert "retention: shadowattn, file: mean 0.3, over sparse layers" in done.stderr
+    assert "retention: oracle, file: mean 0.3, over sparse layers" in done.stderr
 
 
 def test_shards_and_kills_at_any_moment_end_in_the_same_numbers(finished, tiny_folder, tmp_path):

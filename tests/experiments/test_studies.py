@@ -230,7 +230,7 @@ def test_the_bank_is_measured(run, monkeypatch):
 
 
 def test_a_self_check_without_an_npu_says_so(run, monkeypatch):
-    monkeypatch.setattr("experiments.studies.self_check.CASES", {"probe": device_check.CASES["probe"]})
+    monkeypatch.setattr("experiments.studies.self_check.CASES", {"smallest": device_check.CASES["smallest"]})
     folder = run("npu_selfcheck", "+exp=npu_selfcheck")
     report = (folder / "report.md").read_text()
     assert "no NPU was checked" in report

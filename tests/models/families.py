@@ -292,26 +292,28 @@ differs from this page.
 
 A family *works* if all of this holds:
 
-- at retention 1.0, and at 0.9999 through selection and index lists, the logits equal the model's own, without a cache and for
-  a last token decoded from the family's own cache;
+- at retention 1.0, and at 0.9999 through selection and index lists, the logits equal the model's own, without a cache
+  and for a last token decoded from the family's own cache;
 - the counters hold every head and row of every layer that attends, once;
 - at retention 0.3 the logits differ, and a changed token changes no earlier logit.
 
-**Hybrids.** Layers without softmax attention (Mamba, linear attention, convolutions) are unchanged. A profile's table has one row
-for each layer that attends, in the order of the layers. `shadowattn.models.attended_layers(model)` names these layers, and
-`model_shape(model).layers` counts them.
+**Hybrids.** Layers without softmax attention (Mamba, linear attention, convolutions) are unchanged. A profile's table
+has one row for each layer that attends, in the order of the layers. `shadowattn.models.attended_layers(model)` names
+these layers, and `model_shape(model).layers` counts them.
 
-**Sliding windows.** A layer with a sliding window is computed dense within its window, a few rows at a time, whatever its row of
-the table says. `counters.windowed_rows` counts its heads and rows, and a log entry at level INFO names the layer and its window.
-A model in which every layer has a window is refused. The offline stage (importance, scales) refuses windows.
+**Sliding windows.** A layer with a sliding window is computed dense within its window, a few rows at a time, whatever
+its row of the table says. `counters.windowed_rows` counts its heads and rows, and a log entry at level INFO names the
+layer and its window. A model in which every layer has a window is refused. The offline stage (importance, scales)
+refuses windows.
 
-**Refused models.** A model is refused if its attention cannot be replaced, or if its attention computes more than causal softmax
-attention: soft caps, attention sinks (`s_aux`), learned biases, position biases, masks of the model's own, cross-attention,
-encoders. An unknown argument of the attention function is refused by its name. Models without weights in memory (meta device)
-and models that share a config object with an attached one are refused too. A copy or a pickle of an attached model is dense.
+**Refused models.** A model is refused if its attention cannot be replaced, or if its attention computes more than
+causal softmax attention: soft caps, attention sinks (`s_aux`), learned biases, position biases, masks of the model's
+own, cross-attention, encoders. An unknown argument of the attention function is refused by its name. Models without
+weights in memory (meta device) and models that share a config object with an attached one are refused too. A copy or a
+pickle of an attached model is dense.
 
-**Refused calls.** For every family these inputs are refused: padding, ready-made 4-D masks and dicts of masks, packed sequences,
-a static cache, dropout, and forward passes that need a gradient (call the model under `torch.no_grad()`).
+**Refused calls.** For every family these inputs are refused: padding, ready-made 4-D masks and dicts of masks, packed
+sequences, a static cache, dropout, and forward passes that need a gradient (call the model under `torch.no_grad()`).
 
 ## Works
 """

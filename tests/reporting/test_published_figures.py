@@ -27,7 +27,8 @@ def test_an_allocator_has_one_colour_in_every_panel():
     colours = {}
     for axis in (drawn.axes[0], drawn.axes[2]):
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            colours.setdefault(label, set()).add(handle.lines[0].get_color())
+            line = handle.lines[0] if hasattr(handle, "lines") else handle  # of a method with error bars, or a level
+            colours.setdefault(label, set()).add(line.get_color())
     assert all(len(found) == 1 for found in colours.values())
     gains = drawn.axes[3]
     points = [line for line in gains.lines if len(line.get_ydata()) and line.get_marker() not in ("None", "")]

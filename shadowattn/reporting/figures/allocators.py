@@ -91,5 +91,6 @@ def _gains(axis, found: pd.DataFrame, looks: dict[str, dict]) -> None:
     axis.set_yscale("symlog", linthresh=0.01)
     axis.set_xticks(range(len(retentions)), [f"{at:g}" for at in retentions])
     axis.set(xlabel="mean retention", ylabel="loss saved against\nuniform (nat, 95 %)")
-    axis.set_ylim(2 * min(found.low.min(), -0.01), 2 * max(found.high.max(), 0.01))  # no marker is cut at the edge
+    ends = found[["gain", "low", "high"]].to_numpy()  # a single window has no interval
+    axis.set_ylim(2 * min(np.nanmin(ends), -0.01), 2 * max(np.nanmax(ends), 0.01))  # no marker is cut at the edge
     axis.set_title(f"n = {found.n.iloc[0]} windows; filled: Holm-corrected p ≤ 0.05", fontsize=8)
