@@ -11,13 +11,13 @@ from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
-from shadowattn.evaluation.outliers import Candidate, measure_head_errors, observe_channels, observe_rescaled_ranges
+from shadowattn.evaluation.outliers import Candidate, measure_head_errors, observe_channels, rescalings
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.evaluation.recall import measure_recall
 from shadowattn.evaluation.tasks import Question, exact_match_rate
 from shadowattn.models import fingerprint
 from shadowattn.offline import Race, measure_ablations, measure_sensitivity, race_ablations
-from shadowattn.offline.attention_ranges import observe_attention_ranges
+from shadowattn.offline.attention_ranges import observe_attention_ranges, observe_prepared_ranges
 from shadowattn.offline.calibrations.mse import MeanSquaredError
 from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.fake_quant import fake_quantised, observe_activations
@@ -103,9 +103,10 @@ def sensitivity(model, folder):
 
 
 def outliers(model, folder):
-    channels = [one.rescaling("both") for one in observe_channels(model, WINDOWS, chunk_tokens=16)]
-    (ranges,) = observe_rescaled_ranges(model, WINDOWS, {"both": channels}, chunk_tokens=16).values()
-    errors = measure_head_errors(model, WINDOWS, {"both": Candidate(FullInt8(), channels, ranges)}, chunk_tokens=16)
+    mean_key = observe_key_offset(model, WINDOWS, how="mean", chunk_tokens=16)
+    both = rescalings(observe_channels(model, WINDOWS, chunk_tokens=16), mean_key)["both"]
+    (ranges,) = observe_prepared_ranges(model, WINDOWS, {"both": both}, chunk_tokens=16).values()
+    errors = measure_head_errors(model, WINDOWS, {"both": Candidate(FullInt8(), both, ranges)}, chunk_tokens=16)
     return [*errors.relative("both").flatten().tolist(), *errors.sink.flatten().tolist()]
 
 
