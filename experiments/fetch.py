@@ -78,7 +78,7 @@ def _check_dtype(folder: Path, dtype: str | None) -> None:
     """Raises `InputError` where a model is there in another dtype than the one that is asked for."""
     if dtype is None:
         return
-    there = json.loads((folder / "config.json").read_text())["dtype"]
+    there = json.loads((folder / "config.json").read_text()).get("dtype", "an unnamed dtype")
     if there != dtype:
         raise InputError(
             f"fetch: expected {dtype} weights in {folder}, got {there}; replace them with: rm -r {folder}, then the same command"

@@ -137,6 +137,9 @@ class Selection:
         return Selection(torch.cat([p.indices for p in parts]), torch.cat(indptr), parts[0].positions, parts[0].query_block)
 
 
+MOST_TILE_ROWS = 64  # a word has a bit for each row
+
+
 @dataclass(frozen=True)
 class UnionTiles:
     """Per-row lists as tiles of rows read them: the union of a tile's lists, and which of its rows keep each key.

@@ -77,13 +77,17 @@ class Retrieval(Study):
     def __post_init__(self):
         if not self.lengths or not self.chats:
             raise InputError("study.lengths, study.chats: expected at least one of each")
-        for length in self.lengths:
-            check_count("study.lengths", length)
         if not 0 <= self.least <= 1:
             raise InputError(f"study.least: expected a share from 0 to 1, got {self.least}")
         for length in self.lengths:
-            for name in ("needle", "records", "copy"):
-                replace(getattr(self, name), tokens=length)
+            check_count("study.lengths", length)
+            for task in self.asked.values():
+                replace(task, tokens=length)
+
+    @property
+    def asked(self) -> dict[str, Needle | RetrievalKV | Copy]:
+        """The tasks as they are set, by name."""
+        return {"needle": self.needle, "records": self.records, "copy": self.copy}
 
     def check(self, lab: Lab) -> None:
         longest = lab.shape.context_tokens
@@ -97,9 +101,8 @@ class Retrieval(Study):
         made = []
         for tokens in sorted(self.lengths):
             for chat in self.chats:
-                for name in ("needle", "records", "copy"):
-                    task = replace(getattr(self, name), tokens=tokens, chat=chat)
-                    questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
+                for name, task in self.asked.items():
+                    questions = replace(task, tokens=tokens, chat=chat).questions(lab.loaded.tokenizer, lab.corpus.heldout)
                     made.append(Task(name, tokens, chat, questions))
         return made
 

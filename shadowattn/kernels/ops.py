@@ -12,8 +12,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
-
-MOST_TILE_ROWS = 64  # a word has a bit for each row
+from shadowattn.types import MOST_TILE_ROWS
 
 _DTYPES = (torch.float32, torch.bfloat16)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.types import Heads, Lists, Selection, UnionTiles
+from shadowattn.types import MOST_TILE_ROWS, Heads, Lists, Selection, UnionTiles
 
 # Gathered K and V of one tile. Above the caches' size a larger tile gains nothing and only costs memory.
 _TILE_BYTES = 16 << 20
@@ -90,7 +90,7 @@ class TorchKernels:
 
 def check_per_row(selection: Selection, rows: int) -> None:
     """Raises `InputError` where rows share lists already, and on tiles of more rows than a word has bits."""
-    checks.integer("rows", rows, least=1, most=64)
+    checks.integer("rows", rows, least=1, most=MOST_TILE_ROWS)
     if selection.query_block != 1:
         raise InputError(f"query_block: expected lists of single rows, whose unions are tiles, got {selection.query_block}")
 

@@ -181,6 +181,9 @@ def test_a_model_is_made_in_the_dtype_that_is_asked_for_and_never_taken_for_anot
     assert fetch("tiny", source, cache, copied) == fetch("tiny", source, cache, copied, dtype="bfloat16") == folder
     with pytest.raises(InputError, match=rf"expected float32 weights in {folder}, got bfloat16; .*rm -r {folder}"):
         fetch("tiny", source, cache, copied, dtype="float32")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"expected float32 weights in .*, got an unnamed dtype"):
+        fetch("tiny", source, cache, copied, dtype="float32")
 
 
 def test_too_small_a_disk_is_refused_before_a_download(source, cache, monkeypatch):

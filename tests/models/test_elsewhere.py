@@ -82,17 +82,22 @@ def test_every_estimator_attends_as_on_the_cpu(name, rule):
         torch.testing.assert_close(out.cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("block_score", ["leading_query", "pooled_query", "sum", "probability"])
-@pytest.mark.parametrize("name", ["oracle", "int8_tensor", "int8_fused", "quantised, smooth"])
-def test_every_way_to_share_a_list_runs_where_the_model_is(name, block_score):
-    options = {"retention": 0.3, "estimator": ESTIMATORS[name], "query_block": 16, "block_score": block_score}
-    model = tiny_model(family="llama", heads=4, kv_heads=1)
+def check_same_there(model, options: dict) -> None:
+    """The outputs where the model is are those of the CPU, and no layer copies more than a few numbers back."""
     expected = told(model, ids(), kernel="torch", **options)
     with pretend_device() as copies:
         pretended(model)
         out = told(model, ids().to(DEVICE), copies=copies, **options)
         assert layer_calls(copies) < MOST_DOWN
         torch.testing.assert_close(out.cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block_score", ["leading_query", "pooled_query", "sum", "probability"])
+@pytest.mark.parametrize("name", ["oracle", "int8_tensor", "int8_fused", "quantised, smooth"])
+def test_every_way_to_share_a_list_runs_where_the_model_is(name, block_score):
+    options = {"retention": 0.3, "estimator": ESTIMATORS[name], "query_block": 16, "block_score": block_score}
+    model = tiny_model(family="llama", heads=4, kv_heads=1)
+    check_same_there(model, options)
 
 
 @pytest.mark.parametrize("dense_above", [0.5, "auto"])
@@ -102,12 +107,7 @@ def test_dense_heads_run_where_the_model_is(dense_above, decode):
     model = tiny_model(heads=4, kv_heads=2)
     profile = replace(profile_for(model, 0.2), retention=((0.2, 0.8, 0.3, 1.0), (1.0, 1.0, 0.2, 0.2)))
     options = {"retention": profile, "estimator": Int8Fused(profile.scales), "dense_above": dense_above, "decode": decode}
-    expected = told(model, ids(), kernel="torch", **options)
-    with pretend_device() as copies:
-        pretended(model)
-        out = told(model, ids().to(DEVICE), copies=copies, **options)
-        assert layer_calls(copies) < MOST_DOWN
-        torch.testing.assert_close(out.cpu(), expected, atol=1e-5, rtol=1e-5)
+    check_same_there(model, options)
 
 
 def test_nothing_but_a_model_is_needed():
