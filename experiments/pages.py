@@ -104,7 +104,12 @@ def _tokens(rows: pd.DataFrame) -> int:
 
 def sweep() -> str:
     """Loss above dense of every method of the sweep."""
-    rows = _rows("sweep_retention")
+    return _losses("sweep_retention")
+
+
+def _losses(name: str) -> str:
+    """Loss above dense of every method of a study of quality, a column a retention up to a half."""
+    rows = _rows(name)
     whole = attending_to_all(rows).method
     rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
     increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in _INCREASE)
@@ -118,7 +123,7 @@ def sweep() -> str:
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    return _table(header, lines, "sweep_retention", f"n = {windows} windows, ± one standard error, paired")
+    return _table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
 
 
 _INCREASE = ("loss_increase", "loss_increase_error")
@@ -488,7 +493,7 @@ def simulated() -> str:
         return "Not measured yet in this form; the rows and the figure are of an earlier one, and nothing is quoted from them."
     rows = _rows("validate_simulator")
     lines = [one.cells() for one in prediction_errors(rows)]
-    header = ["mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "measured to", "target"]
+    header = ["mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target"]
     calls = int(rows[rows.metric == "makespan"].n.max())
     return _table(
         header, lines, "validate_simulator", f"n = {prediction_errors(rows)[0].chunks} held-out chunks, {calls} calls each"
