@@ -44,9 +44,13 @@ FITTED = "fitted on this case"
 
 @dataclass(frozen=True)
 class CaseRow(Row):
-    """A row about one chunk: `case` numbers it, `mode` is the pipeline's, `by` what the simulation went by."""
+    """A row about one chunk: `case` numbers it, `mode` is the pipeline's, `by` what the simulation went by.
+
+    `turn_error` rows are about all held-out chunks in one of the passes, which `turn` numbers; −1: of all passes.
+    """
 
     case: int = 0
+    turn: int = -1
     mode: str = ""
     by: str = ""
 
@@ -74,16 +78,17 @@ class Costs:
 class ValidateSimulator(LatencyStudy):
     """Calls on `held_out_chunks` chunks, and on `fit_chunks` more that contention is fitted on.
 
-    `passes` times in turn: a latency profile with `repeats` calls of each point, and `rounds` calls of every chunk in every mode,
-    so that a busy minute of the machine is neither's own. Contention is searched on a grid of `contention_steps`: cores that
+    `passes` times in turn: a latency profile with `repeats` calls of each point, and `rounds` calls of every chunk in every mode.
+    Each pass is predicted from its own profile, since a virtual machine's speed changes from one minute to the next; errors are
+    means over passes, and their interval is over passes. Contention is searched on a grid of `contention_steps`: cores that
     stages at once are worth, from 1 to all, times wakeup latencies from 0 to `largest_wakeup_us`. Seeds of
     the chunks' tensors count from `first_seed`, those of a profile's from 0.
     """
 
     retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
-    repeats: int = 10
-    passes: int = 5
-    rounds: int = 16
+    repeats: int = 6
+    passes: int = 8
+    rounds: int = 10
     fit_chunks: int = 6
     held_out_chunks: int = 12
     largest_wakeup_us: float = 1500.0
@@ -132,12 +137,13 @@ class ValidateSimulator(LatencyStudy):
             times.append(units.get(f"calls {number}", partial(self._call_times, profilers["overlap"], base, planned_by, cases)))
         layer = Layer(lab.shape.heads, lab.shape.kv_heads, lab.shape.head_dim)
         costs = {name: _costs(_together(of), layer) for name, of in profiles.items()}
+        costs_of_pass = [{name: _costs(of[number], layer) for name, of in profiles.items()} for number in range(self.passes)]
         measured = {key: [_mean(one[key]) for one in times] for key in times[0]}
-        predictions = {}
+        predictions: dict[tuple[int, str, str], list[Callable[[float, float], float]]] = {}  # of every pass
         for number, case in enumerate(cases):
             stages = Stages(profilers["overlap"].chunk(*_of(case), seed=0), profilers["overlap"].parts)
-            made = _predictions(lab, stages, base, planned_by, costs, layer)
-            predictions |= {(number, *key): call for key, call in made.items()}
+            made = [_predictions(lab, stages, base, planned_by, of, layer) for of in costs_of_pass]
+            predictions |= {(number, *key): [of[key] for of in made] for key in made[0]}
         fit = [number for number, case in enumerate(cases) if not case.held_out]
         worth_cores, wakeup_latency_us = self._fit_contention(predictions, measured, fit)
         say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once; wakeup latency {wakeup_latency_us:.0f} µs")
@@ -166,6 +172,7 @@ class ValidateSimulator(LatencyStudy):
             for metric, (value, unit) in contention.items()
         ]
         rows += _switches(common, profilers["overlap"], retentions, cases)
+        of_passes: dict[tuple[str, str], list[np.ndarray]] = {}
         for number, case in enumerate(cases):
             row = replace(common, case=number, context_tokens=case.keys, retention=float(np.mean(case.retention)))
             row = replace(row, flag="" if case.held_out else FITTED)
@@ -177,10 +184,16 @@ class ValidateSimulator(LatencyStudy):
                 rows.append(replace(row, mode=mode, metric="uncertainty", value=_half_width(passes) / took, unit="1"))
                 rows.append(replace(row, mode=mode, metric="ratio_to_batched", value=took / batched, unit="1"))
                 for by in BY if mode in SIMULATED else ():
-                    simulated = replace(row, mode=mode, by=by, measured="simulated", n=1)
-                    value = predictions[number, mode, by](worth_cores, wakeup_latency_us)
-                    rows.append(replace(simulated, metric="makespan", value=value))
-                    rows.append(replace(simulated, metric="error", value=value / took - 1, unit="1"))
+                    simulated = replace(row, mode=mode, by=by, measured="simulated", n=self.passes)
+                    values = [predict(worth_cores, wakeup_latency_us) for predict in predictions[number, mode, by]]
+                    errors = np.divide(values, passes) - 1
+                    rows.append(replace(simulated, metric="makespan", value=float(np.mean(values))))
+                    rows.append(replace(simulated, metric="error", value=float(errors.mean()), unit="1"))
+                    if case.held_out:
+                        of_passes.setdefault((mode, by), []).append(errors)
+        for (mode, by), errors in of_passes.items():
+            row = replace(common, mode=mode, by=by, metric="turn_error", measured="simulated", n=len(errors), unit="1")
+            rows += [replace(row, turn=turn, value=float(value)) for turn, value in enumerate(np.mean(errors, 0))]
         return rows
 
     def draw_cases(self, profiler: LatencyProfiler, lengths: list[int], *, seed: int) -> list[Case]:
@@ -232,10 +245,11 @@ class ValidateSimulator(LatencyStudy):
 
         def error(pair: tuple[float, float]) -> float:
             return sum(
-                (predictions[number, mode, "profile"](*pair) / np.mean(measured[_key(number, mode)]) - 1) ** 2
+                (predict(*pair) / took - 1) ** 2
                 for number in numbers
                 for mode in SIMULATED
                 if mode != "serial"
+                for predict, took in zip(predictions[number, mode, "profile"], measured[_key(number, mode)], strict=True)
             )
 
         of_cores, of_latencies = self.contention_steps
@@ -258,9 +272,7 @@ class ValidateSimulator(LatencyStudy):
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """By mode: the error of both simulations over the held-out chunks, and whether the target is held."""
-        made = Table(
-            "mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "measured to", "target", "measured ms", title=title
-        )
+        made = Table("mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target", "measured ms", title=title)
         for one in predictions.prediction_errors(rows):
             measured = rows[(rows.flag == "") & (rows["mode"] == one.mode) & (rows.measured == "measured")]
             times = measured[measured.metric == "makespan"].value / 1e3

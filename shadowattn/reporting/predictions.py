@@ -12,10 +12,7 @@ PREDICTION_TARGET = 0.10
 
 @dataclass(frozen=True)
 class PredictionError:
-    """Relative errors of simulated calls over `chunks` held-out chunks: their mean with its 95 % interval, and the worst.
-
-    `uncertainty`: half the 95 % interval of a chunk's measured time, relative to it; the median over chunks.
-    """
+    """Relative errors of simulated calls over `chunks` held-out chunks: their mean, its 95 % interval over passes, the worst."""
 
     mode: str
     by: str
@@ -25,33 +22,29 @@ class PredictionError:
     worst: float
     within: int
     chunks: int
-    uncertainty: float
 
     @property
     def verdict(self) -> str:
-        """`held` where the whole interval of the mean error lies within the target, else `missed`; `undecided` where the measured
-        times themselves are not known to within it."""
-        if self.uncertainty > PREDICTION_TARGET:
-            return "undecided"
-        return "held" if max(abs(self.low), abs(self.high)) <= PREDICTION_TARGET else "missed"
+        """`held` where the whole interval of the mean error lies within the target, `missed` where all of it lies beyond."""
+        if -PREDICTION_TARGET <= self.low and self.high <= PREDICTION_TARGET:
+            return "held"
+        return "missed" if self.low > PREDICTION_TARGET or self.high < -PREDICTION_TARGET else "undecided"
 
     def cells(self) -> tuple[str, ...]:
-        """Mode, source of costs, mean error with interval, worst, chunks within the target, measured times' own ±, verdict."""
+        """Mode, source of costs, mean error with interval, worst, chunks within the target, verdict."""
         interval = f"{self.mean:+.1%} ({self.low:+.1%} … {self.high:+.1%})"
-        within = f"{self.within} of {self.chunks}"
-        return self.mode, self.by, interval, f"{self.worst:+.1%}", within, f"± {self.uncertainty:.1%}", self.verdict
+        return self.mode, self.by, interval, f"{self.worst:+.1%}", f"{self.within} of {self.chunks}", self.verdict
 
 
 def prediction_errors(rows: pd.DataFrame) -> list[PredictionError]:
-    """By mode and source of costs, over the chunks that nothing was fitted on; intervals by Student's t over chunks."""
-    heldout = rows[rows.flag == ""]
-    errors, itself = heldout[heldout.metric == "error"], heldout[heldout.metric == "uncertainty"]
+    """By mode and source of costs, over the chunks that nothing was fitted on; intervals by Student's t over passes."""
+    errors, turns = (rows[(rows.flag == "") & (rows.metric == metric)] for metric in ("error", "turn_error"))
     made = []
     for (mode, by), of in errors.groupby(["mode", "by"], sort=False):
-        values = of.value.to_numpy()
-        half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-        mean, worst = float(values.mean()), float(values[np.abs(values).argmax()])
-        within = int((np.abs(values) <= PREDICTION_TARGET).sum())
-        measured = float(itself[itself["mode"] == mode].value.median())
-        made.append(PredictionError(mode, by, mean, float(mean - half), float(mean + half), worst, within, len(values), measured))
+        chunks = of.value.to_numpy()
+        passes = turns[(turns["mode"] == mode) & (turns.by == by)].value.to_numpy()
+        half = stats.t.ppf(0.975, len(passes) - 1) * passes.std(ddof=1) / len(passes) ** 0.5
+        mean, worst = float(passes.mean()), float(chunks[np.abs(chunks).argmax()])
+        within = int((np.abs(chunks) <= PREDICTION_TARGET).sum())
+        made.append(PredictionError(mode, by, mean, float(mean - half), float(mean + half), worst, within, len(chunks)))
     return made

@@ -109,14 +109,14 @@ def test_a_target_is_held_where_the_whole_interval_is_and_fitted_chunks_do_not_c
     made = {"metric": "error", "by": "profile", "mode": "serial", "flag": "", "measured": "simulated"}
     rows = pd.DataFrame([made | {"value": value} for value in (-0.02, 0.01, 0.03, 0.12)])
     rows = pd.concat([rows, pd.DataFrame([made | {"value": 5.0, "flag": "fitted on this case"}])])
-    known = [made | {"metric": "uncertainty", "measured": "measured", "value": value} for value in (0.05, 0.06, 0.9)]
-    rows = pd.concat([rows, pd.DataFrame(known)])
+    passes = [made | {"metric": "turn_error", "value": value} for value in (0.0, 0.035, 0.07)]
+    other = [made | {"metric": "turn_error", "value": 1.0, key: "other"} for key in ("by", "mode")]
+    rows = pd.concat([rows, pd.DataFrame(passes + other)])
     (one,) = predictions.prediction_errors(rows)
     assert (one.mean, one.worst, one.within, one.chunks) == (pytest.approx(0.035), 0.12, 3, 4)
-    assert one.verdict == "missed"  # 3.5 % ± 9.6
+    assert (one.low, one.high) == (pytest.approx(0.035 - 0.0869, abs=1e-4), pytest.approx(0.035 + 0.0869, abs=1e-4))
+    assert one.verdict == "undecided"  # 3.5 % ± 8.7
     (one,) = predictions.prediction_errors(rows.assign(value=rows.value / 2))
-    assert one.cells()[-3:] == ("4 of 4", "± 3.0%", "held")
-    (one,) = predictions.prediction_errors(rows.assign(value=rows.value.where(rows.metric == "error", 0.2) / 2))
-    assert one.verdict == "held"  # the times are known to just the target
-    (one,) = predictions.prediction_errors(rows.assign(value=rows.value.where(rows.metric == "error", 0.21) / 2))
-    assert one.verdict == "undecided"  # and here to less
+    assert one.cells()[-2:] == ("4 of 4", "held")
+    (one,) = predictions.prediction_errors(rows.assign(value=rows.value - 0.25))
+    assert one.verdict == "missed"
