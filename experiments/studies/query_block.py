@@ -1,4 +1,4 @@
-"""Lists shared by a block of rows: the quality of each way to score a block, beside the time it takes.
+"""Lists shared by a block of rows: the quality of each way to score a block at every retention, beside the time it takes.
 
 Methods are compared at equal density, the measured share of visible keys that they attend to; where two differ by more than
 1 % of it, their comparison is flagged.
@@ -17,10 +17,11 @@ from rich.table import Table
 
 from experiments.checks import check_count, check_method
 from experiments.lab import Lab, MethodSettings
+from experiments.parts import part_name
 from experiments.progress import say
 from experiments.studies.quality import Pair, Quality
 from shadowattn.errors import InputError
-from shadowattn.interleave import interleave, ratio
+from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
@@ -29,28 +30,34 @@ from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.query_block import EQUAL_DENSITY
 from shadowattn.reporting.figures.query_block import draw as draw_query_block
+from shadowattn.reporting.figures.sharing_loss import draw as draw_sharing_loss
 from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.reporting.sharing import largest_blocks
 from shadowattn.types import Heads
 
 _BASELINE = "leading_query"  # the block score that others of the same block are compared with
+_WITHOUT_OWN = "experiments.studies.without_own_keys.WithoutOwnKeys"
 
 
 @dataclass(frozen=True)
 class QueryBlock(Quality):
     """The main method with per-row lists, and with every block of `query_blocks` rows scored in each of `block_scores`.
 
-    Times are of `rows` query rows at the end of the model's context, medians of `rounds` interleaved calls.
+    Times are of `rows` query rows at the end of the model's context, medians of `rounds` interleaved calls. `tolerance`: what
+    sharing may add to the loss of per-row lists, nat; the table says which blocks stay within it. `without_own`: block scores
+    that are measured once more with lists that hold none of the block's own keys, to tell what the lost neighbourhood costs.
     """
 
     query_blocks: list[int] = field(default_factory=lambda: [8, 16, 32, 64])
     block_scores: list[str] = field(default_factory=lambda: ["leading_query", "pooled_query", "max", "sum", "probability"])
     rounds: int = 15
     rows: int = 512
+    tolerance: float = 0.02
+    without_own: list[str] = field(default_factory=list)
     needs: ClassVar[tuple[str, ...]] = (
-        *("model", "data", "evaluation", "task", "seed", "retention", "method", "full", "estimator", "allocator"),
-        *("selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device", "kernel"),
-        *("dense_above", "decode", "pipeline", "scheduler"),
-        *("threads",),
+        *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "full", "estimator"),
+        *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
+        *("kernel", "dense_above", "decode", "pipeline", "scheduler", "threads"),
     )
     headline: ClassVar[tuple[str, ...]] = ("loss_increase", "accuracy", "mass_recall", "topk_overlap", "times_faster_than_dense")
 
@@ -59,12 +66,21 @@ class QueryBlock(Quality):
             raise InputError("study.query_blocks, study.block_scores: expected at least one of each beside per-row lists")
         check_count("study.rounds", self.rounds)
         check_count("study.rows", self.rows)
+        if missing := sorted(set(self.without_own) - set(self.block_scores)):
+            raise InputError(f"study.without_own: expected some of study.block_scores={self.block_scores}, got {missing}")
+        if not self.tolerance > 0:
+            raise InputError(f"study.tolerance: expected a loss in nat above 0, got {self.tolerance}")
 
     def check(self, lab: Lab) -> None:
         if lab.main.selection.query_block != 1:
             raise InputError(
                 f"selection.query_block: expected 1, whose lists are what shared ones are compared with, got "
                 f"{lab.main.selection.query_block}; set study.query_blocks instead"
+            )
+        if self.without_own and lab.main.estimator_class is not Int8Fused:
+            raise InputError(
+                f"study.without_own: expected estimator=int8_fused, got {part_name(lab.main.estimator)}; use it, or leave the "
+                "setting out"
             )
         methods = self.methods(lab)
         if methods[lab.main.name] is not lab.main:
@@ -80,35 +96,61 @@ class QueryBlock(Quality):
                 shared = {"query_block": block, "block_score": score}
                 name = f"{score}_{block}"
                 made[name] = replace(lab.main, name=name, selection=OmegaConf.merge(lab.main.selection, shared))
+                if score in self.without_own:
+                    estimator = OmegaConf.merge(lab.main.estimator, {"_target_": _WITHOUT_OWN})
+                    made[f"{name}_without_own"] = replace(made[name], name=f"{name}_without_own", estimator=estimator)
         return made
 
+    def _timed(self, lab: Lab) -> dict[str, MethodSettings]:
+        """Methods without those that have another estimator: all take the same time but for the lists."""
+        return {name: one for name, one in self.methods(lab).items() if one.estimator == lab.main.estimator}
+
     def pairs(self, lab: Lab, rows: Sequence[Row]) -> dict[Pair, str]:
-        """Every method that shares lists with the main one, and with `leading_query` of the same block."""
-        (at,) = lab.retentions
+        """Every method that shares lists with the main one, with `leading_query` of the same block, and with its own kind without
+        the block's own keys.
+        """
         shared = {name: one.selection for name, one in self.methods(lab).items() if name != lab.main.name}
-        baselines = {one.query_block: name for name, one in shared.items() if one.block_score == _BASELINE}
+        own = {name: shared[name] for name in self._timed(lab) if name in shared}
+        baselines = {one.query_block: name for name, one in own.items() if one.block_score == _BASELINE}
         pairs = [(name, lab.main.name) for name in shared]
         pairs += [
             (name, baselines[one.query_block])
-            for name, one in shared.items()
+            for name, one in own.items()
             if one.block_score != _BASELINE and one.query_block in baselines
         ]
-        cells = [((name, at), (rival, at)) for name, rival in pairs]
+        pairs += [(name, f"{name}_without_own") for name in own if f"{name}_without_own" in shared]
+        cells = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in pairs]
         flags = density_flags(rows, cells)
         return {pair: flags.get(pair, "") for pair in cells}
 
     def measure(self, lab: Lab) -> list[Row]:
-        """Quality of every method at one retention, then the time of each on random tensors of the model's shape.
+        """Quality of every method at every retention, then the time of each on random tensors of the model's shape.
 
         With the model on a GPU quality alone: the times are of the native kernels.
         """
-        return super().measure(lab) + ([] if lab.gpu else self._times(lab))
+        rows = super().measure(lab)
+        if lab.gpu:
+            return rows
+        times = lab.units("times")
+        for at in lab.retentions:
+            seconds = times.get(f"{at:g}", lambda at=at: self._seconds(lab, at))
+            rows += self._time_rows(lab, at, {name: Timing(tuple(of)) for name, of in seconds.items()})
+        return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"query_block": draw_query_block(rows)}
+        """What sharing adds to the loss, where there are several retentions; then everything at each of them."""
+        retentions = sorted(rows[rows.query_block > 1].retention.unique())
+        if len(retentions) == 1:
+            return {"query_block": draw_query_block(rows)}
+        drawn = {"sharing_loss": draw_sharing_loss(rows, self.tolerance)}
+        for at in retentions:
+            drawn[f"query_block_{at:g}"] = draw_query_block(rows[(rows.retention == at) | (rows.retention == 1)])
+        return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
-        """A line a method: what it attends to, what it loses and what it saves; then which methods differ."""
+        """A line a method: what it attends to, what it loses and what it saves; the largest blocks that lose little; then which
+        methods differ.
+        """
         metrics = [
             "density",
             "loss_increase",
@@ -118,38 +160,57 @@ class QueryBlock(Quality):
             "topk_overlap",
             "times_faster_than_dense",
         ]
-        made = Table("method", "query block", *(m.replace("_", " ") for m in metrics), title=title)
+        made = Table("method", "retention", "query block", *(m.replace("_", " ") for m in metrics), title=title)
         rows = rows[rows["head"] < 0] if "head" in rows else rows
-        for (method, query_block), cell in rows.groupby(["method", "query_block"], sort=False):
+        shown = rows[(rows.method != "dense") | (rows.retention == 1)]
+        for (method, at, query_block), cell in shown.groupby(["method", "retention", "query_block"], sort=False):
             values = cell.set_index("metric").value
-            made.add_row(method, str(query_block), *(f"{values[m]:.4g}" if m in values.index else "" for m in metrics))
-        return Group(made, verdicts.comparisons(rows))
+            cells = (f"{values[m]:.4g}" if m in values.index else "" for m in metrics)
+            made.add_row(method, f"{at:g}", str(query_block), *cells)
+        said = (
+            f"largest block within {self.tolerance:g} nat of per-row lists: it and every smaller one, to the 95 % interval's end"
+        )
+        return Group(made, said, self._largest(rows), verdicts.comparisons(rows))
 
-    def _times(self, lab: Lab) -> list[Row]:
-        """One chunk at the end of the model's context, estimate to output; candidates take turns."""
+    def _largest(self, rows: pd.DataFrame) -> Table:
+        """The largest block of every rule that keeps the loss of per-row lists."""
+        found = largest_blocks(rows, self.tolerance)
+        title = (
+            f"largest block within {self.tolerance:g} nat of per-row lists (upper end of the 95 % interval), it and all smaller"
+        )
+        made = Table("retention", *found.columns, title=title, title_justify="left")
+        for at, blocks in found.iterrows():
+            made.add_row(f"{at:g}", *(f"{block:.0f}" if block > 1 else "none" for block in blocks))
+        return made
+
+    def _seconds(self, lab: Lab, retention: float) -> dict[str, list[float]]:
+        """Of one chunk at the end of the model's context, estimate to output; candidates take turns."""
         shape, keys = lab.shape, lab.shape.context_tokens
-        rows, methods = min(self.rows, keys), self.methods(lab)
-        say(f"time: {len(methods)} ways to attend from {rows} rows to {keys} keys, random tensors")
+        rows, methods = min(self.rows, keys), self._timed(lab)
+        say(f"time: {len(methods)} ways to attend from {rows} rows to {keys} keys at {retention:g}, random tensors")
         generator = torch.Generator().manual_seed(lab.seed)
         q = torch.randn(shape.heads, rows, shape.head_dim, generator=generator)
         k, v = torch.randn(2, shape.kv_heads, keys, shape.head_dim, generator=generator)
         kernels = choose(lab.kernel, head_dim=shape.head_dim, dtype=q.dtype)
         heads, scale = Heads.all(shape.heads, shape.kv_heads), shape.head_dim**-0.5
-        chunk, estimator = Chunk.of(q, k, v, retention=lab.retentions[0], scale=scale), Int8Fused.of(q, k)
+        chunk, estimator = Chunk.of(q, k, v, retention=retention, scale=scale), Int8Fused.of(q, k)
         calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=keys - rows, scale=scale)}
         for name, method in methods.items():
             parts = Parts(estimator, method.rule, kernels)
             calls[name] = lambda parts=parts: Pipeline().run(Stages(chunk.rewound(), parts), keep_lists=False)
-        timings = interleave(calls, rounds=self.rounds, warmup=2)
-        common = replace(lab.timing_row(PlacedRow), n=self.rounds, context_tokens=keys)
-        made = []
+        return {name: list(timing.seconds) for name, timing in interleave(calls, rounds=self.rounds, warmup=2).items()}
+
+    def _time_rows(self, lab: Lab, retention: float, timings: dict[str, Timing]) -> list[Row]:
+        """Dense attention's retention names what it was timed beside."""
+        common = replace(lab.timing_row(PlacedRow), n=self.rounds, context_tokens=lab.shape.context_tokens, retention=retention)
+        methods, made = self._timed(lab), []
         for name, timing in timings.items():
             row = common
             if name in methods:
                 selection = methods[name].selection
                 row = replace(
-                    common, method=name, retention=lab.retentions[0], query_block=selection.query_block,
-                    block_score=selection.block_score, estimator="int8_fused", allocator="uniform",
+                    common, method=name, query_block=selection.query_block, block_score=selection.block_score,
+                    estimator="int8_fused", allocator="uniform",
                 )  # fmt: skip
             made.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
             made.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))

@@ -25,6 +25,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     whole = attending_to_all(rows)
     sparse = rows[(rows.method != "dense") & ~rows.method.isin(whole.method)]
     per_row = sparse[sparse.query_block == 1]
+    sparse = sparse[sparse.estimator.isin(per_row.estimator)]  # a study may vary the estimator for one comparison
     errors = sparse[sparse.metric == "loss_increase_error"].set_index("method")
     drawn, axes = new_figure(columns=3, rows=2)
     for axis, (metric, label) in zip(axes.flat, panels.items(), strict=False):
