@@ -1,7 +1,7 @@
 """Which heads break static INT8 attention, and why: each head's error beside its sinks and outliers, and what remedies save."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pandas as pd
@@ -14,6 +14,7 @@ from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.studies.base import Study
+from shadowattn.errors import InputError
 from shadowattn.evaluation.outliers import (
     RESCALINGS,
     Candidate,
@@ -44,10 +45,12 @@ class Outliers(Study):
     """Static scales are those of `calibration_windows` windows of the calibration text; errors those of the held-out windows.
 
     Every form with every rescaling of Q and K (`evaluation.outliers`): none, the mean key taken off, channels equalised, both.
-    A head is said to have a sink where the first key holds more than `sink_share` of its probability.
+    A head is said to have a sink where the first key holds more than `sink_share` of its probability. `calibration_tokens`: as
+    many tokens of the calibration text in prompts of each of these lengths, whose scales serve the same held-out windows.
     """
 
     calibration_windows: int = 4
+    calibration_tokens: list[int] = field(default_factory=lambda: [64, 256])
     sink_share: float = 0.3
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "graphs")
@@ -55,6 +58,18 @@ class Outliers(Study):
 
     def __post_init__(self):
         check_count("study.calibration_windows", self.calibration_windows)
+        if len(set(self.calibration_tokens)) < len(self.calibration_tokens):
+            raise InputError(f"study.calibration_tokens: expected every length once, got {self.calibration_tokens}")
+        for tokens in self.calibration_tokens:
+            check_count("study.calibration_tokens", tokens)
+
+    def check(self, lab: Lab) -> None:
+        for tokens in self.calibration_tokens:
+            if tokens >= lab.context_tokens:
+                raise InputError(
+                    f"study.calibration_tokens: expected prompts shorter than the {lab.context_tokens} tokens of a window, which "
+                    f"are calibrated on in any case, got {tokens}"
+                )
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
         """One row a head and figure, and for each candidate one about all heads."""
@@ -89,6 +104,11 @@ class Outliers(Study):
             for form, made in FORMS.items()
         }
         candidates |= {form: Candidate(made, rescaled["none"], ranges["none"]) for form, made in FURTHER.items()}
+        plain = {"none": rescaled["none"]}
+        for tokens in self.calibration_tokens:
+            shorter = lab.calibration(tokens=tokens, windows=calibration.numel() // tokens)
+            found = observe_prepared_ranges(model, shorter, plain, **how, progress=lambda w: bar(w, "ranges"))
+            candidates[f"npu_full, calibrated at {tokens} tokens"] = Candidate(FORMS["npu_full"], plain["none"], found["none"])
         return measure_head_errors(model, lab.heldout(), candidates, **how, progress=lambda w: bar(w, "errors"))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
