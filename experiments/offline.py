@@ -237,6 +237,7 @@ class Offline:
                 measure=measure,
                 retentions=list(settings.retentions),
                 batch=settings.batch,
+                seed=lab.seed,
                 progress=lambda work: work_bar(work, "sensitivity"),
             )
 

@@ -207,12 +207,17 @@ class AblationLosses:
         return sum(map(len, self.layers)) + sum(len(head) for layer in self.heads for head in layer)
 
 
+# What a sensitivity can be of, as `offline.sensitivity` defines them.
+MEASURES = ("error", "divergence", "loss")
+
+
 @dataclass(frozen=True)
 class Sensitivity:
     """What it costs that one head alone keeps less: `cost[l][h][i]` at `retentions[i]`, all other heads dense.
 
-    `retentions` ascend and end in 1, where the cost is 0. The cost is an increase of the loss in nat (`measure` is `loss`), or
-    the squared relative error of what the attention adds to the residual stream (`error`).
+    `retentions` ascend and end in 1, where the cost is 0. By `measure` the cost is the squared relative change of the hidden
+    states that leave the head's layer (`error`), an estimated KL divergence in nat (`divergence`), or the increase of the loss in
+    nat (`loss`).
     """
 
     retentions: tuple[float, ...]

@@ -97,6 +97,7 @@ def ablations(model, folder):
 
 
 def sensitivity(model, folder):
+    """Without `divergence`: a pretended tensor has no backward pass, for which autograd asks the device itself."""
     options = {"retentions": [0.1, 0.5], "batch": 2}
     found = [measure_sensitivity(model, WINDOWS, Units(folder / m), measure=m, **options) for m in ("error", "loss")]
     return flat([asdict(one) for one in found])

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from rich.console import Group
 from rich.table import Table
+from scipy import stats
 
 from experiments.lab import Lab, MethodSettings
 from experiments.parts import build
@@ -29,6 +30,7 @@ from shadowattn.reporting.figures.fig6 import draw as draw_fig6
 from shadowattn.reporting.figures.fig7 import draw as draw_fig7
 from shadowattn.reporting.figures.importance import draw as draw_importance
 from shadowattn.reporting.figures.need import draw as draw_need
+from shadowattn.reporting.figures.need import need_and_signals
 from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import Importance, RetentionProfile
@@ -62,6 +64,7 @@ class Offline(Study):
                     rows += _stability_rows(own, _stability(lab, method, retention))
         rows += _sensitivity_rows(lab, row)
         rows += _concentration_rows(lab, row, lab.units("concentration"))
+        rows += _signal_rows(row, pd.DataFrame([asdict(one) for one in rows]))
         _export(lab, folder / "artifact")
         rows += _observed_rows(lab, row)
         rows += _scale_rows(lab, row, lab.units("scale_report"))
@@ -138,10 +141,10 @@ def _retention_rows(row: PlacedRow, profile: RetentionProfile) -> Iterator[Place
 
 
 def _sensitivity_rows(lab: Lab, row: PlacedRow) -> Iterator[PlacedRow]:
-    """What each head alone loses at each retention: error of the stream, or nat."""
+    """What each head alone loses at each retention: error of the stream, estimated divergence or loss."""
     for measure, found in sorted(lab.offline.sensitivities.items()):
         own = replace(row, method="one_head", metric=f"sensitivity_{measure}", n=found.tokens)
-        own = replace(own, unit="nat" if measure == "loss" else "1")
+        own = replace(own, unit="1" if measure == "error" else "nat")
         for layer, heads in enumerate(found.cost):
             for head, costs in enumerate(heads):
                 for retention, value in zip(found.retentions, costs, strict=True):
@@ -161,6 +164,16 @@ def _concentration_rows(lab: Lab, row: PlacedRow, units: Units) -> Iterator[Plac
         for layer, heads in enumerate(table):
             for head, value in enumerate(heads):
                 yield replace(own, metric=metric, value=value, unit="1", layer=layer, head=head)
+
+
+def _signal_rows(row: PlacedRow, rows: pd.DataFrame) -> Iterator[PlacedRow]:
+    """How well each measure of a head ranks heads by the loss of keeping fewer keys: Spearman's correlation over all heads."""
+    for retention in sorted(rows[(rows.metric == "sensitivity_loss") & (rows.retention < 1)].retention.unique()):
+        need, signals = need_and_signals(rows, retention)
+        for name, values in signals.items():
+            found = float(stats.spearmanr(values, need).statistic)
+            own = replace(row, method=name, retention=retention, n=len(need))
+            yield replace(own, metric="need_rank_correlation", value=found)
 
 
 def _stability(lab: Lab, method: MethodSettings, retention: float) -> Stability:
@@ -256,6 +269,10 @@ def _sentences(rows: pd.DataFrame) -> Iterator[str]:
         most = increases.head(2)
         heads = " and ".join(f"layer {int(line.layer)} head {int(line.head)}" for line in most.itertuples())
         yield f"{most.value.sum() / total:.0%} of the heads' loss increase is that of {heads}"
+    ranked = rows[rows.metric == "need_rank_correlation"]
+    for retention, of in ranked[ranked.retention == ranked.retention.min()].groupby("retention"):
+        found = ", ".join(f"{line.method.replace('_', ' ')} {line.value:.2f}" for line in of.itertuples())
+        yield f"rank correlation (Spearman, {of.n.iloc[0]} heads) with the loss of keeping {retention:.0%} of the keys: {found}"
     sparse = rows[(rows.metric == "sensitivity_loss") & (rows.retention < 1)]
     for line in most.itertuples() if total > 0 and len(sparse) else ():
         own = sparse[(sparse.layer == line.layer) & (sparse["head"] == line.head)].sort_values("retention").iloc[0]

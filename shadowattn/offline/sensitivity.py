@@ -1,6 +1,7 @@
 """Sensitivity: what it costs that one head alone keeps fewer keys. What the allocator `error_greedy` spends by."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,15 +9,18 @@ from transformers import PreTrainedModel
 
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
-from shadowattn.models.layerwise import layerwise
+from shadowattn.models.layerwise import Layerwise, layerwise
 from shadowattn.models.linear import choose_linear
 from shadowattn.models.shape import model_shape
 from shadowattn.offline.ablations import TopK, head_variants
+from shadowattn.offline.score_gradients import score_gradients
 from shadowattn.offline.shared_ablations import measure_exactly
 from shadowattn.offline.work import AblationWork, Progress, plan
-from shadowattn.types import Sensitivity
+from shadowattn.types import MEASURES, Sensitivity
 
-MEASURES = ("error", "loss")
+# (layer, window, changes of the layer's output [n, 1, T, C], its output [1, T, C]; float64) → numerators [n] and denominator of a
+# cost, both to be summed over windows
+_Cost = Callable[[int, int, Tensor, Tensor], tuple[Tensor, float]]
 
 
 def measure_sensitivity(
@@ -28,13 +32,17 @@ def measure_sensitivity(
     retentions: Sequence[float],
     batch: int = 8,
     linear: str = "auto",
+    seed: int = 0,
     progress: Progress = iter,
 ) -> Sensitivity:
     """The cost of each retention for each head, its keys chosen by exact scores, all other heads dense.
 
     `windows` int64 [W, T], long enough that a small retention leaves several keys. `error`: squared relative change of the hidden
-    states that leave the head's layer, one layer's work for each figure. `loss`: increase of the mean loss in nat, as dear as an
-    ablation. Raises `InputError` on an unknown measure and on retentions that do not ascend within (0, 1).
+    states that leave the head's layer, one layer's work for each figure. `divergence`: what this change does to the next-token
+    distributions, KL divergence a token in nat, to second order and token by token: ½ Σₜ (Δₜ·gₜ)² / T, where gₜ is the gradient
+    at the layer's output of the log-likelihood of tokens that the model itself draws (`seed`), so that E[ggᵀ] is the Fisher
+    information; the same work and a backward pass a window. `loss`: increase of the mean loss in nat, as dear as an ablation.
+    Raises `InputError` on an unknown measure and on retentions that do not ascend within (0, 1).
     """
     grid = sensitivity_grid(retentions)
     if measure not in MEASURES:
@@ -45,7 +53,8 @@ def measure_sensitivity(
     if measure == "loss":
         table = [_losses(model, windows, units, work, retention, **options) for retention in grid]
     else:
-        table = _errors(model, windows, units, work, grid, **options)
+        make_cost = (lambda: _relative_error) if measure == "error" else partial(_divergence, model, windows, seed)
+        table = _layer_costs(model, windows, Units(units.folder / measure), work, grid, make_cost, **options)
     heads = range(shape.heads)
     cost = tuple(tuple((*(at[layer][h] for at in table), 0.0) for h in heads) for layer in range(shape.layers))
     return Sensitivity((*grid, 1.0), cost, measure, windows.numel())
@@ -70,21 +79,36 @@ def _losses(model, windows: Tensor, units: Units, work: list[AblationWork], rete
     ]
 
 
-def _errors(
+def _relative_error(layer: int, window: int, changes: Tensor, output: Tensor) -> tuple[Tensor, float]:
+    return changes.square().sum((1, 2, 3)), float(output.square().sum())
+
+
+def _divergence(model: PreTrainedModel, windows: Tensor, seed: int) -> _Cost:
+    gradients = score_gradients(model, windows, seed=seed)
+
+    def cost(layer: int, window: int, changes: Tensor, output: Tensor) -> tuple[Tensor, float]:
+        along = (changes * gradients[layer][window].double()).sum(-1)
+        return along.square().sum((1, 2)) / 2, float(windows.shape[1])
+
+    return cost
+
+
+def _layer_costs(
     model,
     windows: Tensor,
-    units: Units,
+    own: Units,
     work: list[AblationWork],
     grid: list[float],
+    make_cost: Callable[[], _Cost],
     *,
     batch: int,
     linear: str,
     progress: Progress,
 ) -> list[list[list[float]]]:
     """[retention][L][H]. A piece of work is done at all retentions, in one file for each head."""
-    own = Units(units.folder / "error")
     todo = [piece for piece in work if piece.heads and not all(own.has(key) for key in piece.keys)]
     if todo:
+        cost = make_cost()
         with layerwise(model, windows.shape[1], choose_linear(linear)) as layers:
             hidden = torch.cat([layers.embed(ids) for ids in windows.to(model.device).split(batch)])
             at = 0
@@ -94,17 +118,17 @@ def _errors(
                         part.copy_(layers.layer(at, part))
                     at += 1
                 for key, head in zip(piece.keys, piece.heads, strict=True):
-                    own.put(key, _head_errors(layers, piece.layer, head, hidden, grid))
+                    own.put(key, _head_costs(layers, piece.layer, head, hidden, grid, cost))
     shape = model_shape(model)
     found = [[own.read(f"L{layer}_H{head}") for head in range(shape.heads)] for layer in range(shape.layers)]
     return [[[head[index] for head in layer] for layer in found] for index in range(len(grid))]
 
 
-def _head_errors(layers, layer: int, head: int, hidden: Tensor, grid: list[float]) -> list[float]:
+def _head_costs(layers: Layerwise, layer: int, head: int, hidden: Tensor, grid: list[float], cost: _Cost) -> list[float]:
     variants = head_variants([(head, TopK(retention)) for retention in grid])
-    error, norm = torch.zeros(len(grid), dtype=torch.float64, device=hidden.device), 0.0
-    for part in hidden.split(1):
+    total, norm = torch.zeros(len(grid), dtype=torch.float64, device=hidden.device), 0.0
+    for window, part in enumerate(hidden.split(1)):
         dense = layers.layer(layer, part).double()
-        error += (layers.varied(layer, part, variants).double() - dense).square().sum((1, 2, 3))
-        norm += float(dense.square().sum())
-    return (error / norm).tolist()
+        of_window, norm_of_window = cost(layer, window, layers.varied(layer, part, variants).double() - dense, dense)
+        total, norm = total + of_window, norm + norm_of_window
+    return (total / norm).tolist()

@@ -88,9 +88,20 @@ SHORT = ["evaluation.context_tokens=48", "graphs.chunk_tokens=32", "importance.w
 @pytest.mark.parametrize(
     ("experiment", "arguments"),
     [
-        ("offline", [*FUSED[:1], *SHORT, "retentions=[0.3]", "sensitivity.window_tokens=24", "sensitivity.retentions=[0.5]"]),
+        # Without a backward pass, which a pretended tensor has not.
+        (
+            "offline",
+            [
+                "compare.error_greedy_divergence.allocator.measure=loss",
+                *FUSED[:1],
+                *SHORT,
+                "retentions=[0.3]",
+                "sensitivity.window_tokens=24",
+                "sensitivity.retentions=[0.5]",
+            ],
+        ),
         ("racing", ["allocator=waterfill", "importance.windows=3", "importance.race.first=2", "study.orders=2"]),
-        ("study_outliers", [*SHORT[:2], "study.calibration_windows=1"]),
+        ("study_outliers", [*SHORT[:2], "study.calibration_windows=1", "study.calibration_tokens=[24]"]),
     ],
 )
 def test_what_calibration_finds_is_studied_on_the_gpu(experiment, arguments, gpu, run):

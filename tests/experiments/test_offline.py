@@ -51,10 +51,15 @@ def test_it_leaves_rows_profiles_figures_and_the_artifacts_files(finished):
     folder = result_folder(results)
     assert {p.name for p in folder.glob("*.png")} == {"importance.png", "fig6.png", "fig7.png", "retention.png", "need.png"}
     rows = pd.read_parquet(folder / "rows.parquet")
+    ranked = rows[rows.metric == "need_rank_correlation"]
+    signals = {"ablation", "effective_keys", "sensitivity_error", "sensitivity_divergence"}
+    assert set(zip(ranked.method, ranked.retention, strict=True)) == {(name, at) for name in signals for at in (0.1, 0.5)}
+    assert ranked.value.abs().max() <= 1
     heads = rows[(rows.metric == "loss_increase") & (rows["head"] >= 0)]
     layers = rows[(rows.metric == "loss_increase") & (rows["head"] < 0)]
     assert (len(heads), len(layers)) == (2 * 4, 2)
-    allocators = {"main", "uniform", "paper", "artifact", "first_layers_dense", "error_greedy", "error_greedy_loss"}
+    allocators = {"main", "uniform", "paper", "artifact", "first_layers_dense", "error_greedy"}
+    allocators |= {"error_greedy_loss", "error_greedy_divergence"}
     means = rows[rows.metric == "mean_retention"].set_index(["method", "retention"]).value
     assert set(means.index) == {(name, retention) for name in allocators for retention in (0.1, 0.3)}
     for name in ("main", "uniform", "first_layers_dense", "error_greedy"):

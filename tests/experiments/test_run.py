@@ -205,7 +205,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["allocator=file"], "allocator.path=FILE"),
         (["allocator=file", "allocator.path={table}"], "the model has 8 × 4"),
         (["allocator=paper", "allocator.metric=taste"], "loss or perplexity"),
-        (["allocator=error_greedy", "allocator.measure=taste"], "error or loss"),
+        (["allocator=error_greedy", "allocator.measure=taste"], "expected one of error, divergence, loss"),
         (["sensitivity.retentions=[0.5,0.1]"], "ascending"),
         (["grid.sigma=1"], "sigma above 0 and not 1"),
         (["calibration=percentile", "calibration.share=0"], "(0, 1]"),

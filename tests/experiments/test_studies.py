@@ -138,6 +138,23 @@ def test_blocks_are_compared_where_their_densities_are_equal(run, capsys):
     assert (folder / "query_block.png").is_file()
 
 
+def test_blocks_at_several_retentions_say_which_stay_within_the_tolerance(run, capsys):
+    few = ["study.query_blocks=[2,8]", "study.block_scores=[probability]", "study.rounds=2", "study.tolerance=0.5"]
+    few += ["study.without_own=[probability]"]
+    how = ["experiment=blocks", "method=per_row", "estimator=int8_fused", "retentions=[0.3,0.6]", "evaluation.windows=2"]
+    folder = run("blocks", "study._target_=experiments.studies.query_block.QueryBlock", *how, *few)
+    rows = rows_of(folder)
+    compared = rows[rows.metric == "gain_over_per_row_p"]
+    assert set(compared.retention) == {0.3, 0.6}
+    alone = {"probability_2_without_own", "probability_8_without_own"}
+    assert set(compared.method) == {"probability_2", "probability_8"} | alone
+    assert set(rows[rows.method.isin(alone)].estimator) == {"without_own_keys"}
+    assert {f"gain_over_{name}_p" for name in alone} <= set(rows.metric)
+    assert rows[rows.metric == "chunk_time"].groupby("retention").size().to_dict() == {0.3: 4, 0.6: 4}
+    assert {path.stem for path in folder.glob("*.png")} == {"sharing_loss", "query_block_0.3", "query_block_0.6"}
+    assert "largest block within 0.5 nat of per-row lists" in capsys.readouterr().out
+
+
 def test_densities_are_flagged_beyond_one_percent():
     cells = {("even", 0.2): 0.2, ("near", 0.2): 0.2019, ("more", 0.2): 0.225, ("less", 0.2): 0.185}
     measured = [SimpleNamespace(method=m, retention=r, metric="sparse_density", value=v) for (m, r), v in cells.items()]
@@ -265,6 +282,11 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
     assert set(errors["mode"]) == {"serial", "overlap", "grouped", "planned"}
     assert set(errors.by) == {"profile", "device"}  # nothing is held to a sum of its own spans
     assert set(errors.measured) == {"simulated"}
+    turns = rows[rows.metric == "turn_error"]
+    assert set(turns.turn) == {0, 1}
+    for (mode, by), of in turns.groupby(["mode", "by"]):  # the same mean, over passes of chunks and over chunks of passes
+        chunks = errors[(errors["mode"] == mode) & (errors.by == by) & (errors.flag == "")]
+        assert of.value.mean() == pytest.approx(chunks.value.mean())
     assert (rows[(rows.metric == "makespan")].value > 0).all()
     assert set(rows[rows.metric == "uncertainty"]["mode"]) == set(MODES)
     assert (rows[(rows.metric == "ratio_to_batched") & (rows["mode"] == "batched")].value == 1).all()
@@ -453,12 +475,23 @@ def test_whole_attention_that_makes_no_sense_is_refused(run, capsys, given, mess
 
 
 def test_outliers_of_every_head(run):
-    folder = run("study_outliers", "+exp=study_outliers", "evaluation.windows=1", "study.calibration_windows=1")
+    few = ["evaluation.windows=1", "study.calibration_windows=1", "study.calibration_tokens=[16,64]"]
+    folder = run("study_outliers", "+exp=study_outliers", *few)
     rows = rows_of(folder)
     heads = rows[(rows.metric == "output_error") & (rows.layer >= 0)].groupby("method").size()
     assert set(heads) == {2 * 4}
-    assert {"npu_full", "npu_full, both", "qkv, offset", "npu_full_log2", "npu_full_per_head"} <= set(heads.index)
+    shorter = {f"npu_full, calibrated at {tokens} tokens" for tokens in (16, 64)}
+    assert {"npu_full", "npu_full, both", "qkv, offset", "npu_full_log2", "npu_full_per_head", *shorter} <= set(heads.index)
     assert (folder / "study_outliers.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"), [("[16,16]", "expected every length once"), ("[4096]", "expected prompts shorter than")]
+)
+def test_calibration_lengths_that_make_no_sense_are_refused(run, capsys, lengths, message):
+    with pytest.raises(SystemExit):
+        run("study_outliers", "+exp=study_outliers", f"study.calibration_tokens={lengths}", "evaluation.windows=1")
+    assert f"study.calibration_tokens: {message}" in capsys.readouterr().err
 
 
 SHORT_TASKS = ["study.lengths=[96]", "study.needle.wording=note", "study.records.pairs=1", "study.records.documents=2"]

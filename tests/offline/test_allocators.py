@@ -258,7 +258,7 @@ def test_waterfill_of_all_equal_heads_is_uniform():
         ({"method": "paper", "metric": "accuracy"}, "loss or perplexity"),
         ({"method": "paper", "clamp": 0.0}, "positive clamp"),
         ({"method": "error_greedy"}, "measured sensitivity"),
-        ({"method": "error_greedy", "measure": "vibes"}, "error or loss"),
+        ({"method": "error_greedy", "measure": "vibes"}, "expected one of error, divergence, loss"),
         ({"method": "error_greedy", "sensitivity": Sensitivity((1.0,), (((0.0,),),), "loss", 1)}, "4 heads, got 1"),
         ({"method": "file"}, "allocator.path=FILE"),
     ],

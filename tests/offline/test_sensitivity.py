@@ -7,6 +7,7 @@ from shadowattn.evaluation.perplexity import batch_losses
 from shadowattn.models import replace_attention
 from shadowattn.offline import measure_sensitivity
 from shadowattn.offline.ablations import Ablated, TopK
+from shadowattn.offline.score_gradients import _hidden, score_gradients
 from shadowattn.reference import topk_attention
 from tests.tensors import qkv
 from tests.tiny import tiny_model
@@ -34,9 +35,10 @@ def test_loss_is_the_increase_with_one_head_sparse(tmp_path):
     assert found.cost[1][2][0] == pytest.approx(float(alone - base), abs=1e-5)
 
 
-def test_error_falls_as_more_is_kept_and_resumes(tmp_path):
+@pytest.mark.parametrize("measure", ["error", "divergence"])
+def test_cost_falls_as_more_is_kept_and_resumes(measure, tmp_path):
     model, ids = tiny_model(), windows()
-    options = {"measure": "error", "retentions": [0.05, 0.2, 0.6]}
+    options = {"measure": measure, "retentions": [0.05, 0.2, 0.6]}
     whole = measure_sensitivity(model, ids, Units(tmp_path / "whole"), **options)
     for layer in whole.cost:
         for head in layer:
@@ -52,10 +54,46 @@ def test_error_falls_as_more_is_kept_and_resumes(tmp_path):
     assert measure_sensitivity(model, ids, Units(tmp_path / "parts"), **options) == whole
 
 
+def test_gradients_give_the_divergence_of_a_small_change():
+    """Of a change of one row of one layer's output, averaged over many draws of the model's tokens."""
+    model, (window,) = tiny_model(), windows(1, 24)
+    layer, row = 0, 9
+    change = 1e-2 * torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(3))
+
+    def changed(module, args, output):
+        hidden = output[0] if isinstance(output, tuple) else output
+        hidden[:, row] += change  # in place: the layer's output, whatever it comes in
+
+    with torch.no_grad():
+        before = torch.log_softmax(model(input_ids=window[None]).logits[0].double(), -1)
+        handle = model.get_decoder().layers[layer].register_forward_hook(changed)
+        after = torch.log_softmax(model(input_ids=window[None]).logits[0].double(), -1)
+        handle.remove()
+    divergence = float((before.exp() * (before - after)).sum())
+    gradients = score_gradients(model, window.expand(2000, -1), seed=0)[layer][:, row].double()
+    assert divergence == pytest.approx(float((gradients @ change.double()).square().mean() / 2), rel=0.15)
+    assert gradients.mean(0).abs().max() < 0.2 * gradients.std(0).max()  # a score has no mean
+
+
+def test_divergence_weighs_the_change_of_a_layers_output_by_its_gradient(tmp_path):
+    """Every row's change times its gradient, squared, half, mean over rows; computed here from whole forward passes."""
+    model, ids = tiny_model(), windows()
+    found = measure_sensitivity(model, ids, Units(tmp_path), measure="divergence", retentions=[0.1], seed=5)
+    outputs = []
+    handle = model.get_decoder().layers[1].register_forward_hook(lambda _, __, out: outputs.append(_hidden(out).clone()))
+    with torch.no_grad():
+        for attention in (Ablated(1, 2, TopK(1.0)), Ablated(1, 2, TopK(0.1))):
+            with replace_attention(model, attention):
+                model(input_ids=ids, use_cache=False)
+    handle.remove()
+    along = ((outputs[1] - outputs[0]) * score_gradients(model, ids, seed=5)[1]).sum(-1)
+    assert found.cost[1][2][0] == pytest.approx(float(along.square().mean() / 2), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"measure": "taste"}, "error, loss"),
+        ({"measure": "taste"}, "error, divergence, loss"),
         ({"retentions": []}, "ascending"),
         ({"retentions": [0.5, 0.1]}, "ascending"),
         ({"retentions": [0.0]}, "ascending"),

@@ -46,6 +46,7 @@ def placed() -> pd.DataFrame:
         for head in range(2)
         for metric, retention in (("loss_increase", 1.0), ("sensitivity_loss", 0.1), ("sensitivity_loss", 1.0))
     ]
+    rows += [{**row, "metric": "sensitivity_divergence", "value": 2 * row["value"]} for row in rows if row["retention"] == 0.1]
     rows += [{"metric": "perplexity", "layer": -1, "head": -1, "method": "dense", "value": 10.0}]
     for layer in range(2):
         rows += [{"metric": "perplexity", "layer": layer, "head": -1, "method": "bypass", "value": 20.0 + layer}]
@@ -56,7 +57,7 @@ def placed() -> pd.DataFrame:
                 at | {"metric": metric, "method": "observed", "value": 0.1 * (1 + layer)} for metric in ("q_scale", "k_scale")
             ]
     rows += [{"metric": metric, "method": "grid", "layer": -1, "head": -1, "value": 0.15} for metric in ("q_scale", "k_scale")]
-    return pd.DataFrame(rows).assign(model="tiny", data="text", n=100)
+    return pd.DataFrame(rows).assign(model="tiny", data="text", n=100, measured="measured")
 
 
 def test_every_figure_is_drawn_and_is_the_same_for_the_same_rows(tmp_path):

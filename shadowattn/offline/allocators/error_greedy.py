@@ -7,14 +7,15 @@ can be vital and yet need a handful of keys.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.offline.allocators.base import Allocator
-from shadowattn.types import Sensitivity
+from shadowattn.types import MEASURES, Sensitivity
 
 
 @dataclass(frozen=True)
 class ErrorGreedy(Allocator):
-    """`measure` names what `sensitivity` has to be of: `error` of the attention output, or `loss`.
+    """`measure` names what `sensitivity` has to be of: `error`, `divergence` or `loss`, as `offline.sensitivity` defines them.
 
     Each head's cost is taken for its lower convex hull over retention, so that taking the steepest step first is the
     optimum; steps of equal gain are taken together, in equal parts. The mean is met exactly.
@@ -25,8 +26,7 @@ class ErrorGreedy(Allocator):
     needs: ClassVar[frozenset[str]] = frozenset({"sensitivity"})
 
     def __post_init__(self):
-        if self.measure not in ("error", "loss"):
-            raise InputError(f"allocator.measure: expected error or loss, got {self.measure!r}")
+        checks.one_of("allocator.measure", self.measure, MEASURES)
 
     def allocate(self, head_ppl, layer_ppl, *, base_ppl, retention):
         if self.sensitivity is None:

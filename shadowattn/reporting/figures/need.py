@@ -1,39 +1,58 @@
-"""What heads lose as they keep fewer keys, beside their importance."""
+"""What heads lose as they keep fewer keys, beside what else is measured of them: which signal predicts a head's need?"""
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.style import (
-    new_figure,
-    subject,
-)
+from shadowattn.reporting.style import new_figure, subject
+
+_LEAST = 1e-5  # nat; smaller losses, and gains, are shown as that
+_LABELS = {
+    "ablation": "loss increase without the head, nat",
+    "sensitivity_error": "change of the layer's output",
+    "sensitivity_divergence": "estimated KL divergence, nat",
+    "effective_keys": "effective keys: exp of the entropy",
+}
+
+
+def need_and_signals(rows: pd.DataFrame, retention: float) -> tuple[pd.Series, dict[str, pd.Series]]:
+    """By layer and head: the loss increase where the head alone keeps `retention` of its keys, and what might predict it.
+
+    Signals by name, those that were measured: `ablation`, the loss increase without the head; the other sensitivities at this
+    retention; `effective_keys` of dense attention.
+    """
+    place = ["layer", "head"]
+    heads = rows[rows["head"] >= 0]
+    at = heads[heads.retention == retention].groupby("metric")
+    sensitivities = {str(name): of.set_index(place).value for name, of in at if str(name).startswith("sensitivity_")}
+    need = sensitivities.pop("sensitivity_loss")
+    signals = {"ablation": heads[heads.metric == "loss_increase"]} if (heads.metric == "loss_increase").any() else {}
+    signals |= {"effective_keys": heads[heads.metric == "effective_keys"]}
+    found = {name: of.set_index(place).value for name, of in signals.items() if len(of)} | sensitivities
+    return need, {name: found[name].reindex(need.index) for name in _LABELS if name in found}
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """What a head is worth against how many keys it needs: a point for each head, coloured by layer.
+    """What a head needs against each signal, at the least retention that was measured: a point for each head, coloured by layer.
 
-    Loss increase without the head, and where it alone keeps the least retention that was measured; below 1e-5 nat, and
-    decreases, are shown as that.
+    Above each panel Spearman's correlation, where the rows hold it.
     """
-    sparse = rows[rows.metric == "sensitivity_loss"]
-    least = sparse.retention.min()
-    place = ["layer", "head"]
-    ablated = rows[(rows.metric == "loss_increase") & (rows["head"] >= 0)].set_index(place).value
-    kept = sparse[sparse.retention == least].set_index(place).value.reindex(ablated.index)
-    drawn, axes = new_figure(columns=1)
-    colour = ablated.index.get_level_values("layer")
-    points = axes.scatter(ablated.clip(lower=1e-5), kept.clip(lower=1e-5), c=colour, cmap="viridis", s=18)
-    axes.figure.colorbar(points, ax=axes, label="layer")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="loss increase without the head (nat)",
-        ylabel=f"loss increase at {least:.0%} of its keys (nat)",
-    )
-    tokens = rows[(rows.metric == "loss_increase") & (rows["head"] >= 0)].n.iloc[0]
-    axes.set_title(
-        f"{subject(rows)}, a point for each of {len(ablated)} heads\nn = {tokens} tokens without it, {sparse.n.iloc[0]} with "
-        f"{least:.0%} of its keys",
-        fontsize=8,
+    least = rows[(rows.metric == "sensitivity_loss")].retention.min()
+    need, signals = need_and_signals(rows, least)
+    ranked = rows[(rows.metric == "need_rank_correlation") & (rows.retention == least)].set_index("method").value
+    drawn, axes = new_figure(columns=len(signals))
+    colour = need.index.get_level_values("layer")
+    panels = [axes] if len(signals) == 1 else axes
+    for axis, (name, values) in zip(panels, signals.items(), strict=True):
+        shown = values.clip(lower=_LEAST) if name != "sensitivity_error" else values
+        points = axis.scatter(shown, need.clip(lower=_LEAST), c=colour, cmap="viridis", s=14)
+        axis.set(xscale="log", yscale="log", xlabel=_LABELS[name])
+        axis.set_title(f"Spearman {ranked[name]:.2f}" if name in ranked else "", fontsize=8)
+    panels[-1].figure.colorbar(points, ax=panels[-1], label="layer")
+    panels[0].set_ylabel(f"loss increase at {least:.0%} of its keys, nat")
+    tokens = rows[rows.metric == "sensitivity_loss"].n.iloc[0]
+    drawn.suptitle(
+        f"{subject(rows)}: what each of {len(need)} heads needs, and what predicts it; n = {tokens} tokens of sensitivities, "
+        f"{rows.measured.iloc[0]}",
+        fontsize=9,
     )
     return drawn

@@ -1,0 +1,52 @@
+"""Gradients of a model's own log-likelihood at the output of every layer: what a small change there does to what it says next.
+
+For a change Δ of a layer's output the KL divergence of the next-token distributions is ½ Δᵀ F Δ to second order, with the Fisher
+information F = E[g gᵀ] and g the gradient of the log-likelihood of tokens drawn from the model itself (Amari, 1998).
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from shadowattn.errors import InputError
+
+
+def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> list[Tensor]:
+    """For each decoder layer g [W, T, C] in the model's dtype, for windows int64 [W, T].
+
+    Of the sum over all T rows of log p(token), one token drawn a row, with attention as the model has it. Raises `InputError` on
+    a model whose layers are not called once each.
+    """
+    layers = list(model.get_decoder().layers)
+    # Drawn on the CPU, so that a model elsewhere says the same tokens.
+    draws = torch.rand(windows.shape, generator=torch.Generator().manual_seed(seed)).to(model.device)
+    made = [_of_window(model, layers, *of) for of in zip(windows.to(model.device), draws, strict=True)]
+    return [torch.stack([window[layer] for window in made]) for layer in range(len(layers))]
+
+
+@torch.enable_grad()
+def _of_window(model: PreTrainedModel, layers: list[nn.Module], window: Tensor, draws: Tensor) -> list[Tensor]:
+    """[L] of [T, C]; `draws` [T] in [0, 1) decide which tokens are drawn."""
+    outputs: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda _, __, out: outputs.append(_hidden(out))) for layer in layers]
+    # Where no weight asks for a gradient, none would be recorded.
+    handles.append(model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.requires_grad_()))
+    try:
+        logits = model(input_ids=window[None], use_cache=False).logits[0]
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(outputs) != len(layers):
+        raise InputError(
+            f"{type(model).__name__}: expected each of its {len(layers)} layers to be called once, counted {len(outputs)} calls; "
+            "use allocator.measure=error"
+        )
+    scores = torch.log_softmax(logits.float(), -1)
+    below = scores.detach().double().exp().cumsum(-1) < draws[:, None]
+    drawn = below.sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+    gradients = torch.autograd.grad(scores.gather(-1, drawn).sum(), outputs)
+    return [gradient[0] for gradient in gradients]
+
+
+def _hidden(out: Tensor | tuple) -> Tensor:
+    return out[0] if isinstance(out, tuple) else out
