@@ -10,14 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shadowattn.budget import head_retentions, keep_counts
+from shadowattn.kernels import choose
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.online.attention import Request
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.selection import Rule
+from shadowattn.online.stages import Parts, Stages
 
 Ablation = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 _ARTIFACT_CHUNK = 32
-_TOPK_ROWS = 128  # rows of scores that exist at a time
+_TOPK_ROWS = 256  # rows of scores that exist at a time
 
 
 def zero(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -57,15 +61,12 @@ class TopK:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k, v = q.float(), k.float(), v.float()
         out = torch.empty_like(v)
-        at = torch.arange(q.shape[1], device=q.device)
-        kept = keep_counts(head_retentions(self.retention, 1).to(q.device), at + 1)[0]
-        for rows in at.split(_TOPK_ROWS):
-            end = int(rows[-1]) + 1
-            scores = (q[:, rows] @ k[:, :end].transpose(1, 2) * scale).masked_fill(at[:end] > rows[:, None], -torch.inf)
-            best = scores.topk(int(kept[rows].max()), -1)
-            beyond = at[: best.values.shape[-1]] >= kept[rows, None]
-            weights = torch.softmax(best.values.masked_fill(beyond, -torch.inf), -1)
-            out[:, rows] = torch.zeros_like(scores).scatter_(-1, best.indices, weights) @ v[:, :end]
+        kernels = choose("auto", head_dim=q.shape[2], dtype=q.dtype, device=q.device)
+        whole = Chunk.of(q, k, v, retention=self.retention, scale=scale)  # a window is a head with keys of its own
+        for rows, chunk in whole.split(_TOPK_ROWS):
+            stages = Stages(chunk, Parts(Oracle(), Rule(), kernels))
+            every = slice(0, len(q))
+            out[:, rows] = stages.attend(stages.select(Oracle().scores(chunk), every), every)
         return out
 
 
