@@ -26,7 +26,7 @@ class PredictionError:
     @property
     def verdict(self) -> str:
         """`held` where the whole interval of the mean error lies within the target, `missed` where all of it lies beyond."""
-        if -PREDICTION_TARGET <= self.low and self.high <= PREDICTION_TARGET:
+        if self.low >= -PREDICTION_TARGET and self.high <= PREDICTION_TARGET:
             return "held"
         return "missed" if self.low > PREDICTION_TARGET or self.high < -PREDICTION_TARGET else "undecided"
 

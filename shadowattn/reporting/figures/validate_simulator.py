@@ -30,7 +30,8 @@ def draw(rows: pd.DataFrame) -> Figure:
             look = {"linestyle": "none", "marker": MARKERS[index], "markersize": 5, "color": f"C{index}", "elinewidth": 0.7}
             axis.errorbar(x[fitted], y[fitted], xerr=bars[fitted], markerfacecolor="none", **look)
             axis.errorbar(x.drop(fitted), y.drop(fitted), xerr=bars.drop(fitted), label=mode, **look)
-        ends = [0.9 * measured.min(), 1.1 * measured.max()]
+        shown = measured[measured.index.isin(simulated.index)]
+        ends = [0.9 * shown.min(), 1.1 * shown.max()]
         axis.plot(ends, ends, color="0.6", linewidth=1)
         axis.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color="0.9", zorder=0)
         axis.set(xscale="log", yscale="log", xlabel="measured ms", ylabel="SIMULATED ms")
