@@ -91,11 +91,13 @@ def test_times_depend_on_the_number_of_threads():
 
 @pytest.mark.parametrize("name", choices()["exp"])
 def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name):
-    """With the settings of importance that ask for most, and with the bundled model where the experiment's has to be fetched."""
+    """With the settings of importance that ask for most; where the experiment's model has to be fetched, with the bundled one and
+    windows that fit it.
+    """
     chosen = composed([f"+exp={name}"])
     needs = declared(chosen.study._target_, "needs")
     most = [one for one in ("importance=racing", "allocator=waterfill") if one.partition("=")[0] in needs]
-    most += ["model=bundled"] if chosen.model.get("source") == "fetched" else []
+    most += ["model=bundled", "evaluation.context_tokens=1024"] if chosen.model.get("source") == "fetched" else []
     config = composed([f"+exp={name}", *most])
     complete(config)
     study = build(config.study)
