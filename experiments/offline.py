@@ -74,7 +74,7 @@ class Offline:
         return summarise(self.losses, batch=settings.batch if settings.weighting == "batches" else None)
 
     def sensitivity(self, measure: str) -> Sensitivity:
-        """What each head loses as it keeps fewer keys: `error` of the attention output, or `loss`."""
+        """What each head loses as it keeps fewer keys, by one of `types.MEASURES`."""
         if measure not in self.sensitivities:
             self.sensitivities[measure] = self._measure_sensitivity(measure)
         return self.sensitivities[measure]

@@ -141,7 +141,7 @@ def _retention_rows(row: PlacedRow, profile: RetentionProfile) -> Iterator[Place
 
 
 def _sensitivity_rows(lab: Lab, row: PlacedRow) -> Iterator[PlacedRow]:
-    """What each head alone loses at each retention: error of the stream, estimated divergence or loss."""
+    """What each head alone loses at each retention, by every measure that was taken."""
     for measure, found in sorted(lab.offline.sensitivities.items()):
         own = replace(row, method="one_head", metric=f"sensitivity_{measure}", n=found.tokens)
         own = replace(own, unit="1" if measure == "error" else "nat")

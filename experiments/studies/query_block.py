@@ -33,6 +33,7 @@ from shadowattn.reporting.figures.query_block import draw as draw_query_block
 from shadowattn.reporting.figures.sharing_loss import draw as draw_sharing_loss
 from shadowattn.reporting.rows import PlacedRow, Row
 from shadowattn.reporting.sharing import largest_blocks
+from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import Heads
 
 _BASELINE = "leading_query"  # the block score that others of the same block are compared with
@@ -77,6 +78,8 @@ class QueryBlock(Quality):
                 f"selection.query_block: expected 1, whose lists are what shared ones are compared with, got "
                 f"{lab.main.selection.query_block}; set study.query_blocks instead"
             )
+        if min(lab.retentions) >= 1:
+            raise InputError(f"retentions: expected one below 1, where lists leave keys out, got {lab.retentions}")
         if self.without_own and lab.main.estimator_class is not Int8Fused:
             raise InputError(
                 f"study.without_own: expected estimator=int8_fused, got {part_name(lab.main.estimator)}; use it, or leave the "
@@ -139,13 +142,12 @@ class QueryBlock(Quality):
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """What sharing adds to the loss, where there are several retentions; then everything at each of them."""
-        retentions = sorted(rows[rows.query_block > 1].retention.unique())
+        retentions = sorted(rows[(rows.query_block > 1) & (rows.retention < 1)].retention.unique())
+        every_key = (rows.method == "dense") | (rows.allocator == ALL_KEYS)
+        drawn = {f"query_block_{at:g}": draw_query_block(rows[(rows.retention == at) | every_key]) for at in retentions}
         if len(retentions) == 1:
-            return {"query_block": draw_query_block(rows)}
-        drawn = {"sharing_loss": draw_sharing_loss(rows, self.tolerance)}
-        for at in retentions:
-            drawn[f"query_block_{at:g}"] = draw_query_block(rows[(rows.retention == at) | (rows.retention == 1)])
-        return drawn
+            return {"query_block": drawn.popitem()[1]}
+        return {"sharing_loss": draw_sharing_loss(rows, self.tolerance)} | drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method: what it attends to, what it loses and what it saves; the largest blocks that lose little; then which

@@ -1,4 +1,4 @@
-"""Shared lists as the authors' offline code makes them, without the block's own keys: what the lost neighbourhood costs."""
+"""Shared lists without the block's own keys: what the lost neighbourhood costs."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ class WithoutOwnKeys(Int8Fused):
     """`int8_fused` whose shared lists rank the keys that the block's first row sees, and hold no later one.
 
     Rows after a block's first attend to nothing of their own block but that row's key. Lists are as long as those of single rows
-    are in the mean, so that the density stays the same.
+    are in the mean, but hold no more than the first row sees: in the first blocks of a prompt the density is lower.
     """
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:

@@ -28,7 +28,7 @@ def allocated_profile(
 ) -> RetentionProfile:
     """The retention of every head by `allocator`, a mean of `retention` (section 3.2), with the scales of graphs (section 3.3).
 
-    `importance` and `sensitivity` (given what it measures: `error` or `loss`) are called only where the allocator needs them.
+    `importance` and `sensitivity` (given one of `types.MEASURES`) are called only where the allocator needs them.
     `name` is what the profile calls its allocator, `model` and `fingerprint` say whose heads these are.
     """
     if "sensitivity" in allocator.needs:

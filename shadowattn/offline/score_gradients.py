@@ -24,6 +24,7 @@ def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> li
     return [torch.stack([window[layer] for window in made]) for layer in range(len(layers))]
 
 
+@torch.inference_mode(False)
 @torch.enable_grad()
 def _of_window(model: PreTrainedModel, layers: list[nn.Module], window: Tensor, draws: Tensor) -> list[Tensor]:
     """[L] of [T, C]; `draws` [T] in [0, 1) decide which tokens are drawn."""
@@ -32,7 +33,7 @@ def _of_window(model: PreTrainedModel, layers: list[nn.Module], window: Tensor, 
     # Where no weight asks for a gradient, none would be recorded.
     handles.append(model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.requires_grad_()))
     try:
-        logits = model(input_ids=window[None], use_cache=False).logits[0]
+        logits = model(input_ids=window[None].clone(), use_cache=False).logits[0]  # not a tensor of an inference mode outside
     finally:
         for handle in handles:
             handle.remove()

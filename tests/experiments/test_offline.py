@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from experiments.studies.offline import _signal_rows
 from shadowattn.offline import load_profile
 from shadowattn.offline.artifact_files import read_measurements, read_retention
+from shadowattn.reporting.rows import PlacedRow
 from tests.experiments.test_run import ROOT, SMALL, run, tiny_folder
 
 __all__ = ["tiny_folder"]
@@ -135,3 +138,20 @@ def test_other_ways_to_measure_importance_run(settings, tiny_folder, tmp_path):
     assert (rows[rows.metric == "perplexity"].value > 1).all()
     (stage,) = (tmp_path / "artifacts").glob("importance-*")
     assert bool(list(stage.glob("units-*/activation_scales.json"))) == ("importance=artifact" in settings)
+
+
+def test_signals_are_ranked_against_the_need_of_heads():
+    """Error in the order of need, ablation in the reverse, one retention apart from the other."""
+    need = {0.1: [0.4, 0.1, 0.3, 0.2], 0.5: [0.1, 0.2, 0.3, 0.4]}
+    rows = [
+        {"metric": metric, "layer": 0, "head": head, "retention": at, "value": value}
+        for at, values in need.items()
+        for head, loss in enumerate(values)
+        for metric, value in (("sensitivity_loss", loss), ("sensitivity_error", loss**3))
+    ]
+    rows += [{"metric": "loss_increase", "layer": 0, "head": h, "retention": 1.0, "value": -x} for h, x in enumerate(need[0.1])]
+    row = PlacedRow(**dict.fromkeys((field.name for field in fields(PlacedRow)), 0))
+    found = {(one.method, one.retention): one.value for one in _signal_rows(row, pd.DataFrame(rows))}
+    assert found["sensitivity_error", 0.1] == found["sensitivity_error", 0.5] == pytest.approx(1)
+    assert found["ablation", 0.1] == pytest.approx(-1)
+    assert found["ablation", 0.5] == pytest.approx(0.4)

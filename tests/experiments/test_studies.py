@@ -141,7 +141,7 @@ def test_blocks_are_compared_where_their_densities_are_equal(run, capsys):
 def test_blocks_at_several_retentions_say_which_stay_within_the_tolerance(run, capsys):
     few = ["study.query_blocks=[2,8]", "study.block_scores=[probability]", "study.rounds=2", "study.tolerance=0.5"]
     few += ["study.without_own=[probability]"]
-    how = ["experiment=blocks", "method=per_row", "estimator=int8_fused", "retentions=[0.3,0.6]", "evaluation.windows=2"]
+    how = ["experiment=blocks", "method=per_row", "estimator=int8_fused", "retentions=[0.3,0.6,1.0]", "evaluation.windows=2"]
     folder = run("blocks", "study._target_=experiments.studies.query_block.QueryBlock", *how, *few)
     rows = rows_of(folder)
     compared = rows[rows.metric == "gain_over_per_row_p"]
@@ -150,7 +150,7 @@ def test_blocks_at_several_retentions_say_which_stay_within_the_tolerance(run, c
     assert set(compared.method) == {"probability_2", "probability_8"} | alone
     assert set(rows[rows.method.isin(alone)].estimator) == {"without_own_keys"}
     assert {f"gain_over_{name}_p" for name in alone} <= set(rows.metric)
-    assert rows[rows.metric == "chunk_time"].groupby("retention").size().to_dict() == {0.3: 4, 0.6: 4}
+    assert rows[rows.metric == "chunk_time"].groupby("retention").size().to_dict() == {0.3: 4, 0.6: 4, 1.0: 4}
     assert {path.stem for path in folder.glob("*.png")} == {"sharing_loss", "query_block_0.3", "query_block_0.6"}
     assert "largest block within 0.5 nat of per-row lists" in capsys.readouterr().out
 

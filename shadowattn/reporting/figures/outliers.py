@@ -1,6 +1,5 @@
 """Which heads static INT8 attention breaks: errors beside sinks and outliers, and what remedies leave."""
 
-import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -27,9 +26,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     axes[2].barh(range(len(names)), whole.value, 0.7, color="C0")
     axes[2].set_yticks(range(len(names)), names, fontsize=6)
     axes[2].invert_yaxis()
-    axes[2].set(xlabel="relative output error, all heads", xscale="log")
-    axes[2].xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    axes[2].xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axes[2].set(xlabel="relative output error, all heads")
     first = rows.iloc[0]
     drawn.suptitle(
         f"{subject(rows)}, n = {first.n} rows in windows of {first.context_tokens} tokens · attention in static INT8, "
