@@ -104,12 +104,7 @@ def _tokens(rows: pd.DataFrame) -> int:
 
 def sweep() -> str:
     """Loss above dense of every method of the sweep."""
-    return _losses("sweep_retention")
-
-
-def _losses(name: str) -> str:
-    """Loss above dense of every method of a study of quality, a column a retention up to a half."""
-    rows = _rows(name)
+    rows = _rows("sweep_retention")
     whole = attending_to_all(rows).method
     rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
     increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in _INCREASE)
@@ -123,7 +118,7 @@ def _losses(name: str) -> str:
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    return _table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
+    return _table(header, lines, "sweep_retention", f"n = {windows} windows, ± one standard error, paired")
 
 
 _INCREASE = ("loss_increase", "loss_increase_error")

@@ -30,8 +30,8 @@ from shadowattn.reporting.figures.fig6 import draw as draw_fig6
 from shadowattn.reporting.figures.fig7 import draw as draw_fig7
 from shadowattn.reporting.figures.importance import draw as draw_importance
 from shadowattn.reporting.figures.need import draw as draw_need
-from shadowattn.reporting.figures.need import need_and_signals
 from shadowattn.reporting.figures.retention import draw as draw_retention
+from shadowattn.reporting.need import need_and_signals
 from shadowattn.reporting.rows import PlacedRow
 from shadowattn.types import Importance, RetentionProfile
 

@@ -68,7 +68,7 @@ class Outliers(Study):
             if tokens >= lab.context_tokens:
                 raise InputError(
                     f"study.calibration_tokens: expected prompts shorter than the {lab.context_tokens} tokens of a window, which "
-                    f"are calibrated on in any case, got {tokens}"
+                    f"are calibrated on in any case, got {tokens}; set shorter ones, or study.calibration_tokens=[]"
                 )
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
@@ -106,7 +106,8 @@ class Outliers(Study):
         candidates |= {form: Candidate(made, rescaled["none"], ranges["none"]) for form, made in FURTHER.items()}
         plain = {"none": rescaled["none"]}
         for tokens in self.calibration_tokens:
-            shorter = lab.calibration(tokens=tokens, windows=calibration.numel() // tokens)
+            count = calibration.numel() // tokens
+            shorter = lab.calibration(tokens=tokens, windows=count, key="study.calibration_tokens")
             found = observe_prepared_ranges(model, shorter, plain, **how, progress=lambda w: bar(w, "ranges"))
             candidates[f"npu_full, calibrated at {tokens} tokens"] = Candidate(FORMS["npu_full"], plain["none"], found["none"])
         return measure_head_errors(model, lab.heldout(), candidates, **how, progress=lambda w: bar(w, "errors"))

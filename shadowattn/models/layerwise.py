@@ -66,8 +66,7 @@ class Layerwise:
 
     def layer(self, index: int, hidden: Tensor) -> Tensor:
         """What layer `index` makes of the hidden states."""
-        out = self._layers[index](hidden, **self._arguments[index])
-        return out[0] if isinstance(out, tuple) else out
+        return hidden_states(self._layers[index](hidden, **self._arguments[index]))
 
     def varied(self, index: int, hidden: Tensor, variants: Variants) -> Tensor:
         """Layer `index` with several attention outputs on the same hidden states: [n, B, T, C].
@@ -157,6 +156,11 @@ def layerwise(model: PreTrainedModel, tokens: int, linear: Linear) -> Iterator[L
                     f"layers, norm and output layer. {_REMEDY}"
                 )
             yield layers
+
+
+def hidden_states(output: Tensor | tuple) -> Tensor:
+    """What a decoder layer of transformers returns, without what some return beside it."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 class _EnteredError(Exception):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shadowattn.errors import InputError
+from shadowattn.models.layerwise import hidden_states
 
 
 def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> list[Tensor]:
@@ -29,7 +30,7 @@ def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> li
 def _of_window(model: PreTrainedModel, layers: list[nn.Module], window: Tensor, draws: Tensor) -> list[Tensor]:
     """[L] of [T, C]; `draws` [T] in [0, 1) decide which tokens are drawn."""
     outputs: list[Tensor] = []
-    handles = [layer.register_forward_hook(lambda _, __, out: outputs.append(_hidden(out))) for layer in layers]
+    handles = [layer.register_forward_hook(lambda _, __, out: outputs.append(hidden_states(out))) for layer in layers]
     # Where no weight asks for a gradient, none would be recorded.
     handles.append(model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.requires_grad_()))
     try:
@@ -47,7 +48,3 @@ def _of_window(model: PreTrainedModel, layers: list[nn.Module], window: Tensor, 
     drawn = below.sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
     gradients = torch.autograd.grad(scores.gather(-1, drawn).sum(), outputs)
     return [gradient[0] for gradient in gradients]
-
-
-def _hidden(out: Tensor | tuple) -> Tensor:
-    return out[0] if isinstance(out, tuple) else out

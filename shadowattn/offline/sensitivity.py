@@ -18,8 +18,8 @@ from shadowattn.offline.shared_ablations import measure_exactly
 from shadowattn.offline.work import AblationWork, Progress, plan
 from shadowattn.types import MEASURES, Sensitivity
 
-# Outputs of a layer that exist at a time, one for each head and retention: at 2048 tokens of 1536 dimensions 600 MB in float64.
-_VARIANTS = 24
+# Outputs of a layer that exist at a time, one for each head and retention, and with each of them the MLP's inner activations.
+_VARIANTS = 12
 # (layer, window, changes of the layer's output [n, 1, T, C], its output [1, T, C]; float64) → numerators [n] and denominator of a
 # cost, both to be summed over windows
 _Cost = Callable[[int, int, Tensor, Tensor], tuple[Tensor, float]]

@@ -5,9 +5,10 @@ from shadowattn.artifacts import Units
 from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import batch_losses
 from shadowattn.models import replace_attention
+from shadowattn.models.layerwise import hidden_states
 from shadowattn.offline import measure_sensitivity
 from shadowattn.offline.ablations import Ablated, TopK
-from shadowattn.offline.score_gradients import _hidden, score_gradients
+from shadowattn.offline.score_gradients import score_gradients
 from shadowattn.reference import topk_attention
 from tests.tensors import qkv
 from tests.tiny import tiny_model
@@ -61,8 +62,7 @@ def test_gradients_give_the_divergence_of_a_small_change():
     change = 1e-2 * torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(3))
 
     def changed(module, args, output):
-        hidden = output[0] if isinstance(output, tuple) else output
-        hidden[:, row] += change  # in place: the layer's output, whatever it comes in
+        hidden_states(output)[:, row] += change  # in place: the layer's output, whatever it comes in
 
     with torch.no_grad():
         before = torch.log_softmax(model(input_ids=window[None]).logits[0].double(), -1)
@@ -80,7 +80,7 @@ def test_divergence_weighs_the_change_of_a_layers_output_by_its_gradient(tmp_pat
     model, ids = tiny_model(), windows()
     found = measure_sensitivity(model, ids, Units(tmp_path), measure="divergence", retentions=[0.1], seed=5)
     outputs = []
-    handle = model.get_decoder().layers[1].register_forward_hook(lambda _, __, out: outputs.append(_hidden(out).clone()))
+    handle = model.get_decoder().layers[1].register_forward_hook(lambda _, __, out: outputs.append(hidden_states(out).clone()))
     with torch.no_grad():
         for attention in (Ablated(1, 2, TopK(1.0)), Ablated(1, 2, TopK(0.1))):
             with replace_attention(model, attention):

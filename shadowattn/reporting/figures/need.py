@@ -3,6 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from shadowattn.reporting.need import need_and_signals
 from shadowattn.reporting.style import new_figure, subject
 
 _LEAST = 1e-5  # nat; smaller losses, and gains, are shown as that
@@ -12,23 +13,6 @@ _LABELS = {
     "sensitivity_divergence": "estimated KL divergence, nat",
     "effective_keys": "effective keys: exp of the entropy",
 }
-
-
-def need_and_signals(rows: pd.DataFrame, retention: float) -> tuple[pd.Series, dict[str, pd.Series]]:
-    """By layer and head: the loss increase where the head alone keeps `retention` of its keys, and what might predict it.
-
-    Signals by name, those that were measured: `ablation`, the loss increase without the head; the other sensitivities at this
-    retention; `effective_keys` of dense attention.
-    """
-    place = ["layer", "head"]
-    heads = rows[rows["head"] >= 0]
-    at = heads[heads.retention == retention].groupby("metric")
-    sensitivities = {str(name): of.set_index(place).value for name, of in at if str(name).startswith("sensitivity_")}
-    need = sensitivities.pop("sensitivity_loss")
-    signals = {"ablation": heads[heads.metric == "loss_increase"]} if (heads.metric == "loss_increase").any() else {}
-    signals |= {"effective_keys": heads[heads.metric == "effective_keys"]}
-    found = {name: of.set_index(place).value for name, of in signals.items() if len(of)} | sensitivities
-    return need, {name: found[name].reindex(need.index) for name in _LABELS if name in found}
 
 
 def draw(rows: pd.DataFrame) -> Figure:
