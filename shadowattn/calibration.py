@@ -20,6 +20,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.estimation import FLOAT, GraphForm
 from shadowattn.graphs.planner import chunk_lengths, launch_sizes, plan_capacities, plan_shapes
+from shadowattn.models.layerwise import check_layerwise
 from shadowattn.models.shape import ModelShape, fingerprint, model_shape
 from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
 from shadowattn.offline.allocators import BY_NAME, Allocator, allot
@@ -122,6 +123,8 @@ def calibrate(
     if largest >= entries:
         raise InputError(f"tokenizer: it gives tokens up to {largest}, the model knows {entries}; give the model's own tokenizer")
     _ = made._root  # a folder that cannot be written to is refused now
+    if allocator.needs & {"importance", "sensitivity"}:
+        check_layerwise(model)  # a model whose layers cannot be taken apart
     if not allocator.needs:
         allot(allocator, shape, retention)  # and so is one whose file is missing
     return made

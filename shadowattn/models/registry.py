@@ -15,7 +15,7 @@ from shadowattn.errors import InputError
 from shadowattn.exclusive import current_work
 from shadowattn.models.masks import describe_mask, window_of
 from shadowattn.models.requests import LayerState, Requests, cached_keys, check_logits_to_keep, decoding_rows
-from shadowattn.models.shape import ModelShape, attention_modules, check_device, model_shape
+from shadowattn.models.shape import ModelShape, attention_modules, check_device, decoder_of, layer_of, model_shape
 from shadowattn.online.attention import Request
 
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor, float, Request], Tensor]
@@ -47,8 +47,7 @@ def replace_attention(
     modules, shape = attention_modules(model), model_shape(model)
     if any(module in _REPLACED for module in modules):
         raise InputError("the model's attention is replaced already; leave the outer context first")
-    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
-    decoder = next(m for m in (model.get_decoder(), model) if set(modules) <= set(m.modules()))
+    decoder = decoder_of(model)
     # Masks are made by the decoder's config, attention by its layers'; a vision model's stays as it is.
     configs = list({id(m.config): m.config for m in (decoder, *modules)}.values())
     if any(config in _ATTACHED for config in map(id, configs)):
@@ -89,9 +88,7 @@ def bypass_layer(model: PreTrainedModel, layer: int) -> Iterator[None]:
         hidden = args[0] if args else kwargs["hidden_states"]
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
-    attention = attention_modules(model)[layer]
-    lists = (m for m in model.modules() if isinstance(m, nn.ModuleList))
-    around = next(block for blocks in lists for block in blocks if attention in block.modules())
+    around = layer_of(model, attention_modules(model)[layer])
     handle = around.register_forward_hook(identity, with_kwargs=True)
     try:
         yield

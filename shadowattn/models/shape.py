@@ -101,6 +101,19 @@ def attended_layers(model: PreTrainedModel) -> list[int]:
     return [module.layer_idx for module in attention_modules(model)]
 
 
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The part of the model that holds all layers that attend."""
+    modules = set(attention_modules(model))
+    # get_decoder() may find an output layer of that name; without it the whole model is what a forward pass runs.
+    return next(part for part in (model.get_decoder(), model) if modules <= set(part.modules()))
+
+
+def layer_of(model: PreTrainedModel, attention: nn.Module) -> nn.Module:
+    """The decoder layer around an attention module."""
+    lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
+    return next(block for blocks in lists for block in blocks if attention in block.modules())
+
+
 def _asks_registry(module: nn.Module) -> bool:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

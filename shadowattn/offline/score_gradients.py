@@ -9,7 +9,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shadowattn.errors import InputError
-from shadowattn.models.layerwise import hidden_states
+from shadowattn.models.layerwise import decoder_layers, hidden_states
+
+
+# Rows whose probabilities exist at a time, in float64: 1 GB would be those of 1024 rows and 128,000 tokens.
+_ROWS = 64
 
 
 def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> list[Tensor]:
@@ -18,7 +22,7 @@ def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> li
     Of the sum over all T rows of log p(token), one token drawn a row, with attention as the model has it. Raises `InputError` on
     a model whose layers are not called once each.
     """
-    layers = list(model.get_decoder().layers)
+    layers = decoder_layers(model)
     # Drawn on the CPU, so that a model elsewhere says the same tokens.
     draws = torch.rand(windows.shape, generator=torch.Generator().manual_seed(seed)).to(model.device)
     made = [_of_window(model, layers, *of) for of in zip(windows.to(model.device), draws, strict=True)]
@@ -43,8 +47,14 @@ def _of_window(model: PreTrainedModel, layers: list[nn.Module], window: Tensor, 
             f"{type(model).__name__}: expected each of its {len(layers)} layers to be called once, counted {len(outputs)} calls; "
             "use allocator.measure=error"
         )
-    scores = torch.log_softmax(logits.float(), -1)
-    below = scores.detach().double().exp().cumsum(-1) < draws[:, None]
-    drawn = below.sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
-    gradients = torch.autograd.grad(scores.gather(-1, drawn).sum(), outputs)
+    parts = [_of_logits(*some) for some in zip(logits.detach().split(_ROWS), draws.split(_ROWS), strict=True)]
+    gradients = torch.autograd.grad(logits, outputs, grad_outputs=torch.cat(parts))
     return [gradient[0] for gradient in gradients]
+
+
+def _of_logits(logits: Tensor, draws: Tensor) -> Tensor:
+    """∂ log p(drawn) / ∂ logits [R, V], in their dtype: one at the token that is drawn, less the probabilities."""
+    probabilities = torch.softmax(logits.double(), -1)
+    below = probabilities.cumsum(-1) < draws[:, None]
+    drawn = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+    return torch.zeros_like(probabilities).scatter_(-1, drawn, 1.0).sub_(probabilities).to(logits.dtype)

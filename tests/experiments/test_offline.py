@@ -62,7 +62,7 @@ def test_it_leaves_rows_profiles_figures_and_the_artifacts_files(finished):
     layers = rows[(rows.metric == "loss_increase") & (rows["head"] < 0)]
     assert (len(heads), len(layers)) == (2 * 4, 2)
     allocators = {"main", "uniform", "paper", "artifact", "first_layers_dense", "error_greedy"}
-    allocators |= {"error_greedy_loss", "error_greedy_divergence"}
+    allocators |= {"error_greedy_loss", "error_greedy_error"}
     means = rows[rows.metric == "mean_retention"].set_index(["method", "retention"]).value
     assert set(means.index) == {(name, retention) for name in allocators for retention in (0.1, 0.3)}
     for name in ("main", "uniform", "first_layers_dense", "error_greedy"):

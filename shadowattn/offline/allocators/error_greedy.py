@@ -1,4 +1,4 @@
-"""Budget goes where it lowers the error most: measured on calibration data, for each head at several retentions.
+"""Budget goes where it lowers a measured cost most: on calibration data, for each head at several retentions.
 
 Importance by ablation says what a model loses without a head; this, what it loses when the head keeps fewer keys. A head
 can be vital and yet need a handful of keys.
@@ -15,13 +15,13 @@ from shadowattn.types import MEASURES, Sensitivity
 
 @dataclass(frozen=True)
 class ErrorGreedy(Allocator):
-    """`measure` names what `sensitivity` has to be of: `error`, `divergence` or `loss`, as `offline.sensitivity` defines them.
+    """`measure` names what `sensitivity` has to be of: `divergence`, `error` or `loss`, as `offline.sensitivity` defines them.
 
     Each head's cost is taken for its lower convex hull over retention, so that taking the steepest step first is the
     optimum; steps of equal gain are taken together, in equal parts. The mean is met exactly.
     """
 
-    measure: str = "error"
+    measure: str = "divergence"
     sensitivity: Sensitivity | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"sensitivity"})
 
