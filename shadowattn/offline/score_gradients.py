@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from shadowattn.errors import InputError
 from shadowattn.models.layerwise import decoder_layers, hidden_states
 
-
 # Rows whose probabilities exist at a time, in float64: 1 GB would be those of 1024 rows and 128,000 tokens.
 _ROWS = 64
 
