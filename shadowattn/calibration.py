@@ -103,6 +103,8 @@ def calibrate(
     for name, given in (("tokenizer", tokenizer), ("progress", progress)):
         if not callable(given):
             raise InputError(f"{name}: expected one that can be called, got {checks.shown(given)}")
+    if not hasattr(tokenizer, "bos_token_id"):
+        raise InputError(f"tokenizer: expected the model's, by AutoTokenizer.from_pretrained, got {checks.shown(tokenizer)}")
     if folder is not None and not isinstance(folder, str | Path):
         raise InputError(f"folder: expected a path, got {checks.shown(folder)}")
     made = Calibration(

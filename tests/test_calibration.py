@@ -32,7 +32,8 @@ def text():
 
 
 def calibrate(loaded, text, **options):
-    return calibrate_function(loaded.model, loaded.tokenizer, text, **SMALL | options)
+    options = SMALL | {"tokenizer": loaded.tokenizer} | options
+    return calibrate_function(loaded.model, text=text, **options)
 
 
 def test_it_gives_a_profile_and_a_bank_that_attach_takes(loaded, text):
@@ -139,6 +140,7 @@ def test_compiled_graphs_are_kept_in_the_folder(loaded, text, tmp_path):
         ({"importance": "half"}, "importance: expected one of zero, uniform"),
         ({"folder": 3}, "folder: expected a path"),
         ({"folder": "/proc/nowhere"}, "folder: expected one to write to"),
+        ({"tokenizer": str.split}, "tokenizer: expected the model's"),
         ({"progress": 3}, "progress: expected one that can be called"),
         ({"allocator": "file"}, "allocator=file: expected a head-retention.txt"),
         ({"text": __file__}, "text: expected the text itself, got the name of a file"),

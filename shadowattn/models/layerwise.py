@@ -126,7 +126,7 @@ class Layerwise:
             once = self.layer(index, hidden)
             if not torch.equal(self._entered_after(index, hidden), self._attended):
                 raise self.refusal(f"layer {index} changes its attention's output before it projects it")
-            twice = self.varied(index, hidden, lambda q, k, v, scale, heads: heads.expand(2, *heads.shape))
+            twice = self.varied(index, hidden, lambda q, k, v, scale, heads: torch.stack([heads, heads]))
             size = float(once.abs().max())
             if twice.shape[1:] != once.shape or float((twice - once).abs().max()) > _tolerance(self._model) * max(size, 1.0):
                 raise self.refusal(f"layer {index} makes something else of two attention outputs at once than of each")
@@ -299,7 +299,8 @@ def _tolerance(model: PreTrainedModel) -> float:
 
 def _probe(model: PreTrainedModel, tokens: int) -> Tensor:
     """Two windows, so that a layer that mixes up windows and variants is found out."""
-    entries, seeded = model.get_input_embeddings().num_embeddings, torch.Generator().manual_seed(0)
+    said = getattr(model.get_output_embeddings(), "out_features", None)  # some models read a token that they never say
+    entries, seeded = min(filter(None, (model.get_input_embeddings().num_embeddings, said))), torch.Generator().manual_seed(0)
     return torch.randint(0, entries, (2, tokens), generator=seeded).to(model.device)
 
 

@@ -1,4 +1,4 @@
-"""Every decoder family of transformers as a tiny random model, and what becomes of it inside `attach`.
+"""Every decoder family of transformers as a tiny random model, and what becomes of it inside `attach` and in `calibrate`.
 
 `python -m tests.models.families` measures all families and writes `families.json` beside this file and `docs/models.md`.
 """
@@ -6,7 +6,9 @@
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import transformers
@@ -14,8 +16,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as MODELS
 
 import shadowattn
+from shadowattn.artifacts import Units
+from shadowattn.calibration import Windows
 from shadowattn.errors import InputError
 from shadowattn.models import attended_layers, model_shape
+from shadowattn.offline import measure_ablations
 from shadowattn.online.estimators.oracle import Oracle
 from tests.profiles import profile_for
 
@@ -221,6 +226,41 @@ def outcome(name: str) -> str:
     return "works" + _layers_said(model, shape.layers, windowed)
 
 
+def calibration_outcome(name: str) -> str:
+    """`measured` or `refused: SENTENCE` for a family that works, of `shadowattn.calibrate`. Whatever else happens is an error."""
+    model = build(name)
+    short = {"windows": Windows(16, 1), "importance_windows": Windows(16, 2), "chunk_tokens": 8}
+    try:
+        made = shadowattn.calibrate(model, _Tokens(), "text", retention=0.3, **short)
+        profile, importance = made.profile, made.importance
+    except InputError as refusal:
+        if "use the allocator uniform" in str(refusal):
+            uniform = shadowattn.calibrate(model, _Tokens(), "text", allocator="uniform", **short).profile
+            assert {value for layer in uniform.retention for value in layer} == {0.2}
+        return f"refused: {refusal}"
+    assert abs(profile.mean_retention - 0.3) < 1e-6
+    assert len({value for layer in profile.retention for value in layer}) > 1, "every head has the same retention"
+    with tempfile.TemporaryDirectory() as folder:
+        plain = measure_ablations(model, made.importance_tokens, Units(Path(folder)), method="plain")
+    base = torch.tensor(plain.base, dtype=torch.float64).mean()
+    ablated = torch.tensor(plain.heads, dtype=torch.float64).mean(-1)
+    measured = torch.tensor(importance.head_ppl, dtype=torch.float64).log()
+    torch.testing.assert_close(measured, ablated, atol=1e-5 * float(base), rtol=0)
+    with torch.no_grad(), shadowattn.attach(model, profile) as run:
+        _logits(model, made.tokens)
+    assert run.counters.sparse_rows > 0
+    return "measured"
+
+
+class _Tokens:
+    """A tokenizer that gives tokens which every family knows."""
+
+    bos_token_id = None
+
+    def __call__(self, text, **options):
+        return SimpleNamespace(input_ids=torch.randint(3, 60, (200,), generator=torch.Generator().manual_seed(1)).tolist())
+
+
 def _layers_said(model, attended: int, windowed: int) -> str:
     parts = []
     layers = len(max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len))
@@ -249,13 +289,20 @@ def _decoded(model, ids):
     return model(input_ids=ids[:, -1:], past_key_values=start.past_key_values, use_cache=True).logits
 
 
-def read_table() -> dict[str, str]:
-    """Family or variant → outcome, as committed."""
+def measure(name: str) -> dict[str, str]:
+    """What becomes of a family in `attach`, and where it works, in `calibrate`."""
+    attached = outcome(name)
+    return {"attach": attached, "calibrate": calibration_outcome(name)} if attached.startswith("works") else {"attach": attached}
+
+
+def read_table() -> dict[str, dict[str, str]]:
+    """Family or variant → outcomes, as committed."""
     return json.loads(TABLE.read_text())
 
 
-def page(table: dict[str, str]) -> str:
+def page(whole: dict[str, dict[str, str]]) -> str:
     """docs/models.md for a table of outcomes."""
+    table = {name: outcomes["attach"] for name, outcomes in whole.items()}
     works: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     for name, result in table.items():
@@ -265,28 +312,46 @@ def page(table: dict[str, str]) -> str:
             # The class's name, where the sentence begins with one, is the family's again.
             sentence = re.sub(r"^\w+: ", "", result.removeprefix("refused: "))
             refused.setdefault(sentence, []).append(name)
+    calibrated = {name: outcomes["calibrate"] for name, outcomes in whole.items() if "calibrate" in outcomes}
+    measured = [name for name, result in calibrated.items() if result == "measured"]
+    without: dict[str, list[str]] = {}
+    for name in sorted(calibrated.keys() - set(measured)):
+        sentence = re.sub(r"^\w+(, taken layer by layer)?: ", "", calibrated[name].removeprefix("refused: "))
+        without.setdefault(_NUMBERS.sub("…", sentence), []).append(name)
     not_built = {name: result.removeprefix("not built: ") for name, result in table.items() if result.startswith("not built: ")}
     counts = {
         "works": sum(map(len, works.values())),
         "refused": sum(map(len, refused.values())),
         "not_built": len(not_built),
+        "calibrated": len(measured),
         "transformers": transformers.__version__,
     }
     lines = [_INTRODUCTION.format(**counts), "| families | what attends |", "|---|---|"]
     lines += [f"| {', '.join(names)} | {said or 'every layer'} |" for said, names in sorted(works.items())]
     lines += ["", "## Refused", "", "| families | sentence of the error |", "|---|---|"]
     lines += [f"| {', '.join(names)} | {sentence} |" for sentence, names in sorted(refused.items(), key=lambda x: -len(x[1]))]
+    lines += ["", "## Calibrated", "", _CALIBRATED.format(**counts), f"{', '.join(measured)}.", ""]
+    lines += ["Of the families that work, `calibrate` refuses these before any work:", ""]
+    lines += ["| families | sentence of the error |", "|---|---|"]
+    lines += [f"| {', '.join(names)} | {sentence} |" for sentence, names in sorted(without.items(), key=lambda x: -len(x[1]))]
     lines += ["", "## Not measured", "", "No tiny model of these families is built here.", "", "| family | reason |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, reason in not_built.items()]
     return "\n".join(lines) + "\n"
 
 
-_INTRODUCTION = """# Which models `attach` works on
+# A loss, a layer: figures of one tiny model among others of the same sentence.
+_NUMBERS = re.compile(r"(?<=layer )\d+(?= has a)|(?<=each of its )\d+|\d+\.\d+")
+_CALIBRATED = """`calibrate` measures importance, sensitivity and scales of {calibrated} of the families that work. For each, importance
+by ablation, whose work the heads of a layer share, equals a forward pass for every ablation to 1e-5 of the loss, the profile
+keeps its mean and differs between heads, and the model runs with it:
+"""
+_INTRODUCTION = """# Which models `attach` and `calibrate` work on
 
 <!-- Written by `python -m tests.models.families`; edit that file. -->
 `tests/models/families.py` builds a tiny random model of every causal language model family of transformers {transformers} and
 attaches to it. Norm weights, biases and other vectors hold random values, so that a lost vector changes the logits.
-{works} families and variants work, {refused} are refused with one sentence, {not_built} are not measured.
+{works} families and variants work, {refused} are refused with one sentence, {not_built} are not measured. Of those that work,
+`calibrate` measures {calibrated} and refuses the others with one sentence.
 NAME@SETTING is a family with a setting that decides the outcome. `tests/models/test_families.py` fails where an outcome
 differs from this page.
 
@@ -321,9 +386,10 @@ sequences, a static cache, dropout, and forward passes that need a gradient (cal
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
     measured = read_table() if TABLE.exists() else {}
     for name in sys.argv[1:] or NAMES:
-        measured[name] = outcome(name)
+        measured[name] = measure(name)
         print(f"{name}: {measured[name]}", flush=True)
     measured = {name: measured[name] for name in NAMES if name in measured}
     TABLE.write_text(json.dumps(measured, indent=1) + "\n")

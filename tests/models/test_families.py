@@ -1,9 +1,9 @@
-"""Every decoder family of transformers either works inside `attach` or is refused with the sentence in the table."""
+"""Every decoder family of transformers either works in `attach` and `calibrate` or is refused with the sentence in the table."""
 
 import pytest
 import torch
 
-from tests.models.families import NAMES, PAGE, outcome, page, read_table
+from tests.models.families import NAMES, PAGE, measure, page, read_table
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def one_thread():
 def test_family(name):
     expected = read_table()
     assert name in expected, "a family that the table lacks: run python -m tests.models.families and read what changed"
-    assert outcome(name) == expected[name]
+    assert measure(name) == expected[name]
 
 
 def test_the_table_holds_no_family_that_is_gone():
