@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from shadowattn import checks
 from shadowattn.artifacts import Stage, library_code
 from shadowattn.data.text import token_windows
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.estimation import FLOAT, GraphForm
@@ -125,8 +126,11 @@ def calibrate(
     if largest >= entries:
         raise InputError(f"tokenizer: it gives tokens up to {largest}, the model knows {entries}; give the model's own tokenizer")
     _ = made._root  # a folder that cannot be written to is refused now
+    pieces = 2 if made.tokens.shape[1] > made.chunk_tokens else 1
+    # So is a model with sliding windows, or one that cannot take a prompt in chunks, or whose layers cannot be taken apart.
+    observe_prefill(model, made.tokens[:1, :8], lambda chunk: None, chunk_tokens=8 // pieces)
     if allocator.needs & {"importance", "sensitivity"}:
-        check_layerwise(model)  # a model whose layers cannot be taken apart
+        check_layerwise(model)
     if not allocator.needs:
         allot(allocator, shape, retention)  # and so is one whose file is missing
     return made

@@ -4,17 +4,38 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from shadowattn.errors import InputError
 from shadowattn.models.requests import prompt
+
+# In transformers 5.23 their recurrent layers use the state in the cache for a single token only. `tests/models/families.py` runs
+# every family in chunks and in one piece.
+_BEGIN_ANEW = frozenset({"bamba", "jamba"})
 
 
 @torch.no_grad()
 def prefill_chunks(model: PreTrainedModel, tokens: Tensor, *, chunk_tokens: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T]; logits are where the model is."""
-    tokens, cache = tokens.to(model.device), DynamicCache(config=model.config)
+    """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T]; logits are where the model is.
+
+    Raises `InputError` on a prompt of several chunks for a model that cannot go on from its cache: before the first chunk where
+    it is of a family known for it, before the second where it returns no cache.
+    """
+    tokens, cache = tokens.to(model.device), None
+    if len(tokens) > chunk_tokens and model.config.get_text_config().model_type in _BEGIN_ANEW:
+        raise _in_one_piece(model, "its recurrent layers begin anew with every chunk")
     for start in range(0, len(tokens), chunk_tokens):
+        if start and cache is None:
+            raise _in_one_piece(model, "it returns no cache")
         chunk = slice(start, min(start + chunk_tokens, len(tokens)))
         with prompt():  # also a last chunk of one token, which would otherwise be taken for a decoding step
             out = model(input_ids=tokens[None, chunk], past_key_values=cache, use_cache=True)
+        cache = out.get("past_key_values")  # of the model's own kind
         yield chunk, out.logits[0]
+
+
+def _in_one_piece(model: PreTrainedModel, reason: str) -> InputError:
+    return InputError(
+        f"{type(model).__name__}: {reason}, so a prompt has to go through it in one piece; give chunks as long as the prompt "
+        "(chunk_tokens), or use another model"
+    )

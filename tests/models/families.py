@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import shadowattn
 from shadowattn.artifacts import Units
 from shadowattn.calibration import Windows
+from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 from shadowattn.models import attended_layers, model_shape
 from shadowattn.offline import measure_ablations
@@ -223,19 +224,19 @@ def outcome(name: str) -> str:
     assert (few - expected).abs().max() > 1e-2 * size, "retention 0.3 changed nothing"
     torch.testing.assert_close(changed[:, :CHANGED], few[:, :CHANGED], **close)
     assert (changed[:, CHANGED] - few[:, CHANGED]).abs().max() > 1e-2 * size, "the changed token is not seen"
-    return "works" + _layers_said(model, shape.layers, windowed)
+    return "works" + _layers_said(model, shape.layers, windowed) + _chunks_said(model, ids[0], expected[0], close)
 
 
 def calibration_outcome(name: str) -> str:
     """`measured` or `refused: SENTENCE` for a family that works, of `shadowattn.calibrate`. Whatever else happens is an error."""
     model = build(name)
-    short = {"windows": Windows(16, 1), "importance_windows": Windows(16, 2), "chunk_tokens": 8}
+    short = {"windows": Windows(16, 1), "importance_windows": Windows(16, 2)}
     try:
-        made = shadowattn.calibrate(model, _Tokens(), "text", retention=0.3, **short)
+        made = shadowattn.calibrate(model, _Tokens(), "text", retention=0.3, chunk_tokens=8, **short)
         profile, importance = made.profile, made.importance
     except InputError as refusal:
         if "use the allocator uniform" in str(refusal):
-            uniform = shadowattn.calibrate(model, _Tokens(), "text", allocator="uniform", **short).profile
+            uniform = shadowattn.calibrate(model, _Tokens(), "text", allocator="uniform", chunk_tokens=16, **short).profile
             assert {value for layer in uniform.retention for value in layer} == {0.2}
         return f"refused: {refusal}"
     assert abs(profile.mean_retention - 0.3) < 1e-6
@@ -250,6 +251,17 @@ def calibration_outcome(name: str) -> str:
         _logits(model, made.tokens)
     assert run.counters.sparse_rows > 0
     return "measured"
+
+
+def _chunks_said(model, ids, expected, close: dict) -> str:
+    """A prompt in chunks gives what it gives in one piece, or is refused."""
+    try:
+        found = torch.cat([logits for _, logits in prefill_chunks(model, ids, chunk_tokens=8)])
+    except InputError as refusal:
+        assert "has to go through it in one piece" in str(refusal)
+        return "; prompts in one piece only"
+    torch.testing.assert_close(found, expected, **close)
+    return ""
 
 
 class _Tokens:
@@ -341,9 +353,9 @@ def page(whole: dict[str, dict[str, str]]) -> str:
 
 # A loss, a layer: figures of one tiny model among others of the same sentence.
 _NUMBERS = re.compile(r"(?<=layer )\d+(?= has a)|(?<=each of its )\d+|\d+\.\d+")
-_CALIBRATED = """`calibrate` measures importance, sensitivity and scales of {calibrated} of the families that work. For each, importance
-by ablation, whose work the heads of a layer share, equals a forward pass for every ablation to 1e-5 of the loss, the profile
-keeps its mean and differs between heads, and the model runs with it:
+_CALIBRATED = """`calibrate` measures importance, sensitivity and scales of {calibrated} of the families that work. For each of
+them, importance by ablation, whose work the heads of a layer share, equals a forward pass for every ablation to 1e-5 of
+the loss; the profile keeps its mean and differs between heads; and the model runs with it:
 """
 _INTRODUCTION = """# Which models `attach` and `calibrate` work on
 
@@ -359,6 +371,8 @@ A family *works* if all of this holds:
 
 - at retention 1.0, and at 0.9999 through selection and index lists, the logits equal the model's own, without a cache
   and for a last token decoded from the family's own cache;
+- a prompt in chunks, each behind the cache of those before, has the same logits, or several chunks are refused
+  (*prompts in one piece only*);
 - the counters hold every head and row of every layer that attends, once;
 - at retention 0.3 the logits differ, and a changed token changes no earlier logit.
 
