@@ -51,7 +51,7 @@ def not_tensors(x: torch.Tensor) -> list:
 def test_a_name_of_each_is_an_argument():
     """So that the tests below break where one is renamed."""
     assert shadowattn.sparse_attention.__kwdefaults__.keys() >= {"estimator", "query_block", "kernel", "scale", "sinks"}
-    assert set(ESTIMATORS) == {"int8", "int8_fused", "oracle", "quantised", "streaming", "random"}
+    assert set(ESTIMATORS) >= {"int8", "int8_fused", "oracle", "quantised", "streaming", "random"}
 
 
 ATTENTION = [

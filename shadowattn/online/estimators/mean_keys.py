@@ -1,0 +1,40 @@
+"""Pages of keys by their mean key: what block-sparse methods pool (MInference's block pattern, arXiv 2407.02490)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.pages import Pages, page_scores
+
+
+class Means(Pages):
+    """The mean key of every page, [G, P, D]."""
+
+    def sum_up(self, k: Tensor, whole: int) -> tuple[Tensor]:
+        full, rest = k.split([whole * self.page, k.shape[1] - whole * self.page], 1)
+        made = full.unflatten(1, (whole, self.page)).mean(2)
+        return (torch.cat([made, rest.mean(1, keepdim=True)], 1) if rest.shape[1] else made,)
+
+
+@dataclass(frozen=True)
+class MeanKeys(Estimator):
+    """A page of `page` keys scores q · k̄, and so does each of its keys.
+
+    Departures: queries are not pooled unless rows share lists (`selection.query_block`, with `block_score=pooled_query`: then Q
+    and K are both pooled, as in the paper); a row's own page is always kept.
+    """
+
+    page: int = 64
+    scores_are_finite: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        (means,) = chunk.cache.derived(f"means of {self.page} keys", lambda: Means(self.page), chunk.k).figures
+        return page_scores(chunk, chunk.q.float() @ means[chunk.heads.kv].mT, self.page)

@@ -1,0 +1,44 @@
+"""Quest: pages of keys, each by the most that a key within its bounds could score (arXiv 2406.10774, section 3.2)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.pages import Pages, page_scores
+
+
+class Bounds(Pages):
+    """The lowest and the highest value of every page and dimension, each [G, P, D]."""
+
+    def sum_up(self, k: Tensor, whole: int) -> tuple[Tensor, Tensor]:
+        rest = -k.shape[1] % self.page
+        made = []
+        for fill, extreme in ((torch.inf, torch.amin), (-torch.inf, torch.amax)):
+            pages = torch.nn.functional.pad(k, (0, 0, 0, rest), value=fill).unflatten(1, (-1, self.page))
+            made.append(extreme(pages, 2))
+        return made[0], made[1]
+
+
+@dataclass(frozen=True)
+class Quest(Estimator):
+    """A page of `page` keys scores Σ_c max(q_c · max_c, q_c · min_c), and so does each of its keys.
+
+    Departures: the paper decodes, here every row of a prompt ranks; a row's own page is always kept; the paper leaves the first
+    two layers dense, here retention decides.
+    """
+
+    page: int = 16
+    scores_are_finite: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        low, high = chunk.cache.derived(f"bounds of {self.page} keys", lambda: Bounds(self.page), chunk.k).figures
+        q, kv = chunk.q.float(), chunk.heads.kv
+        return page_scores(chunk, q.clamp(min=0) @ high[kv].mT + q.clamp(max=0) @ low[kv].mT, self.page)

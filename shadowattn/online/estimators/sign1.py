@@ -1,0 +1,51 @@
+"""Keys of one bit a channel, the query in full (arXiv 2609.13205, of which only the abstract was at hand)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn.graphs.symmetric_int8 import shifted
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.types import KeyOffset
+
+
+@dataclass(frozen=True)
+class Sign1(Estimator):
+    """(R q) · sign(R (k − offset)) × mean |R (k − offset)|, with R a Hadamard rotation: a bit a channel and a scale a key.
+
+    `rotate` spreads channels of large values over all, and `scaled` keeps each key's magnitude; `key_offset` is a calibrated
+    vector, whose product moves all scores of a row alike. The definition is ours.
+    """
+
+    rotate: bool = True
+    scaled: bool = True
+    key_offset: KeyOffset | None = None
+    needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
+    scores_are_finite: ClassVar[bool] = True
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        q = chunk.q.float()
+        scores = torch.empty(*q.shape[:2], chunk.keys, device=q.device)
+        for group, part in chunk.heads.grouped():
+            k = shifted(chunk.k, self.key_offset, chunk.layer, slice(group, group + 1))[0].float()
+            rotated = hadamard(k) if self.rotate else k
+            signs = torch.where(rotated < 0, -1.0, 1.0)
+            if self.scaled:
+                signs *= rotated.abs().mean(1, keepdim=True)
+            torch.matmul(hadamard(q[part]) if self.rotate else q[part], signs.T, out=scores[part])
+        return scores
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """x [..., D] rotated: the orthonormal Walsh-Hadamard transform of the largest power of two that divides D, block by block."""
+    block = x.shape[-1] & -x.shape[-1]
+    parts = x.unflatten(-1, (-1, block))
+    half = 1
+    while half < block:
+        first, second = parts.unflatten(-1, (-1, 2, half)).unbind(-2)
+        parts = torch.stack([first + second, first - second], -2).flatten(-3)
+        half *= 2
+    return parts.flatten(-2) * block**-0.5

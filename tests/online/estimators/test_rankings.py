@@ -1,0 +1,103 @@
+"""Estimators of other papers: each by a plain definition of its own, key by key, and held to the contract of all."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shadowattn
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.mean_keys import MeanKeys
+from shadowattn.online.estimators.pages import ALWAYS
+from shadowattn.online.estimators.quest import Quest
+from shadowattn.online.estimators.sign1 import Sign1, hadamard
+from shadowattn.types import KeyOffset
+from tests.tensors import qkv
+
+HEADS, KV_HEADS, ROWS, DIM = 4, 2, 6, 24
+
+
+def chunk_of(keys: int) -> Chunk:
+    q, k, _ = qkv(HEADS, KV_HEADS, ROWS, keys, DIM)
+    return Chunk.of(q, k)
+
+
+def each(chunk: Chunk):
+    """Every head, row and visible key, with its query and key in float64."""
+    for head in range(HEADS):
+        for row, position in enumerate(chunk.positions.tolist()):
+            for key in range(position + 1):
+                yield head, row, position, key, chunk.q[head, row].double(), chunk.k[head // (HEADS // KV_HEADS)].double()
+
+
+def assert_defined(estimator, chunk: Chunk, plain) -> None:
+    scores = estimator.scores(chunk)
+    assert list(scores.shape) == [HEADS, ROWS, chunk.keys]
+    for head, row, position, key, q, k in each(chunk):
+        torch.testing.assert_close(scores[head, row, key].double(), plain(q, k, position, key), atol=1e-4, rtol=1e-4)
+
+
+@given(keys=st.integers(ROWS, 40), page=st.integers(1, 9))
+def test_quest_is_the_most_that_a_key_of_the_page_could_score(keys, page):
+    def plain(q, k, position, key):
+        first = key // page * page
+        if first == position // page * page:
+            return torch.tensor(ALWAYS, dtype=torch.float64)
+        rows = k[first : first + page]
+        return torch.maximum(q * rows.amax(0), q * rows.amin(0)).sum()
+
+    assert_defined(Quest(page), chunk_of(keys), plain)
+
+
+@given(keys=st.integers(ROWS, 40), page=st.integers(1, 9))
+def test_mean_keys_is_the_product_with_the_pages_mean(keys, page):
+    def plain(q, k, position, key):
+        first = key // page * page
+        if first == position // page * page:
+            return torch.tensor(ALWAYS, dtype=torch.float64)
+        return q @ k[first : first + page].mean(0)
+
+    assert_defined(MeanKeys(page), chunk_of(keys), plain)
+
+
+def rotation(dim: int) -> torch.Tensor:
+    """The same rotation by Sylvester's construction."""
+    block, made = dim & -dim, torch.ones(1, 1, dtype=torch.float64)
+    while len(made) < block:
+        made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)], 0)
+    return torch.block_diag(*[made * block**-0.5] * (dim // block))
+
+
+@pytest.mark.parametrize("dim", [1, 24, 64, 96, 128, 160])
+def test_hadamard_is_sylvesters_and_orthonormal(dim):
+    x, by = torch.randn(5, dim, dtype=torch.float64), rotation(dim)
+    torch.testing.assert_close(hadamard(x), x @ by.T)
+    torch.testing.assert_close(by @ by.T, torch.eye(dim, dtype=torch.float64))
+
+
+@given(rotate=st.booleans(), scaled=st.booleans(), offset=st.booleans())
+def test_sign1_is_the_query_times_signs(rotate, scaled, offset):
+    vectors = torch.randn(1, KV_HEADS, DIM, generator=torch.Generator().manual_seed(1)) if offset else None
+    key_offset = KeyOffset(vectors.tolist()) if offset else None
+    chunk, by = chunk_of(20), rotation(DIM) if rotate else torch.eye(DIM, dtype=torch.float64)
+    scores = Sign1(rotate, scaled, key_offset).scores(chunk)
+    for head, row, _, key, q, k in each(chunk):
+        moved = by @ (k[key] - (vectors[0, head // 2].double() if offset else 0))
+        scale = moved.abs().mean() if scaled else 1.0
+        torch.testing.assert_close(scores[head, row, key].double(), (by @ q) @ torch.sign(moved) * scale, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", [Quest(8), MeanKeys(8), Sign1()], ids=lambda x: type(x).__name__)
+def test_the_contract_of_all_estimators_holds(estimator):
+    shadowattn.check_estimator(estimator)
+
+
+@pytest.mark.parametrize("kind", [Quest, MeanKeys])
+def test_pages_that_lost_keys_are_made_again(kind):
+    q, k, _ = qkv(HEADS, KV_HEADS, ROWS, 40, DIM)
+    chunk = Chunk.of(q, k)
+    before = kind(8).scores(chunk)
+    chunk.cache.crop(21)
+    other = torch.cat([k[:, :21], torch.randn(KV_HEADS, 19, DIM)], 1)
+    torch.testing.assert_close(kind(8).scores(Chunk.of(q, other, cache=chunk.cache)), kind(8).scores(Chunk.of(q, other)))
+    assert not before.equal(kind(8).scores(Chunk.of(q, other)))
