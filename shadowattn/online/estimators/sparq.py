@@ -1,0 +1,39 @@
+"""SparQ: every row's products over its few largest query channels (arXiv 2312.04985, section 3)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.errors import InputError
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+
+
+@dataclass(frozen=True)
+class SparQ(Estimator):
+    """Σ q_c · k_c over the `channels` channels c where |q_c| is largest, ties to the lower one. Every row of a head has its own.
+
+    Departures: the paper decodes, here every row of a prompt ranks; it sums |q_c| over the query heads of a key head, here each
+    head ranks by itself, whichever heads it comes with; its softmax temperature changes no ranking; its mean value for the keys
+    left out is not added.
+    """
+
+    channels: int = 16
+    scores_are_finite: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "channels", checks.integer("channels", self.channels, least=1))
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        q, head_dim = chunk.q.float(), chunk.q.shape[2]
+        if self.channels > head_dim:
+            raise InputError(f"channels: expected at most the head dimension {head_dim}, got {self.channels}")
+        scores = torch.empty(*q.shape[:2], chunk.keys, device=q.device)
+        for group, part in chunk.heads.grouped():
+            largest = q[part].abs().sort(dim=-1, descending=True, stable=True).indices[..., : self.channels]
+            kept = torch.zeros_like(q[part]).scatter_(-1, largest, 1.0)
+            torch.matmul(q[part] * kept, chunk.k[group].float().T, out=scores[part])
+        return scores
