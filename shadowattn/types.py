@@ -207,6 +207,22 @@ class AblationLosses:
         return sum(map(len, self.layers)) + sum(len(head) for layer in self.heads for head in layer)
 
 
+@dataclass(frozen=True)
+class EstimateCost:
+    """What ranking takes for one row of one query head and one key that it sees, nothing shared between rows or heads.
+
+    `mac_bits`: multiply-accumulates times the bits of K's figures in them; `bytes`: of those figures read. Floats count 32 bits.
+    """
+
+    mac_bits: float
+    bytes: float
+
+    @classmethod
+    def of(cls, figures: float, bits: int) -> "EstimateCost":
+        """So many figures of so many bits, each read once and multiplied once."""
+        return cls(mac_bits=figures * bits, bytes=figures * bits / 8)
+
+
 # What a sensitivity can be of, as `offline.sensitivity` defines them.
 MEASURES = ("error", "divergence", "loss")
 

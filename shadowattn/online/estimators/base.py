@@ -14,7 +14,7 @@ from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
-from shadowattn.types import KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
+from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 GRANULARITIES = ("head", "group", "layer")
 
@@ -89,6 +89,10 @@ class Estimator(ABC):
         asked = rule.scored(chunk)
         scores = check_scores(self.scores(asked), self, asked)
         return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, asked)), lists)
+
+    def cost(self, head_dim: int) -> EstimateCost | None:
+        """What a score takes at this head dimension; None: not known."""
+        return None
 
     def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
         """What it has to say of its work on a chunk: shares and counts by name.

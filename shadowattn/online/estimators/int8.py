@@ -13,6 +13,7 @@ from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.plan import Group
+from shadowattn.types import EstimateCost
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class Int8(Estimator):
     @property
     def graphs(self) -> GraphBank:
         return self.bank
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:
         with self.use() as outermost:

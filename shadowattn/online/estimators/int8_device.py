@@ -17,7 +17,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.int8 import Buckets, launch
 from shadowattn.online.selection import Rule
-from shadowattn.types import Lists, Selection
+from shadowattn.types import EstimateCost, Lists, Selection
 
 _NOWHERE = torch.iinfo(torch.int32).max
 
@@ -40,6 +40,9 @@ class Int8Device(Estimator):
     @property
     def graphs(self) -> GraphBank:
         return self.bank
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """Never: its graphs return indices."""

@@ -19,7 +19,7 @@ from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator, key_offset_of
 from shadowattn.online.selection import Rule
-from shadowattn.types import KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
+from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 _LEAST_KEYS = 256  # capacity that packed keys start with
 
@@ -128,6 +128,9 @@ class Int8Fused(Estimator):
         raise InputError(
             f"estimator: its grid is not that of the profile's scales{differ}; make it with Int8Fused(profile.scales)"
         )
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""

@@ -18,7 +18,7 @@ from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, 
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.threads import compile_hints, current_budget, thread_budget
-from shadowattn.types import KeyOffset
+from shadowattn.types import EstimateCost, KeyOffset
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Int8Tensor(Estimator):
     def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Tensor":
         """Absmax scales of q [H, Q, D] and k [G, K, D], less the key offset of a layer if any."""
         return cls(absmax_scales(q), absmax_scales(shifted(k, key_offset, layer)), key_offset)
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""

@@ -7,10 +7,14 @@ from torch import Tensor
 
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
+from shadowattn.types import EstimateCost
 
 
 @dataclass(frozen=True)
 class Oracle(Estimator):
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, 32)
+
     def scores(self, chunk: Chunk) -> Tensor:
         scores = torch.empty(*chunk.q.shape[:2], chunk.keys, device=chunk.q.device)
         for group, part in chunk.heads.grouped():

@@ -16,7 +16,7 @@ from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.graphs.symmetric_int8 import absmax_scales, products, shifted
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator, key_offset_of
-from shadowattn.types import KeyOffset, Requant, ScaleGrid
+from shadowattn.types import EstimateCost, KeyOffset, Requant, ScaleGrid
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ class Quantised(Estimator):
         if self.requant is not None and (self.smooth or self.bits < 8 or self.grid is None):
             raise InputError("requant: expected 8 bits, a grid and no smoothing, whose products it was calibrated on")
         key_offset_of(self.grid, self.key_offset)  # one beside a grid is refused now
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, self.bits)
 
     def scores(self, chunk: Chunk) -> Tensor:
         made = self._integers(chunk)

@@ -10,6 +10,7 @@ from shadowattn import checks
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.pages import Pages, page_scores
+from shadowattn.types import EstimateCost
 
 
 class Bounds(Pages):
@@ -37,6 +38,9 @@ class Quest(Estimator):
 
     def __post_init__(self):
         object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(2 * head_dim / self.page, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:
         low, high = chunk.cache.derived(f"bounds of {self.page} keys", lambda: Bounds(self.page), chunk.k).figures

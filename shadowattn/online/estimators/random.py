@@ -9,6 +9,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
+from shadowattn.types import EstimateCost
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class Random(Estimator):
 
     def __post_init__(self):
         object.__setattr__(self, "seed", checks.integer("seed", self.seed))
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(0, 0)
 
     def scores(self, chunk: Chunk) -> Tensor:
         head = chunk.heads.ids[:, None, None]

@@ -9,7 +9,7 @@ from torch import Tensor
 from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
-from shadowattn.types import KeyOffset
+from shadowattn.types import EstimateCost, KeyOffset
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Sign1(Estimator):
     key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(head_dim + 32 * self.scaled, 1)  # a scale weighs as much as 32 signs
 
     def scores(self, chunk: Chunk) -> Tensor:
         q = chunk.q.float()

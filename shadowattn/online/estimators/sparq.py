@@ -10,6 +10,7 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
+from shadowattn.types import EstimateCost
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class SparQ(Estimator):
 
     def __post_init__(self):
         object.__setattr__(self, "channels", checks.integer("channels", self.channels, least=1))
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(self.channels, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:
         q, head_dim = chunk.q.float(), chunk.q.shape[2]

@@ -9,6 +9,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
+from shadowattn.types import EstimateCost
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Streaming(Estimator):
 
     def __post_init__(self):
         object.__setattr__(self, "sinks", checks.integer("sinks", self.sinks))
+
+    def cost(self, head_dim: int) -> EstimateCost:
+        return EstimateCost.of(0, 0)
 
     def scores(self, chunk: Chunk) -> Tensor:
         keys = chunk.keys

@@ -1,0 +1,44 @@
+import pandas as pd
+import pytest
+
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.functional import ESTIMATORS, named_estimator
+from shadowattn.types import EstimateCost
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]  # fixtures
+
+
+def test_loss_and_cost_of_every_estimator(run):
+    short = ["evaluation.windows=2", "evaluation.context_tokens=64", "graphs.chunk_tokens=32", "retentions=[0.2,0.5]"]
+    folder = run("compare_estimators", "+exp=compare_estimators", *short)
+    rows = pd.read_parquet(folder / "rows.parquet")
+    cost = rows[rows.metric == "estimate_mac_bits"].set_index(["method", "retention"]).value
+    methods = set(rows.method) - {"dense", "npu_full"}
+    assert set(cost.index) == {(method, at) for method in methods for at in (0.2, 0.5)}
+    assert cost["oracle", 0.2] == 4 * cost["int8", 0.2] == 8 * cost["bits4", 0.2]
+    assert cost["random", 0.5] == cost["streaming", 0.5] == 0
+    densities = rows[(rows.metric == "density") & (rows.retention == 0.2) & (rows.method != "dense")].value
+    assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them
+    assert (folder / "cost.png").is_file()
+
+
+def test_methods_of_another_budget_are_refused(run):
+    with pytest.raises(SystemExit):
+        run("compare_estimators", "+exp=compare_estimators", "allocator@compare.sparq.allocator=first_layers_dense")
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_says_what_a_score_takes(name):
+    cost = named_estimator(name).cost(64)
+    assert isinstance(cost, EstimateCost)
+    assert cost.bytes == cost.mac_bits / 8 >= 0
+
+
+def test_an_estimator_that_says_nothing_has_no_cost():
+    class Silent(Estimator):
+        def scores(self, chunk):
+            raise NotImplementedError
+
+    assert Silent().cost(64) is None
