@@ -1,0 +1,81 @@
+"""Estimators at equal budget: what is lost with the keys that each chooses, beside what choosing them costs."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+
+from experiments.cells import estimator_of
+from experiments.lab import Lab
+from experiments.parts import part_name
+from experiments.studies.quality import Quality
+from shadowattn.errors import InputError
+from shadowattn.reporting import verdicts
+from shadowattn.reporting.figures.cost import draw as draw_cost
+from shadowattn.reporting.rows import PlacedRow, Row
+
+_SHOWN = {
+    "loss_increase": "loss above dense, nat",
+    "kl_divergence": "KL, nat",
+    "mass_recall": "mass recall",
+    "topk_overlap": "top-k overlap",
+    "output_error": "output error",
+    "density": "density",
+}
+
+
+@dataclass(frozen=True)
+class CompareEstimators(Quality):
+    """A quality study whose methods differ in the estimator alone, and which counts what every estimator costs."""
+
+    headline: ClassVar[tuple[str, ...]] = ("loss_increase", "kl_divergence", "mass_recall", "estimate_mac_bits")
+
+    def check(self, lab: Lab) -> None:
+        main = lab.main
+        for name, method in lab.methods.items():
+            if (method.allocator, method.selection) != (main.allocator, main.selection):
+                raise InputError(
+                    f"compare.{name}: expected the allocator and the selection of {main.name}, so that all keep equally many "
+                    "keys, got others; set them for all methods"
+                )
+        super().check(lab)
+
+    def measure(self, lab: Lab) -> list[Row]:
+        rows, head_dim = super().measure(lab), lab.shape.head_dim
+        for name, method in lab.methods.items():
+            cost = estimator_of(lab, method).cost(head_dim)
+            row = replace(lab.row(PlacedRow), method=name, estimator=part_name(method.estimator), measured="counted")
+            for at in (at for at in lab.retentions if cost is not None and at < 1):
+                rows.append(replace(row, metric="estimate_mac_bits", value=cost.mac_bits, retention=at))
+                rows.append(replace(row, metric="estimate_bytes", value=cost.bytes, retention=at))
+            calibrated = float(bool(method.needs & {"bank", "grid", "key_offset"}))
+            rows.append(replace(row, metric="calibrated", value=calibrated, retention=lab.retentions[0]))
+        return rows
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"cost": draw_cost(rows)} | super().figures(rows)
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A leaderboard for each retention, least loss first; then which methods differ."""
+        cells = (
+            rows.drop_duplicates(["method", "retention", "metric"]).set_index(["retention", "method", "metric"]).value.unstack()
+        )
+        tables = []
+        for at in sorted(rows[rows.metric == "estimate_mac_bits"].retention.unique()):
+            made = Table(
+                "method", "MAC × bits", "bytes", *_SHOWN.values(), title=f"{title}, retention {at:g}", title_justify="left"
+            )
+            for method, line in cells.loc[at].sort_values("loss_increase").iterrows():
+                if method != "dense":
+                    cost = (_said(line.get(name), "g") for name in ("estimate_mac_bits", "estimate_bytes"))
+                    made.add_row(method, *cost, *(_said(line.get(name), ".4f") for name in _SHOWN))
+            tables.append(made)
+        said = "MAC × bits, bytes: counted for each row and key, nothing shared; floats count 32 bits"
+        return Group(*tables, said, verdicts.comparisons(rows))
+
+
+def _said(value: float | None, form: str) -> str:
+    return "–" if value is None or value != value else f"{value:{form}}"

@@ -1,0 +1,43 @@
+"""What ranking the keys costs, and what is lost with the keys that it chooses."""
+
+import matplotlib.ticker
+import pandas as pd
+from matplotlib.figure import Figure
+
+from shadowattn.reporting.style import MARKERS, new_figure, subject
+
+_COLUMNS = 3
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """Loss above dense against multiply-accumulates × bits for each row and key, a panel a retention, a point an estimator."""
+    costs = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method").value
+    losses, errors = (
+        rows[rows.metric == metric].set_index(["retention", "method"]).value
+        for metric in ("loss_increase", "loss_increase_error")
+    )
+    retentions = sorted(rows[rows.metric == "estimate_mac_bits"].retention.unique())
+    lines = -(-(len(retentions) + 1) // _COLUMNS)
+    drawn, axes = new_figure(columns=_COLUMNS, rows=lines)
+    panels = list(axes.flat)
+    for axis, retention in zip(panels, retentions, strict=False):
+        for index, method in enumerate(costs.index):
+            look = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index % 10}", "label": method, "capsize": 2}
+            at = (retention, method)
+            axis.errorbar(costs[method], losses[at], yerr=errors[at], linestyle="none", markersize=6, **look)
+        axis.set_xscale("symlog", linthresh=8, base=2)
+        axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        positive = (losses[retention].reindex(costs.index) - errors[retention].reindex(costs.index) > 0).all()
+        axis.set_yscale(**({"value": "log"} if positive else {"value": "symlog", "linthresh": 0.01}))
+        axis.set_xlim(left=-2)
+        axis.set(xlabel="MAC × bits for each row and key", ylabel="loss increase over dense (nat)")
+        axis.set_title(f"retention {retention:g}", fontsize=9)
+    for axis in panels[len(retentions) :]:
+        axis.axis("off")
+    panels[len(retentions)].legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+    drawn.suptitle(
+        f"{subject(rows)}, n = {rows[rows.metric == 'loss_increase_error'].n.iloc[0]} windows of {rows.iloc[0].context_tokens} "
+        "tokens, loss ± one standard error · measured; cost counted, floats as 32 bits",
+        fontsize=9,
+    )
+    return drawn
