@@ -11,8 +11,8 @@ import pandas as pd
 class Row:
     """One measured value and everything that decides it.
 
-    `path_kind` is `quality` or `timing`, `measured` is `measured`, `simulated` or `counted`; `n` counts what was averaged (tokens,
-    or windows), `flag` says why a reader should be wary, and is empty most of the time.
+    `path_kind` is `quality` or `timing`, `measured` is `measured`, `simulated` or `counted`; `n` counts what was averaged
+    (tokens, or windows), `flag` says why a reader should be wary, and is empty most of the time.
     """
 
     experiment: str
