@@ -103,8 +103,18 @@ def _tokens(rows: pd.DataFrame) -> int:
 
 
 def sweep() -> str:
-    """Loss above dense of every method of the sweep."""
-    rows = _rows("sweep_retention")
+    """Loss above dense of every method on the bundled model."""
+    return _losses("sweep_retention")
+
+
+def headline() -> str:
+    """Loss above dense of every method on SmolLM2."""
+    return _losses("headline_wikitext")
+
+
+def _losses(name: str) -> str:
+    """Loss above dense of every method, a column a retention."""
+    rows = _rows(name)
     whole = attending_to_all(rows).method
     rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
     increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in _INCREASE)
@@ -118,7 +128,7 @@ def sweep() -> str:
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    return _table(header, lines, "sweep_retention", f"n = {windows} windows, ± one standard error, paired")
+    return _table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
 
 
 _INCREASE = ("loss_increase", "loss_increase_error")
@@ -389,6 +399,24 @@ def layer_zero() -> str:
     return _table(header, lines, "offline", "n in the rows: 8192 tokens for ablations, 4096 for the rest")
 
 
+_SIGNALS = {
+    "ablation": "loss increase without the head",
+    "sensitivity_error": "relative error of the layer's output (`measure=error`)",
+    "sensitivity_divergence": "estimated KL divergence (`measure=divergence`)",
+    "effective_keys": "effective keys of dense attention",
+}
+
+
+def need() -> str:
+    """How well each signal ranks heads by the loss increase where a head alone keeps few keys."""
+    rows = _rows("offline")
+    found = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
+    retentions = sorted(found.index.unique("retention"))
+    lines = [[words, *(f"{found[name, at]:+.2f}" for at in retentions)] for name, words in _SIGNALS.items()]
+    header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
+    return _table(header, lines, "offline", "Spearman, n = 32 heads")
+
+
 def importance_speed() -> str:
     """Seconds and memory of the two exact ways to measure importance."""
     lines = []
@@ -499,7 +527,7 @@ TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
         quickstart, sweep, query_block, speed, peak_memory, stages, decode, targets, pipeline, interpolation, bank, waste, recall,
-        grids, schedulers, proven, layer_zero, importance_speed, racing, allocators, npu_full, simulated,
+        grids, schedulers, proven, layer_zero, need, headline, importance_speed, racing, allocators, npu_full, simulated,
     )
 }  # fmt: skip
 
