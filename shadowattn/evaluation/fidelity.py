@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shadowattn.kernels import TorchKernels
+from shadowattn.kernels import TorchKernels, choose
 from shadowattn.online.attention import Attended
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.oracle import Oracle
@@ -52,12 +52,14 @@ class Fidelity:
             self._mass += heads * rows
             self._output.exact(seen.out)
             return
-        kept = _as_mask(seen.selection, chunk.keys)
-        self._mass += float((_probabilities(Oracle().scores(chunk) * chunk.scale, chunk.positions) * kept).sum())
+        kernels = choose("auto", head_dim=chunk.q.shape[2], dtype=chunk.q.dtype, device=chunk.q.device)
         lists = seen.rule.lists(chunk.retention, chunk.positions)
-        best = _as_mask(Oracle().select(chunk, seen.rule, lists, TorchKernels()), chunk.keys)  # by the same rule
-        self._common += int((kept & best).sum())
-        self._kept += int(best.sum())
+        best = _as_mask(_Exact().select(chunk, seen.rule, lists, kernels), chunk.keys)  # by the same rule
+        kept = _as_mask(seen.selection, chunk.keys)
+        self._kept += int(best.count_nonzero())
+        self._common += int(best.logical_and_(kept).count_nonzero())
+        probabilities = _probabilities(_Exact().scores(chunk) * chunk.scale, chunk.positions)
+        self._mass += float(probabilities.mul_(kept).sum())
         self._output(chunk, seen.out)
 
     def metrics(self) -> dict[str, float]:
@@ -71,9 +73,19 @@ class Fidelity:
         }
 
 
+class _Exact(Oracle):
+    """Exact scores, computed once for a chunk."""
+
+    units = Oracle.units
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        return chunk.once("exact scores", lambda: super(_Exact, self).scores(chunk))
+
+
 def _probabilities(logits: Tensor, positions: Tensor) -> Tensor:
+    """The softmax of each row over the keys that it sees; overwrites `logits`."""
     hidden = torch.arange(logits.shape[-1], device=logits.device) > positions[:, None]
-    return torch.softmax(logits.masked_fill(hidden, -torch.inf), -1)
+    return torch.softmax(logits.masked_fill_(hidden, -torch.inf), -1)
 
 
 def _as_mask(selection: Selection, keys: int) -> Tensor:
@@ -81,6 +93,8 @@ def _as_mask(selection: Selection, keys: int) -> Tensor:
     device = selection.indices.device
     lists = torch.zeros(len(selection.indptr) - 1, keys, dtype=torch.bool, device=device)
     lists[torch.arange(len(lists), device=device).repeat_interleave(selection.indptr.diff()), selection.indices] = True
+    if selection.query_block == 1:  # a row's own list holds nothing that it does not see
+        return lists.view(-1, selection.blocks, keys)
     rows = torch.arange(len(selection.positions), device=device) // selection.query_block
     seen = torch.arange(keys, device=device) <= selection.positions[:, None]
     return lists.view(-1, selection.blocks, keys)[:, rows] & seen
