@@ -14,7 +14,7 @@ _ROOT = Path(__file__).parents[1]
 _CODE = ("shadowattn", "experiments", "conf", "CMakeLists.txt", "pyproject.toml", "constraints.txt")
 
 
-def machine(gpu: str | None = None) -> dict[str, Any]:
+def describe_machine(gpu: str | None = None) -> dict[str, Any]:
     """Processor, memory, threads, the `gpu` that the model is on, if any, and the commit with whether the code differs from it;
     both None outside a checkout.
     """

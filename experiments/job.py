@@ -18,7 +18,7 @@ from rich.console import Console
 
 from experiments.checks import check, check_place
 from experiments.config import Config
-from experiments.environment import machine
+from experiments.environment import describe_machine
 from experiments.errors import ShardDoneError
 from experiments.lab import Lab
 from experiments.overrides import check_used
@@ -113,7 +113,7 @@ def _set_aside(folder: Path, replaced: Path, others: list[str]) -> None:
 
 def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.DataFrame:
     """Rows and figures; `meta.json` comes last and makes the run count."""
-    folder, on = lab.folder, machine(lab.gpu)  # before anything is measured, with the commit that was checked out then
+    folder, on = lab.folder, describe_machine(lab.gpu)  # before anything is measured, with the commit that was checked out then
     write_json(folder / "code.json", asdict(lab.code))
     try:
         measured = study.measure(lab)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from experiments.environment import machine
+from experiments.environment import describe_machine
 from experiments.reference_model.checks import SHORT_CONTEXT, Checks, Samples
 from experiments.reference_model.settings import ModelSize, Training
 from experiments.reference_model.targets import TARGETS, Target
@@ -124,7 +124,7 @@ def _overrides(ours: dict, default: dict, prefix: str) -> list[str]:
 
 
 def _training_facts(trainer: Trainer) -> str:
-    settings, corpus, on = trainer.settings, trainer.corpus, machine()
+    settings, corpus, on = trainer.settings, trainer.corpus, describe_machine()
     facts = [
         f"{trainer.tokens_seen / 1e6:.1f}M of {settings.tokens / 1e6:.1f}M tokens in {trainer.step} steps, seed "
         f"{settings.seed}; {trainer.seconds / 60:.0f} minutes, measurements not counted.",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pandas as pd
 from rich.table import Table
 
-from experiments.environment import machine
+from experiments.environment import describe_machine
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.studies.base import Study
@@ -105,5 +105,5 @@ def _report(found: list[Capability], outcomes: dict[str, list[Outcome]]) -> str:
     if npu.problem:
         lines += ["", "## Not verified, for want of an NPU", "", *(f"- {what}" for what in UNVERIFIED)]
     lines += ["", "## Machine", ""]
-    lines += [f"- {key}: {value}" for key, value in (machine() | versions()).items()]
+    lines += [f"- {key}: {value}" for key, value in (describe_machine() | versions()).items()]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from experiments import provenance, source
-from experiments.environment import machine
+from experiments.environment import describe_machine
 from experiments.provenance import measured_on, origin_line, origin_of_run, portable, state, write_csv
 from experiments.publish import ROOT, check, publish, redraw
 from experiments.source import current_code
@@ -31,7 +31,7 @@ def finished_run(folder: Path, **changed) -> Path:
         "config": {"study": {"_target_": "experiments.studies.self_check.SelfCheck"}},
         "config_hash": "abc",
         "code": asdict(current_code({})),
-        "machine": machine() | {"git_commit": "c" * 40, "git_dirty": False} | changed,
+        "machine": describe_machine() | {"git_commit": "c" * 40, "git_dirty": False} | changed,
         "versions": versions(),
         "started": NOW,
         "finished": NOW,
