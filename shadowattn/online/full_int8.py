@@ -28,6 +28,8 @@ from shadowattn.types import KEY_OFFSETS, KeyOffset
 
 PROBABILITIES = ("linear", "log2", "float")
 GRANULARITIES = ("tensor", "head")
+# Rows whose scores exist at a time, of all heads: few enough that they stay in the caches from one step to the next.
+_TILE_ROWS = 32
 _OCTAVES = 127  # powers of two that 7 bits tell apart
 
 
@@ -178,29 +180,38 @@ def full_int8(chunk: Chunk, steps: Steps, form: FullInt8 = FullInt8()) -> Tensor
 
     With a key offset, as it defines it for the keys that are left.
     """
-    (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
     left = shifted(chunk.k, steps.key_offset, chunk.layer)
     q, k, v = (integers(x, step) for x, step in ((chunk.q, steps.q), (left, steps.k), (chunk.v, steps.v)))
+    v *= steps.v[:, None, None]
+    out = torch.empty_like(q)
+    for start in range(0, q.shape[1], _TILE_ROWS):
+        rows = slice(start, start + _TILE_ROWS)
+        out[:, rows] = _tile(q[:, rows], k, v, chunk.positions[rows], chunk, steps, form)
+    return out
+
+
+def _tile(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, chunk: Chunk, steps: Steps, form: FullInt8) -> Tensor:
+    """Some rows q [H, R, D], as integers, at `positions`; k as integers and v as rounded values, [G, K, D]."""
+    (heads, rows, dim), (groups, keys, _) = q.shape, k.shape
     # The query heads of a key head fold into rows: they share their keys, so K is not repeated.
     logits = (q.reshape(groups, -1, dim) @ k.mT).view(heads, rows, keys)
     logits *= (steps.q * steps.k[chunk.heads.kv])[:, None, None]
     if form.scores:
-        logits = integers(logits, steps.scores) * steps.scores[:, None, None]
-    hidden = torch.arange(keys, device=logits.device) > chunk.positions[:, None]
-    probabilities = torch.softmax((logits * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
-    weights = rounded(probabilities, form.probabilities).view(groups, -1, keys)
-    return (weights @ (v * steps.v[:, None, None])).view(heads, rows, dim)
+        logits = integers(logits, steps.scores).mul_(steps.scores[:, None, None])
+    hidden = torch.arange(keys, device=logits.device) > positions[:, None]
+    probabilities = torch.softmax(logits.mul_(chunk.scale).masked_fill_(hidden, -torch.inf), -1)
+    return (rounded(probabilities, form.probabilities).view(groups, -1, keys) @ v).view(heads, rows, dim)
 
 
 def integers(x: Tensor, steps: Tensor) -> Tensor:
     """Integers −127 … 127 as float32: round half to even of x [heads, rows, columns] / step [heads]."""
-    return torch.round(x.float() / steps[:, None, None]).clamp_(-INT8_MAX, INT8_MAX)
+    return (x.float() / steps[:, None, None]).round_().clamp_(-INT8_MAX, INT8_MAX)
 
 
 def rounded(probabilities: Tensor, how: str) -> Tensor:
     """Probabilities in steps of 1/127, or as the nearest power of two in the logarithm, 2⁻¹²⁷ or more; 0 stays 0."""
     if how == "linear":
-        return torch.round(probabilities * INT8_MAX) / INT8_MAX
+        return (probabilities * INT8_MAX).round_().div_(INT8_MAX)
     if how == "log2":
         octaves = torch.round(-torch.log2(probabilities))
         return torch.exp2(-octaves).masked_fill_(octaves > _OCTAVES, 0.0)
