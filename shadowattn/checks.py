@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from shadowattn.errors import InputError
 
@@ -129,6 +130,12 @@ def without_gradient(**given: Tensor) -> None:
             raise InputError(
                 f"{name}: expected a tensor without gradient, got one that requires it, and sparse attention has none; call it "
                 f"under torch.no_grad(), or give {name}.detach()"
+            )
+        # Forward-mode derivatives travel beside the values, whatever the mode of gradients.
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise InputError(
+                f"{name}: expected a tensor without a tangent, got one of forward-mode differentiation, and sparse attention has "
+                f"no derivative; leave torch.autograd.forward_ad.dual_level, or give {name}.detach()"
             )
 
 

@@ -91,9 +91,9 @@ class Method:
         estimator = self._estimator(model, shape)
         if isinstance(self.retention, RetentionProfile):
             estimator.check_profile(self.retention)
-        elif self.bank is not None and self.bank.built_for.fingerprint not in ("", fingerprint(model)):
+        elif (bank := estimator.graphs) is not None and bank.built_for.fingerprint not in ("", fingerprint(model)):
             raise InputError(
-                f"bank: it was built for {self.bank.built_for.model or 'another model'}, whose scales are not this model's; "
+                f"bank: it was built for {bank.built_for.model or 'another model'}, whose scales are not this model's; "
                 "build one for this model: shadowattn.calibrate(model, tokenizer, text).bank(max_tokens)"
             )
         sparse = self._attention(table, estimator)

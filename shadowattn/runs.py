@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shadowattn import checks
 from shadowattn.artifacts import read_json, sha256
 from shadowattn.errors import InputError
 from shadowattn.offline.profile import load_profile
@@ -40,6 +41,8 @@ def load_run(folder: str | Path) -> Run:
         import pandas as pd  # a second to import
     except ImportError as error:
         raise InputError("load_run: expected pandas and pyarrow, found none; pip install 'shadowattn[experiments]'") from error
+    if not isinstance(folder, str | Path):
+        raise InputError(f"load_run: expected the path of a run's folder, got {checks.shown(folder)}")
     folder = Path(folder).expanduser()
     if not (folder / "meta.json").is_file():
         found = sorted(str(path.parent) for path in folder.glob("*/meta.json"))[:3] if folder.is_dir() else []

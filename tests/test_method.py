@@ -86,8 +86,9 @@ def test_on_tensors_a_bank_its_height_and_the_other_options_count():
 
 def test_a_bank_of_another_model_is_refused():
     other = tiny_model(family="llama")
-    with pytest.raises(InputError, match="bank: it was built for"), Method(0.2, bank_for(MODEL))(other):
-        pass
+    for method in (Method(0.2, bank_for(MODEL)), Method(0.2, estimator=Int8(bank_for(MODEL)), chunk_tokens=32)):
+        with pytest.raises(InputError, match="bank: it was built for"), method(other):
+            pass
 
 
 @pytest.mark.parametrize("mode", ["batched", "grouped"])

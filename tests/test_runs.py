@@ -43,3 +43,6 @@ def test_what_is_no_finished_run_is_refused(folder):
         shadowattn.load_run(folder)
     with pytest.raises(InputError, match=r"no meta.json"):
         shadowattn.load_run(folder / "nowhere")
+    for wrong in (None, 3, ["a"]):
+        with pytest.raises(InputError, match="expected the path of a run's folder"):
+            shadowattn.load_run(wrong)

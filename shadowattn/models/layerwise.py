@@ -224,7 +224,7 @@ def layerwise(model: PreTrainedModel, tokens: int, linear: Linear) -> Iterator[L
         ids = _probe(model, tokens)
         own = _own_losses(model, ids)
         layers = Layerwise(model, tokens, linear)
-        with replace_attention(model, layers._attention), replace_linears(model, linear):
+        with replace_attention(model, layers._attention, by_layer=True), replace_linears(model, linear):
             try:
                 layers.check(ids, own)
             except InputError:

@@ -35,13 +35,19 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def replace_attention(
-    model: PreTrainedModel, attention: LayerAttention, windowed: WindowedAttention | None = None
+    model: PreTrainedModel,
+    attention: LayerAttention,
+    windowed: WindowedAttention | None = None,
+    *,
+    by_layer: bool = False,
 ) -> Iterator[None]:
     """Every layer's attention computed by `attention` instead; the model's own is restored on leaving.
 
     Layers with a sliding window are computed by `windowed`, and refused where that is None. Causal inference without padding
     only: a gradient, a padding mask or any other mask, packed sequences, a static cache and whatever else changes the scores
-    raise `InputError`, and so does a forward pass of the decoder in which not every layer attended exactly once.
+    raise `InputError`, and so does a forward pass of the decoder in which not every layer attended exactly once. `by_layer`:
+    layers may also be called one by one. Otherwise a layer that attends outside of a forward pass of the decoder is refused: the
+    pass began before, in another thread, and would be part dense; and so is leaving while another thread is inside one.
     """
     check_device(model)
     modules, shape = attention_modules(model), model_shape(model)
@@ -57,7 +63,7 @@ def replace_attention(
     # Both registries need the name: without a mask function the model would run, but see the future.
     AttentionInterface.register(_NAME, _dispatch)
     AttentionMaskInterface.register(_NAME, describe_mask)
-    replacement = _Replacement(attention, windowed, shape, [m.layer_idx for m in modules])
+    replacement = _Replacement(attention, windowed, shape, [m.layer_idx for m in modules], by_layer)
     hooks = [decoder.register_forward_pre_hook(_begin_forward), decoder.register_forward_hook(_end_forward, always_call=True)]
     hooks += [module.register_forward_pre_hook(_enter_layer, with_kwargs=True) for module in modules]
     hooks += [model.register_forward_pre_hook(_begin_logits, with_kwargs=True)]
@@ -78,6 +84,12 @@ def replace_attention(
             _REPLACED.pop(module, None)
         for hook in hooks:
             hook.remove()
+        left = len(replacement.calls)
+    if left:
+        raise InputError(
+            f"the attention was restored while {left} forward pass(es) of other threads were running, which will be part dense; "
+            "wait for them before leaving, and throw their results away"
+        )
 
 
 @contextmanager
@@ -109,6 +121,7 @@ class _Replacement:
     windowed: WindowedAttention | None
     shape: ModelShape
     layers: list[int]
+    by_layer: bool = False
     calls: dict[object, dict[int, int]] = field(default_factory=dict)
     entered: dict[object, tuple[int, Any, LayerState]] = field(default_factory=dict)
     logits_to_keep: dict[object, int] = field(default_factory=dict)
@@ -157,6 +170,9 @@ def _end_logits(model, args, output):
 def _begin_forward(decoder, args):
     # A copy of the model keeps the hooks, but has no entry; attached itself, it has them twice.
     if decoder in _REPLACED:
+        if decoder.training and any(getattr(part, "gradient_checkpointing", False) for part in decoder.modules()):
+            # Its layers run without gradients now and once more in the backward pass, outside of this context perhaps.
+            raise InputError("gradient checkpointing is on, and sparse attention has no gradient; call model.eval()")
         replacement, _ = _REPLACED[decoder]
         replacement.calls[current_work()] = dict.fromkeys(range(len(replacement.layers)), 0)
 
@@ -210,6 +226,11 @@ def _dispatch(module, query, key, value, attention_mask, scaling=None, dropout=0
     if window is None and key.shape[2] > shape.context_tokens:
         raise InputError(f"prompt: the model's context is {shape.context_tokens} tokens, got {key.shape[2]}; shorten the prompt")
     calls = replacement.calls.get(current_work())
+    if calls is None and not replacement.by_layer:
+        raise InputError(
+            f"layer {layer} attends outside of a forward pass of the model that began inside this context; call the whole model, "
+            "and attach before any thread calls it"
+        )
     if calls is not None:
         calls[row] += 1
         if calls[row] > 1:

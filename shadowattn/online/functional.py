@@ -47,11 +47,11 @@ def sparse_attention(
     kernels); row i stands at position causal_offset + i and sees the keys up to it.
     `retention` is a float or [H]; a row keeps max(1, ceil(retention × visible)) keys, ties to the lower index, and
     blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
-    `recent`). `estimator` is `int8` (INT8 products by OpenVINO, scales taken from the tensors), `int8_fused` (the same
-    integers by the native kernels, no graph), `quantised` (the same in torch), `oracle`, `streaming`, `random`, or an
-    `Estimator`; `kernel` is `native`, `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D]
-    in q's dtype; nothing larger than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape,
-    device or range that does not fit, on NaN and infinity, and on tensors whose gradient would be lost.
+    `recent`). `estimator` is an `Estimator` or one of `ESTIMATORS`: `int8` (INT8 products by OpenVINO, scales taken from the
+    tensors), `int8_fused` (the same integers by the native kernels, no graph; float32 and bfloat16 alone), `oracle` and others.
+    `kernel` is `native`, `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D] in q's dtype;
+    nothing larger than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape, device or range
+    that does not fit, on NaN and infinity, and on tensors whose gradient would be lost.
     """
     causal_offset, scale = check_attention(q, k, v, causal_offset, scale)
     kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype, device=q.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators import Estimator, check_scores, logit_scales
+from shadowattn.online.estimators import Estimator, check_lists, check_scores, logit_scales
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.types import Lists, Selection
@@ -68,7 +68,8 @@ class Stages:
 
     def choose(self, heads: slice) -> Selection:
         """The lists of some heads where the estimator selects."""
-        return self.estimator.select(self.chunk[heads], self.rule, self._lists[heads], self.kernels)
+        lists = self._lists[heads]
+        return check_lists(self.estimator.select(self.chunk[heads], self.rule, lists, self.kernels), lists, self.estimator)
 
     def attend(self, selection: Selection, heads: slice) -> Tensor:
         """Output [h, Q, D] of some heads."""

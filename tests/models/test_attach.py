@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from transformers import AutoConfig, DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, StaticCache
 
 import shadowattn
@@ -325,6 +326,78 @@ def test_refuses_packed_sequences():
     model, positions = tiny_model(), torch.cat([torch.arange(8), torch.arange(12)])[None]
     with sparse_attach(model), pytest.raises(InputError, match="got packed sequences"):
         logits(model, tokens(20), position_ids=positions, use_cache=False)
+
+
+def test_refuses_gradient_checkpointing():
+    """Whose first forward pass has no gradients, and whose second may come after the context."""
+    model, ids = tiny_model().train(), tokens(20)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
+    with shadowattn.attach(model, 0.3), pytest.raises(InputError, match=r"gradient checkpointing is on.*model\.eval"):
+        model(inputs_embeds=embeddings, use_cache=False)
+    model.eval()
+    with shadowattn.attach(model, 0.3) as run:
+        logits(model, ids)
+    assert run.counters.sparse_rows
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, of its first dual tensor
+def test_refuses_forward_mode_derivatives():
+    model, ids = tiny_model(), tokens(20)
+    embeddings = model.get_input_embeddings()(ids).detach()
+    with forward_ad.dual_level(), torch.no_grad(), shadowattn.attach(model, 0.3):
+        dual = forward_ad.make_dual(embeddings, torch.ones_like(embeddings))
+        with pytest.raises(InputError, match="expected a tensor without a tangent"):
+            model(inputs_embeds=dual, use_cache=False)
+
+
+class Waits:
+    """Runs a model in another thread, which stops behind its first layer until `go`."""
+
+    def __init__(self, model):
+        self.reached, self.go, self.found = threading.Event(), threading.Event(), []
+        hook = model.get_decoder().layers[0].register_forward_hook(self._wait)
+        self.thread = threading.Thread(target=self._run, args=(model, hook))
+        self.thread.start()
+        assert self.reached.wait(60)
+
+    def _wait(self, module, args, output):
+        self.reached.set()
+        self.go.wait(60)
+
+    def _run(self, model, hook):
+        try:
+            self.found.append(logits(model, tokens(20)))
+        except InputError as error:
+            self.found.append(error)
+        finally:
+            hook.remove()
+
+    def result(self):
+        self.go.set()
+        self.thread.join()
+        return self.found[0]
+
+
+def test_a_forward_pass_that_began_before_is_refused():
+    model = tiny_model()
+    running = Waits(model)
+    with shadowattn.attach(model, 0.3):
+        error = running.result()
+    assert isinstance(error, InputError)
+    assert "attach before any thread calls it" in str(error)
+
+
+def test_leaving_during_another_threads_forward_pass_is_an_error():
+    model = tiny_model()
+    expected = logits(model, tokens(20))
+    context = shadowattn.attach(model, 0.3)
+    context.__enter__()
+    running = Waits(model)
+    with pytest.raises(InputError, match="1 forward pass"):
+        context.__exit__(None, None, None)
+    running.result()
+    torch.testing.assert_close(logits(model, tokens(20)), expected, rtol=0, atol=0)  # dense again
 
 
 def test_refuses_gradients():

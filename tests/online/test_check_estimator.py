@@ -10,6 +10,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.kernels import native
 from shadowattn.online.attention import Request, SparseAttention
+from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.estimators.int8_fused import Int8Fused
@@ -191,6 +192,44 @@ class NotAscending(Int8Fused):
     def select(self, chunk, rule, lists, kernels):
         made = super().select(chunk, rule, lists, kernels)
         return replace(made, indices=made.indices.flip(0))
+
+
+class Lists(Oracle):
+    """Selects by itself, with one thing made wrong."""
+
+    selects = True
+
+    def __init__(self, wrong):
+        object.__setattr__(self, "wrong", wrong)
+
+    def select(self, chunk, rule, lists, kernels):
+        return self.wrong(Estimator.select(self, chunk, rule, lists, kernels))
+
+
+@pytest.mark.parametrize("kernel", ["torch", "auto"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda made: replace(made, indices=made.indices + 1),  # the last of a row that keeps itself is after it
+        lambda made: replace(made, indices=made.indices - 40),
+        lambda made: replace(made, indices=made.indices.long()),
+        lambda made: replace(made, indices=made.indices.float()),
+        lambda made: replace(made, indices=made.indices.flip(0)),
+        lambda made: replace(made, indices=torch.zeros_like(made.indices)),
+        lambda made: replace(made, indices=made.indices[:-1]),
+        lambda made: replace(made, indptr=made.indptr.flip(0)),
+        lambda made: replace(made, positions=made.positions + 1),
+        lambda made: replace(made, query_block=2),
+        lambda made: made.indices,
+    ],
+)
+def test_lists_are_looked_at_in_use(wrong, kernel):
+    q, k, v = qkv(4, 2, 20, 40, 64)
+    how = {"causal_offset": 20, "kernel": kernel, "sinks": 0, "recent": 1}
+    sound = shadowattn.sparse_attention(q, k, v, 0.3, estimator=Lists(lambda made: made), **how)
+    assert sound.equal(shadowattn.sparse_attention(q, k, v, 0.3, estimator=Oracle(), **how))
+    with pytest.raises(InputError, match=r"of Lists|of the lists of Lists"):
+        shadowattn.sparse_attention(q, k, v, 0.3, estimator=Lists(wrong), **how)
 
 
 @pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: the installation found no compiler")

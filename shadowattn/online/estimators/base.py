@@ -30,6 +30,7 @@ class Estimator(ABC):
       then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
       may go by keys and positions, not by queries.
     - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt.
+    - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
       make their tensors where q is.
@@ -42,6 +43,7 @@ class Estimator(ABC):
     granularity: ClassVar[str] = "head"
     selects: ClassVar[bool] = False
     scores_are_finite: ClassVar[bool] = False
+    lists_are_sound: ClassVar[bool] = False
     reads_cpu_memory: ClassVar[bool] = False
     # What it did so far: launches of graphs, and heads whose measured scale exceeded the static one that served them.
     launched = 0
@@ -49,8 +51,10 @@ class Estimator(ABC):
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
+        if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
+            cls.lists_are_sound = False
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in ("selects", "scores_are_finite", "units", "launches", "launch", "select"):
+            for name in ("selects", "scores_are_finite", "lists_are_sound", "units", "launches", "launch", "select"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
@@ -175,6 +179,40 @@ def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
     if estimator.granularity == "head":
         return scores
     return scores.repeat_interleave(counts, 0) if estimator.granularity == "group" else scores.expand(len(chunk.heads), -1, -1)
+
+
+def check_lists(selection: Selection, lists: Lists, estimator: Estimator) -> Selection:
+    """The lists of an estimator that selects. Raises `InputError` where they are not those that `lists` calls for.
+
+    A key after its row, or one that is not there, would be attended to; a repeated one would count twice.
+    """
+    if estimator.lists_are_sound:
+        return selection
+    name = f"lists of {type(estimator).__name__}"
+    checks.instance(name, selection, Selection, "make them with shadowattn.types.Selection")
+    checks.tensors((torch.int32,), **{f"indices of the {name}": selection.indices})
+    checks.tensors((torch.int64,), **{f"indptr of the {name}": selection.indptr, f"positions of the {name}": selection.positions})
+    asked = (lists.indptr, lists.positions)
+    if not all(x.equal(y) for x, y in zip((selection.indptr, selection.positions), asked, strict=True)):
+        raise InputError(
+            f"{name}: expected the indptr and the positions that it was asked for, got others; correct the estimator"
+        )
+    if selection.query_block != lists.query_block or len(selection.indices) != lists.size:
+        raise InputError(
+            f"{name}: expected {lists.size} keys in lists of {lists.query_block} rows, got {len(selection.indices)} in lists of "
+            f"{selection.query_block}; correct the estimator"
+        )
+    lengths, ends = lists.indptr.diff(), lists.candidates + lists.tail
+    end = ends.repeat(len(lengths) // len(ends)).repeat_interleave(lengths)
+    ascending = selection.indices.diff() > 0
+    ascending[(lists.indptr[1:-1] - 1).clamp(min=0)] = True  # from one list to the next
+    within = (selection.indices >= 0) & (selection.indices < end)
+    if not bool(within.all()) or not bool(ascending.all()):
+        raise InputError(
+            f"{name}: expected ascending keys up to the last that the list may hold, each once, got others; a key after its row "
+            "would be attended to; correct the estimator"
+        )
+    return selection
 
 
 def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOffset | None:

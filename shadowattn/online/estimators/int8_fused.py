@@ -98,6 +98,7 @@ class Int8Fused(Estimator):
     key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"grid"})
     selects: ClassVar[bool] = True
+    lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
     scores_are_finite: ClassVar[bool] = True  # products of integers
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
 
