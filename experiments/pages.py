@@ -519,6 +519,25 @@ def npu_full() -> str:
     return _table(header, lines, _NPU_FULL[0], n) + f"\n\n{second}"
 
 
+_CHANGES = {"": "as they are", ", offset": "less the mean key", ", equalised": "equal channels", ", both": "both"}
+
+
+def outliers() -> str:
+    """Median over heads of the error that static INT8 attention makes in a head's output, on SmolLM2."""
+    rows = _rows("study_outliers_smollm2")
+    heads = rows[(rows.metric == "output_error") & (rows["head"] >= 0)]
+    median = heads.groupby("method").value.median()
+    sinks = rows[rows.metric == "error_of_sinks"].set_index("method").value
+    lines = [
+        [_ROUNDED[form], *(f"{median[form + change]:.3f}" for change in _CHANGES), f"{sinks[form]:.0%}"]
+        for form in ("npu_full", "qkv", "qkv_scores", "qkv_probabilities")
+    ]
+    header = ["rounded to INT8", *(f"Q and K {words}" for words in _CHANGES.values()), "of it in heads with a sink"]
+    count, with_sinks = heads.groupby("method").size().iloc[0], _one(rows, metric="heads_with_sinks")
+    n = f"median over {count} heads of ‖output − dense‖ / ‖dense‖; {with_sinks:.0f} heads have a sink; n = {heads.n.iloc[0]} tokens"
+    return _table(header, lines, "study_outliers_smollm2", n)
+
+
 def allocators() -> str:
     """At how many retentions each allocator is better and worse than a rival."""
     found, lines = gains(_rows("study_allocators")), []
@@ -547,7 +566,7 @@ TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
         quickstart, sweep, query_block, speed, peak_memory, stages, decode, targets, pipeline, interpolation, bank, waste, recall,
-        grids, schedulers, proven, layer_zero, need, headline, sharing, importance_speed, racing, allocators, npu_full, simulated,
+        grids, schedulers, proven, layer_zero, need, headline, sharing, importance_speed, racing, allocators, npu_full, outliers, simulated,
     )
 }  # fmt: skip
 
