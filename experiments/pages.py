@@ -534,8 +534,8 @@ def outliers() -> str:
     ]
     header = ["rounded to INT8", *(f"Q and K {words}" for words in _CHANGES.values()), "of it in heads with a sink"]
     count, with_sinks = heads.groupby("method").size().iloc[0], _one(rows, metric="heads_with_sinks")
-    n = f"median over {count} heads of ‖output − dense‖ / ‖dense‖; {with_sinks:.0f} heads have a sink; n = {heads.n.iloc[0]} tokens"
-    return _table(header, lines, "study_outliers_smollm2", n)
+    of = f"median over {count} heads of ‖output − dense‖ / ‖dense‖; {with_sinks:.0f} heads have a sink"
+    return _table(header, lines, "study_outliers_smollm2", f"{of}; n = {heads.n.iloc[0]} tokens")
 
 
 def allocators() -> str:
@@ -565,8 +565,9 @@ def simulated() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
-        quickstart, sweep, query_block, speed, peak_memory, stages, decode, targets, pipeline, interpolation, bank, waste, recall,
-        grids, schedulers, proven, layer_zero, need, headline, sharing, importance_speed, racing, allocators, npu_full, outliers, simulated,
+        quickstart, headline, sweep, query_block, sharing, speed, peak_memory, stages, decode, targets, pipeline, interpolation,
+        bank, waste, recall, grids, schedulers, proven, layer_zero, need, importance_speed, racing, allocators, npu_full, outliers,
+        simulated,
     )
 }  # fmt: skip
 
