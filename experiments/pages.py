@@ -18,7 +18,6 @@ from experiments.provenance import origin_line
 from experiments.publish import ROOT, read_reference
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.predictions import prediction_errors
-from shadowattn.reporting.sharing import largest_blocks, sharing_losses
 from shadowattn.reporting.style import attending_to_all
 from shadowattn.reporting.verdicts import gains
 
@@ -159,25 +158,6 @@ def query_block() -> str:
     cells_say = "a cell: loss above dense in nat · answers found · times faster than our dense attention"
     return _table(header, lines, "study_query_block", f"{cells_say}; n = {windows} windows and {documents} documents")
 
-
-def sharing() -> str:
-    """What lists shared by blocks of rows add to the loss of per-row lists on SmolLM2, at every retention."""
-    rows = _rows("study_query_block_smollm2")
-    losses = sharing_losses(rows)
-    largest = largest_blocks(rows, _TOLERANCE)
-    found = losses.set_index(["retention", "block_score", "query_block"])
-    blocks, lines = sorted(losses.query_block.unique()), []
-    for (at, score), _ in losses.groupby(["retention", "block_score"], sort=False):
-        cells = (found.loc[(at, score, block)] for block in blocks)
-        said = (f"{cell.loss:+.3f} ({cell.low:+.3f} … {cell.high:+.3f})" for cell in cells)
-        block = int(largest.loc[at, score])
-        lines.append([f"{at:.0%}", f"`{score}`", *said, str(block) if block > 1 else "none"])
-    header = ["keys", "`block_score`", *(f"{block} rows" for block in blocks), f"largest block within {_TOLERANCE:g} nat"]
-    n = f"loss above per-row lists, nat (95 %, paired); n = {int(losses.n.iloc[0])} windows"
-    return _table(header, lines, "study_query_block_smollm2", n)
-
-
-_TOLERANCE = 0.02  # nat; the default of the study
 
 _SPEED = {
     "attend, per row": "attend, a list for every row",
@@ -565,7 +545,7 @@ def simulated() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
-        quickstart, headline, sweep, query_block, sharing, speed, peak_memory, stages, decode, targets, pipeline, interpolation,
+        quickstart, headline, sweep, query_block, speed, peak_memory, stages, decode, targets, pipeline, interpolation,
         bank, waste, recall, grids, schedulers, proven, layer_zero, need, importance_speed, racing, allocators, npu_full,
         outliers, simulated,
     )

@@ -1,6 +1,7 @@
 """Shared lists without the block's own keys: what the lost neighbourhood costs."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -18,6 +19,8 @@ class WithoutOwnKeys(Int8Fused):
     Rows after a block's first attend to nothing of their own block but that row's key. Lists are as long as those of single rows
     are in the mean, but hold no more than the first row sees: in the first blocks of a prompt the density is lower.
     """
+
+    lists_are_sound: ClassVar[bool] = True  # the kernel's, for other lists than those that are called for
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         if rule.query_block > 1:

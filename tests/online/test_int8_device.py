@@ -30,10 +30,14 @@ def bank(form, *, keys=96, top_ks=(), group=2):
     return GraphBank.build(profile_for(tiny_model(), 1.0), shapes, form=form)
 
 
+# No integer times it lies on a half, where graphs that fuse other operations may round to either side.
+MULTIPLIER = 2.000171e-3
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     inputs=st.sampled_from(INPUTS),
-    requant=st.sampled_from([None, Requant("target_requant", 2e-3)]),
+    requant=st.sampled_from([None, Requant("target_requant", MULTIPLIER)]),
     query_block=st.sampled_from([1, 8]),
     key_block=st.sampled_from([1, 16]),
     rows=st.integers(1, 32),

@@ -34,6 +34,7 @@ class Int8Device(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"bank"})
     reads_cpu_memory: ClassVar[bool] = True
     selects: ClassVar[bool] = True
+    lists_are_sound: ClassVar[bool] = True  # of whole blocks of keys they are longer than those that are called for
     clipped: int = field(default=0, init=False)  # as for `Int8`
     launched: int = field(default=0, init=False)
 
