@@ -47,12 +47,12 @@ class CompareEstimators(Quality):
         rows, head_dim = super().measure(lab), lab.shape.head_dim
         for name, method in lab.methods.items():
             cost = estimator_of(lab, method).cost(head_dim)
+            if cost is None:
+                continue
             row = replace(lab.row(PlacedRow), method=name, estimator=part_name(method.estimator), measured="counted")
-            for at in (at for at in lab.retentions if cost is not None and at < 1):
+            for at in (at for at in lab.retentions if at < 1):
                 rows.append(replace(row, metric="estimate_mac_bits", value=cost.mac_bits, retention=at))
                 rows.append(replace(row, metric="estimate_bytes", value=cost.bytes, retention=at))
-            calibrated = float(bool(method.needs & {"bank", "grid", "key_offset"}))
-            rows.append(replace(row, metric="calibrated", value=calibrated, retention=lab.retentions[0]))
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:

@@ -84,7 +84,7 @@ def replace_attention(
             _REPLACED.pop(module, None)
         for hook in hooks:
             hook.remove()
-        left = len(replacement.calls)
+        left = sum(work != current_work() for work in replacement.calls)  # its own was interrupted, and is over
     if left:
         raise InputError(
             f"the attention was restored while {left} forward pass(es) of other threads were running, which will be part dense; "

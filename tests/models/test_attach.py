@@ -400,6 +400,20 @@ def test_leaving_during_another_threads_forward_pass_is_an_error():
     torch.testing.assert_close(logits(model, tokens(20)), expected, rtol=0, atol=0)  # dense again
 
 
+def test_an_interrupted_forward_pass_of_its_own_is_over():
+    model = tiny_model()
+
+    def interrupt(module, args, output):
+        raise KeyboardInterrupt
+
+    handle = model.get_decoder().layers[0].register_forward_hook(interrupt)
+    with shadowattn.attach(model, 0.3):
+        with pytest.raises(KeyboardInterrupt):
+            logits(model, tokens(20))
+        handle.remove()
+    assert logits(model, tokens(20)).isfinite().all()
+
+
 def test_refuses_gradients():
     model, ids = tiny_model(), tokens(20)
     with sparse_attach(model) as sparse:

@@ -1,7 +1,6 @@
 """Pages of keys by their mean key: what block-sparse methods pool (MInference's block pattern, arXiv 2407.02490)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ class MeanKeys(Estimator):
     """
 
     page: int = 64
-    scores_are_finite: ClassVar[bool] = True
 
     def __post_init__(self):
         object.__setattr__(self, "page", checks.integer("page", self.page, least=1))

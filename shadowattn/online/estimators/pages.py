@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shadowattn.online.chunk import Chunk
 
-# Above every score of finite q and k that is of use, and exact in float32.
+# Above every score that is of use, and finite when the rows of a block are summed.
 ALWAYS = 1e30
 
 

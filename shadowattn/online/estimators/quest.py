@@ -1,7 +1,6 @@
 """Quest: pages of keys, each by the most that a key within its bounds could score (arXiv 2406.10774, section 3.2)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ class Quest(Estimator):
     """
 
     page: int = 16
-    scores_are_finite: ClassVar[bool] = True
 
     def __post_init__(self):
         object.__setattr__(self, "page", checks.integer("page", self.page, least=1))

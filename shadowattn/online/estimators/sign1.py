@@ -24,7 +24,6 @@ class Sign1(Estimator):
     scaled: bool = True
     key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
-    scores_are_finite: ClassVar[bool] = True
 
     def cost(self, head_dim: int) -> EstimateCost:
         return EstimateCost.of(head_dim + 32 * self.scaled, 1)  # a scale weighs as much as 32 signs

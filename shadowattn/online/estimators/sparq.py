@@ -1,7 +1,6 @@
 """SparQ: every row's products over its few largest query channels (arXiv 2312.04985, section 3)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ class SparQ(Estimator):
     """
 
     channels: int = 16
-    scores_are_finite: ClassVar[bool] = True
 
     def __post_init__(self):
         object.__setattr__(self, "channels", checks.integer("channels", self.channels, least=1))

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shadowattn
+from shadowattn.errors import InputError
+from shadowattn.online.attention import SparseAttention
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.mean_keys import MeanKeys
 from shadowattn.online.estimators.pages import ALWAYS
@@ -37,27 +39,21 @@ def assert_defined(estimator, chunk: Chunk, plain) -> None:
         torch.testing.assert_close(scores[head, row, key].double(), plain(q, k, position, key), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [
+        (Quest, lambda q, page: torch.maximum(q * page.amax(0), q * page.amin(0)).sum()),  # the most that a key could score
+        (MeanKeys, lambda q, page: q @ page.mean(0)),
+    ],
+)
 @given(keys=st.integers(ROWS, 40), page=st.integers(1, 9))
-def test_quest_is_the_most_that_a_key_of_the_page_could_score(keys, page):
-    def plain(q, k, position, key):
+def test_a_key_scores_as_its_page_does_and_a_rows_own_page_is_kept(kind, plain, keys, page):
+    def of_page(q, k, position, key):
         first = key // page * page
-        if first == position // page * page:
-            return torch.tensor(ALWAYS, dtype=torch.float64)
-        rows = k[first : first + page]
-        return torch.maximum(q * rows.amax(0), q * rows.amin(0)).sum()
+        own = first == position // page * page
+        return torch.tensor(ALWAYS, dtype=torch.float64) if own else plain(q, k[first : first + page])
 
-    assert_defined(Quest(page), chunk_of(keys), plain)
-
-
-@given(keys=st.integers(ROWS, 40), page=st.integers(1, 9))
-def test_mean_keys_is_the_product_with_the_pages_mean(keys, page):
-    def plain(q, k, position, key):
-        first = key // page * page
-        if first == position // page * page:
-            return torch.tensor(ALWAYS, dtype=torch.float64)
-        return q @ k[first : first + page].mean(0)
-
-    assert_defined(MeanKeys(page), chunk_of(keys), plain)
+    assert_defined(kind(page), chunk_of(keys), of_page)
 
 
 def rotation(dim: int) -> torch.Tensor:
@@ -90,6 +86,13 @@ def test_sign1_is_the_query_times_signs(rotate, scaled, offset):
 @pytest.mark.parametrize("estimator", [Quest(8), MeanKeys(8), Sign1()], ids=lambda x: type(x).__name__)
 def test_the_contract_of_all_estimators_holds(estimator):
     shadowattn.check_estimator(estimator)
+
+
+@pytest.mark.parametrize("estimator", [Quest(8), MeanKeys(8), Sign1(rotate=False, scaled=False)], ids=lambda x: type(x).__name__)
+def test_scores_that_overflow_are_refused(estimator):
+    q, k, v = qkv(HEADS, KV_HEADS, ROWS, 40, DIM)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        SparseAttention([[0.3] * HEADS], estimator)(0, 3e38 * q[None].sign(), 3 * k[None].sign(), v[None], 1e-30)
 
 
 @pytest.mark.parametrize("kind", [Quest, MeanKeys])
