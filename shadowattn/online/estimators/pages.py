@@ -37,8 +37,9 @@ class Pages(ABC):
 def page_scores(chunk: Chunk, scores: Tensor, page: int) -> Tensor:
     """Scores [H, Q, K] of keys, from those [H, Q, P] of their pages.
 
-    A row's own page is always kept: it holds the row's own key, and its figures would depend on keys after the row.
+    A row's own page is always kept: it holds the row's own key, and its figures would depend on keys after the row. Where the
+    budget is smaller, its nearest keys come first, the row's own before all.
     """
     spread = scores.repeat_interleave(page, 2)[:, :, : chunk.keys]
-    own = torch.arange(chunk.keys, device=chunk.q.device) >= (chunk.positions // page * page)[:, None]
-    return spread.masked_fill(own, ALWAYS)
+    place = torch.arange(chunk.keys, device=chunk.q.device) - (chunk.positions // page * page)[:, None]
+    return torch.where(place >= 0, ALWAYS * (1 + place / page), spread)

@@ -50,8 +50,9 @@ def assert_defined(estimator, chunk: Chunk, plain) -> None:
 def test_a_key_scores_as_its_page_does_and_a_rows_own_page_is_kept(kind, plain, keys, page):
     def of_page(q, k, position, key):
         first = key // page * page
-        own = first == position // page * page
-        return torch.tensor(ALWAYS, dtype=torch.float64) if own else plain(q, k[first : first + page])
+        if first == position // page * page:  # the nearest first
+            return torch.tensor(ALWAYS * (1 + (key - first) / page), dtype=torch.float64)
+        return plain(q, k[first : first + page])
 
     assert_defined(kind(page), chunk_of(keys), of_page)
 
@@ -93,6 +94,13 @@ def test_scores_that_overflow_are_refused(estimator):
     q, k, v = qkv(HEADS, KV_HEADS, ROWS, 40, DIM)
     with pytest.raises(InputError, match="NaN or infinity"):
         SparseAttention([[0.3] * HEADS], estimator)(0, 3e38 * q[None].sign(), 3 * k[None].sign(), v[None], 1e-30)
+
+
+@pytest.mark.parametrize("kind", [Quest, MeanKeys])
+def test_a_budget_smaller_than_a_page_keeps_the_row_itself_and_its_nearest(kind):
+    q, k, _ = qkv(1, 1, 1, 40, DIM)
+    ranked = kind(16).scores(Chunk.of(q, k))[0, 0].argsort(descending=True)
+    assert ranked[:8].tolist() == [39, 38, 37, 36, 35, 34, 33, 32]
 
 
 @pytest.mark.parametrize("kind", [Quest, MeanKeys])
