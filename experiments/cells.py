@@ -109,6 +109,7 @@ def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | N
     built = {"bank": lab.banks.bank} if "bank" in method.needs else {}
     built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in method.needs else {}
     built |= {"key_offset": lab.offline.key_offset} if "key_offset" in method.needs else {}
+    built |= {"channels": lab.offline.channels} if "channels" in method.needs else {}
     return build(method.estimator, **built)
 
 

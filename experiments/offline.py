@@ -19,6 +19,7 @@ from shadowattn.offline import (
     ScaleObservations,
     measure_ablations,
     measure_sensitivity,
+    observe_channels,
     observe_key_offset,
     observe_scales,
     race_ablations,
@@ -35,7 +36,7 @@ from shadowattn.offline.fake_quant import (
 )
 from shadowattn.offline.profile import allocated_profile
 from shadowattn.online.full_int8 import AttentionRanges
-from shadowattn.types import AblationLosses, Importance, KeyOffset, RetentionProfile, ScaleGrid, Sensitivity
+from shadowattn.types import AblationLosses, ChannelStatistics, Importance, KeyOffset, RetentionProfile, ScaleGrid, Sensitivity
 
 if TYPE_CHECKING:
     from experiments.lab import Lab
@@ -89,6 +90,18 @@ class Offline:
         if how not in self._key_offsets:
             self._key_offsets[how] = self._measure_key_offset(how)
         return self._key_offsets[how]
+
+    @cached_property
+    def channels(self) -> ChannelStatistics:
+        """What the channels of Q and K are like."""
+        lab = self._lab
+        stage = lab.stage("channels", self._calibration_inputs)
+
+        def measure() -> ChannelStatistics:
+            say(f"channels: Q and K of {lab.shape.layers * lab.shape.heads} heads")
+            return self._observed(observe_channels)
+
+        return stage.result(ChannelStatistics, measure)
 
     @property
     def observations(self) -> ScaleObservations:

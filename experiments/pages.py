@@ -18,6 +18,7 @@ from experiments.provenance import origin_line
 from experiments.publish import ROOT, read_reference
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.predictions import prediction_errors
+from shadowattn.reporting.rows import GOES_BY
 from shadowattn.reporting.style import attending_to_all
 from shadowattn.reporting.verdicts import gains
 
@@ -132,6 +133,27 @@ def _losses(name: str) -> str:
 
 
 _INCREASE = ("loss_increase", "loss_increase_error")
+
+
+def estimators() -> str:
+    """What the bundled model loses with the keys that every estimator chooses, beside what a score costs."""
+    return _estimators("compare_estimators")
+
+
+def _estimators(name: str) -> str:
+    """A line an estimator, that of the least mean loss first."""
+    rows = _rows(name)
+    costs = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method").fillna({"needs": ""})
+    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in _INCREASE)
+    losses = increase[increase.index.get_level_values("method").isin(costs.index)].unstack()
+    lines = []
+    for method in losses.mean(axis=1).sort_values().index:
+        cells = (f"{losses.loc[method, at]:+.3f} ± {error[method, at]:.3f}" for at in losses.columns)
+        kind = costs.loc[method]
+        lines.append([f"`{method}`", f"{kind.value:.4g}", GOES_BY[kind.sees], kind.needs, *cells])
+    header = ["loss above dense, nat", "MAC × bits", "goes by", "calibrated", *(f"{at:.0%} of the keys" for at in losses.columns)]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    return _table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
 
 
 def query_block() -> str:

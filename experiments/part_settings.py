@@ -163,6 +163,8 @@ def _parameters(found: Definition) -> Iterator[tuple[str, tuple[ast.expr | None,
                 inherited.pop(part.target.id, None)
             else:
                 inherited[part.target.id] = (part.annotation, part.value, found)
+    for built in _built_by_a_run(found):
+        inherited.pop(built, None)
     yield from inherited.items()
 
 
@@ -180,6 +182,13 @@ def _arguments(made: ast.FunctionDef, found: Definition) -> Iterator[tuple[str, 
 
 def _is_no_argument(field: ast.AnnAssign) -> bool:
     return "ClassVar" in _text(field.annotation) or "init=False" in (_text(field.value) if field.value else "")
+
+
+def _built_by_a_run(found: Definition) -> Iterator[str]:
+    """What the class itself says that it `needs`: parameters that a run builds."""
+    for part in found.node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.target.id == "needs" and part.value:
+            yield from (node.value for node in ast.walk(part.value) if isinstance(node, ast.Constant))
 
 
 def _bases(found: Definition) -> Iterator[Definition]:

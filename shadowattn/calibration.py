@@ -26,13 +26,23 @@ from shadowattn.models.shape import ModelShape, fingerprint, model_shape
 from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
 from shadowattn.offline.allocators import BY_NAME, Allocator, allot
 from shadowattn.offline.attention_ranges import observe_attention_ranges
+from shadowattn.offline.channels import observe_channels
 from shadowattn.offline.importance import measure_ablations, summarise
 from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
 from shadowattn.offline.sensitivity import measure_sensitivity
 from shadowattn.online.full_int8 import AttentionRanges
-from shadowattn.types import KEY_OFFSETS, AblationLosses, Importance, KeyOffset, RetentionProfile, ScaleGrid, Sensitivity
+from shadowattn.types import (
+    KEY_OFFSETS,
+    AblationLosses,
+    ChannelStatistics,
+    Importance,
+    KeyOffset,
+    RetentionProfile,
+    ScaleGrid,
+    Sensitivity,
+)
 
 RETENTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
@@ -176,6 +186,13 @@ class Calibration:
         stage = self._stage("key_offset", self.tokens, chunk_tokens=self.chunk_tokens, how=self.offset_kind)
         how = {"chunk_tokens": self.chunk_tokens, "how": self.offset_kind, "progress": self.progress}
         return stage.result(KeyOffset, partial(observe_key_offset, self.model, self.tokens, **how))
+
+    @cached_property
+    def channels(self) -> ChannelStatistics:
+        """What the channels of Q and K are like: for estimators that look at a few of them, such as `Loki`."""
+        stage = self._stage("channels", self.tokens, chunk_tokens=self.chunk_tokens)
+        how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
+        return stage.result(ChannelStatistics, partial(observe_channels, self.model, self.tokens, **how))
 
     @cached_property
     def observations(self) -> ScaleObservations:

@@ -96,6 +96,11 @@ class Method:
                 f"bank: it was built for {bank.built_for.model or 'another model'}, whose scales are not this model's; "
                 "build one for this model: shadowattn.calibrate(model, tokenizer, text).bank(max_tokens)"
             )
+        if estimator.graphs is None and estimator.made_for not in ("", fingerprint(model)):
+            raise InputError(
+                f"estimator: {type(estimator).__name__} was calibrated on another model ({estimator.made_for[:12]}); calibrate "
+                "it on this one"
+            )
         sparse = self._attention(table, estimator)
         sparse.check_place(device)
         choose(self.kernel, head_dim=shape.head_dim, dtype=model.dtype, device=device)

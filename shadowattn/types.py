@@ -242,6 +242,71 @@ class Sensitivity:
     tokens: int
 
 
+def _tuples(table: Any) -> Any:
+    """Nested lists as nested tuples."""
+    return tuple(map(_tuples, table)) if isinstance(table, list | tuple) else table
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """What the channels of Q and K, after RoPE, are like on calibration text, for estimators that look at a few of them.
+
+    `q` [L][H][D] and `k` [L][G][D]: the mean magnitude of each channel. `axes` [L][G][D][D]: orthonormal principal axes of each
+    head's keys, one a row, that of the largest variance first. `fingerprint`: of the model, as `models.fingerprint` gives it.
+    Raises `InputError` on values that are not finite and on sizes that do not fit together.
+    """
+
+    q: tuple[tuple[tuple[float, ...], ...], ...]
+    k: tuple[tuple[tuple[float, ...], ...], ...]
+    axes: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
+    fingerprint: str = ""
+
+    def __post_init__(self):
+        checks.instance("channels.fingerprint", self.fingerprint, str, "leave it out where no model is known")
+        for name in ("q", "k", "axes"):
+            object.__setattr__(self, name, _tuples(getattr(self, name)))
+        q, k, axes = self._tensors
+        sizes = [list(x.shape) for x in (q, k, axes)]
+        if (
+            [x.dim() for x in (q, k, axes)] != [3, 3, 4]
+            or sizes[2] != [*sizes[1], sizes[1][2]]
+            or (sizes[0][0], sizes[0][2]) != (sizes[1][0], sizes[1][2])
+            or sizes[0][1] % sizes[1][1]
+        ):
+            raise InputError(f"channels: expected q [L][H][D], k [L][G][D] and axes [L][G][D][D], got {sizes}; calibrate again")
+        if not all(bool(x.isfinite().all()) for x in (q, k, axes)):
+            raise InputError("channels: expected finite values, got NaN or infinity; calibrate again")
+
+    @classmethod
+    def read(cls, value: "ChannelStatistics") -> "ChannelStatistics":
+        """What it is given. Raises `InputError` on anything else than channel statistics."""
+        checks.instance("channels", value, cls, "measure them with shadowattn.offline.observe_channels")
+        return value
+
+    def of(self, layer: int, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        """`q` [H, D] of these heads of a layer, and `k` [G, D] and `axes` [G, D, D] of all its key heads; float32, on the CPU.
+
+        Raises `InputError` for a layer or heads that they were not measured on.
+        """
+        q, k, axes = self._tensors
+        if not 0 <= layer < len(q) or int(heads.ids.max()) >= q.shape[1] or int(heads.kv.max()) >= k.shape[1]:
+            raise InputError(
+                f"channels: they are of {len(q)} layers × {q.shape[1]} heads, got layer {layer} and heads up to "
+                f"{int(heads.ids.max())}; measure them on this model"
+            )
+        return q[layer, heads.ids.cpu()], k[layer], axes[layer]
+
+    @cached_property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        try:
+            return tuple(torch.tensor(x, dtype=torch.float32) for x in (self.q, self.k, self.axes))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"channels: expected tables of numbers ({error}); calibrate again") from error
+
+    def __repr__(self) -> str:
+        return f"channel statistics of {len(self.q)} layers"
+
+
 # How `offline.key_offsets` chooses a key offset; `none`: K is quantised as it is.
 KEY_OFFSETS = ("none", "mean", "midrange")
 

@@ -15,7 +15,7 @@ from experiments.studies.quality import Quality
 from shadowattn.errors import InputError
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
-from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.reporting.rows import GOES_BY, EstimatorRow, Row
 
 _SHOWN = {
     "loss_increase": "loss above dense, nat",
@@ -25,6 +25,11 @@ _SHOWN = {
     "output_error": "output error",
     "density": "density",
 }
+_LEGEND = (
+    "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context, nothing shared; floats count 32 bits\n"
+    "goes by: whose queries decide what a row keeps; later rows: of its own chunk\n"
+    "calibrated: what calibration text gave the estimator"
+)
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,16 @@ class CompareEstimators(Quality):
         super().check(lab)
 
     def measure(self, lab: Lab) -> list[Row]:
-        rows, head_dim = super().measure(lab), lab.shape.head_dim
+        rows = super().measure(lab)
+        size = lab.shape.head_dim, lab.of("graphs").chunk_tokens, lab.context_tokens
         for name, method in lab.methods.items():
-            cost = estimator_of(lab, method).cost(head_dim)
-            if cost is None:
+            estimator = estimator_of(lab, method)
+            if (cost := estimator.cost(*size)) is None:
                 continue
-            row = replace(lab.row(PlacedRow), method=name, estimator=part_name(method.estimator), measured="counted")
+            row = replace(
+                lab.row(EstimatorRow), method=name, estimator=part_name(method.estimator), measured="counted",
+                granularity=estimator.granularity, sees=estimator.sees, needs=" ".join(sorted(estimator.needs)),
+            )  # fmt: skip
             for at in (at for at in lab.retentions if at < 1):
                 rows.append(replace(row, metric="estimate_mac_bits", value=cost.mac_bits, retention=at))
                 rows.append(replace(row, metric="estimate_bytes", value=cost.bytes, retention=at))
@@ -63,18 +72,21 @@ class CompareEstimators(Quality):
         cells = (
             rows.drop_duplicates(["method", "retention", "metric"]).set_index(["retention", "method", "metric"]).value.unstack()
         )
+        costs = rows[rows.metric == "estimate_mac_bits"]
+        kinds = costs.drop_duplicates("method").set_index("method").fillna({"needs": ""})
         tables = []
-        for at in sorted(rows[rows.metric == "estimate_mac_bits"].retention.unique()):
+        for at in sorted(costs.retention.unique()):
             made = Table(
-                "method", "MAC × bits", "bytes", *_SHOWN.values(), title=f"{title}, retention {at:g}", title_justify="left"
-            )
+                "method", "MAC × bits", "bytes", "goes by", "calibrated", *_SHOWN.values(),
+                title=f"{title}, retention {at:g}", title_justify="left",
+            )  # fmt: skip
             for method, line in cells.loc[at].sort_values("loss_increase").iterrows():
                 if method != "dense":
-                    cost = (_said(line.get(name), "g") for name in ("estimate_mac_bits", "estimate_bytes"))
-                    made.add_row(method, *cost, *(_said(line.get(name), ".4f") for name in _SHOWN))
+                    cost = (_said(line.get(name), ".4g") for name in ("estimate_mac_bits", "estimate_bytes"))
+                    kind = (GOES_BY[kinds.sees[method]], kinds.needs[method]) if method in kinds.index else ("", "")
+                    made.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in _SHOWN))
             tables.append(made)
-        said = "MAC × bits, bytes: counted for each row and key, nothing shared; floats count 32 bits"
-        return Group(*tables, said, verdicts.comparisons(rows))
+        return Group(*tables, _LEGEND, verdicts.comparisons(rows))
 
 
 def _said(value: float | None, form: str) -> str:

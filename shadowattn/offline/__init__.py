@@ -5,6 +5,7 @@ turns either into a retention for every head.
 """
 
 from shadowattn.offline.allocators import allocate
+from shadowattn.offline.channels import observe_channels
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
 from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.profile import load_profile, save_profile
@@ -25,6 +26,7 @@ __all__ = [
     "measure_ablations",
     "measure_importance",
     "measure_sensitivity",
+    "observe_channels",
     "observe_key_offset",
     "observe_scales",
     "race_ablations",

@@ -21,6 +21,8 @@ from shadowattn.types import Heads, Selection
 
 # Share of a row's largest score that two ways of summation may differ by; closer scores may come in either order.
 _ROUNDING = 1e-4
+# Keys that an estimator puts before all others score this or more (`estimators.pages.ALWAYS`).
+_FORCED = 1e20
 _LARGEST = 6.0
 _RETENTION = 0.3
 
@@ -42,7 +44,8 @@ def check_estimator(
     Random q [heads, rows, head_dim] and k [kv_heads, keys, head_dim], a chunk of an even number of `rows` at the end of `keys`,
     are estimated in several ways. Scores are float32 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
     gives the same scores; and a row ranks the keys that it sees the same way whatever tokens come later, whether its chunk comes
-    whole or in halves, with what it derived from the keys of the first half, and whichever heads it comes with. Of an estimator
+    whole or in halves, with what it derived from the keys of the first half, and whichever heads it comes with. One that `sees`
+    earlier rows may rank otherwise in halves, and one that sees its chunk also when later tokens change. Of an estimator
     that `selects`, the lists that it makes for `rule` are held to the same. A bank's estimator needs a shape that its bank was
     built for, and all heads in one scale bucket or several: which bucket serves a chunk may depend on later tokens, and is held
     fixed here.
@@ -78,14 +81,15 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int)
         raise InputError(f"{name}: it changed q or k; work on a copy of them")
     if not rank(q, k, positions, heads).equal(whole):
         raise InputError(f"{name}: the same input gave other scores the second time; seed what is random, and keep no state")
-    for first in range(step, rows, step):
+    for first in range(step, rows, step) if estimator.sees != "chunk" else ():
         for flipped in (True, False):
             later_q, later_k = _with_another_end(q, k, first, flipped)
             moved = _moved(whole[:, :first], rank(later_q, later_k, positions, heads)[:, :first])
             if moved is not None:
                 raise InputError(
                     f"{name}: not causal: row {moved} at position {int(positions[moved])} ranks its keys otherwise when tokens "
-                    f"from position {int(positions[first])} on change; let a key's score depend on no key or query after the row"
+                    f"from position {int(positions[first])} on change; let a key's score depend on no key or query after the "
+                    "row, or say so: sees = 'chunk'"
                 )
     half = rows // 2
     cache = LayerCache()
@@ -94,11 +98,11 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int)
         rank(q[:, half:], k, positions[half:], heads, cache),
     ]
     parts[0] = torch.nn.functional.pad(parts[0], (0, half), value=-torch.inf)
-    if (moved := _moved(whole, torch.cat(parts, 1))) is not None:
+    if estimator.sees == "row" and (moved := _moved(whole, torch.cat(parts, 1))) is not None:
         raise InputError(
             f"{name}: it depends on the chunk length: row {moved} ranks its keys otherwise in a chunk of {half} rows than in one "
             f"of {rows}; let a row's scores depend on that row, its position and the keys alone, and what you derive from keys "
-            "grow with them"
+            "grow with them; or say so: sees = 'earlier_rows'"
         )
     swapped = torch.arange(count).view(groups, -1).flip(1).flatten()
     for which in (swapped, *torch.arange(count).split(1), torch.arange(count)[:: max(1, count // groups)]):
@@ -155,11 +159,14 @@ def _moved(before: Tensor, after: Tensor) -> int | None:
     gaps = []
     for scores in (before, after):
         seen = scores.isfinite()
-        highest, lowest = scores.amax(-1), scores.masked_fill(~seen, torch.inf).amin(-1)
-        rounding = _ROUNDING * (highest - lowest) + 1e-6 * highest.abs().maximum(lowest.abs())
+        ranked = seen & (scores.abs() < _FORCED)  # the others' size says nothing of how these are rounded
+        highest, lowest = (scores.masked_fill(~ranked, end).amax(-1) for scores, end in ((scores, -_FORCED), (-scores, -_FORCED)))
+        rounding = torch.where(ranked.any(-1), _ROUNDING * (highest + lowest) + 1e-6 * highest.abs().maximum(lowest.abs()), 0.0)
         scores = scores.masked_fill(~seen, 0.0)
         both = seen[..., :, None] & seen[..., None, :]
-        gaps.append(((scores[..., :, None] - scores[..., None, :]).masked_fill(~both, 0.0), rounding[..., None, None]))
+        larger = scores.abs()[..., :, None].maximum(scores.abs()[..., None, :])
+        gap = (scores[..., :, None] - scores[..., None, :]).masked_fill(~both, 0.0)
+        gaps.append((gap, rounding[..., None, None] + 1e-6 * larger))
     (was, was_rounding), (is_now, is_rounding) = gaps
     otherwise = (was > was_rounding) & (is_now <= 0) | (is_now > is_rounding) & (was <= 0)
     rows = otherwise.any(-1).any(-1).any(0).nonzero()

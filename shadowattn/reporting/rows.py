@@ -63,6 +63,19 @@ class PlacedRow(Row):
 
 
 @dataclass(frozen=True)
+class EstimatorRow(PlacedRow):
+    """A row about an estimator: its `granularity`, what it `sees` and what it `needs`, by the names of `Estimator`."""
+
+    granularity: str = ""
+    sees: str = ""
+    needs: str = ""
+
+
+# Whose queries decide what a row keeps, by `Estimator.sees`.
+GOES_BY = {"row": "the row", "earlier_rows": "earlier rows", "chunk": "later rows too"}
+
+
+@dataclass(frozen=True)
 class StageRow(PlacedRow):
     """A row about a stage of the pipeline (`estimate`, `select`, `attend`; empty: about all of them).
 

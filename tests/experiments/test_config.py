@@ -21,6 +21,7 @@ from experiments.targets import definition
 from shadowattn.errors import InputError
 from shadowattn.offline.allocators import Allocator
 from shadowattn.online.estimators import Estimator
+from tests.online.estimators.test_channels import some as some_channels
 
 PARTS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "exp"]
 EXPERIMENTS = [path.stem for path in sorted((CONF / "exp").glob("*.yaml"))]
@@ -49,8 +50,15 @@ def test_every_part_composes_and_its_target_exists(group, name):
     ("group", "name"), [part for part in PARTS if part[0] in ("allocator", "estimator") and part[1] != "int8"]
 )
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
-    built = build(compose([f"{group}={name}"])[group])
+    part = compose([f"{group}={name}"])[group]
+    given = {"channels": some_channels()} if group == "estimator" and "channels" in get_class(part._target_).needs else {}
+    built = build(part, **given)
     assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
+
+
+def test_what_a_run_builds_is_no_setting():
+    with pytest.raises(InputError, match=r"estimator\.channels: there is no such setting"):
+        complete(compose(["estimator=loki", "+estimator.channels=[1]"]))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -17,6 +17,7 @@ from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 GRANULARITIES = ("head", "group", "layer")
+SEES = ("row", "earlier_rows", "chunk")
 
 
 class Estimator(ABC):
@@ -25,10 +26,14 @@ class Estimator(ABC):
     To add one: a class with `scores` in a file of its own, and a YAML that names it. What else a class may say:
 
     - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales; `key_offset`, the
-      calibrated `types.KeyOffset` or None. They are arguments of those names.
+      calibrated `types.KeyOffset` or None; `channels`, the calibrated `types.ChannelStatistics`. They are arguments of those
+      names.
     - `granularity`: whose ranking the scores are: of each `head`, of a key/value `group`, or of the whole `layer`, whose heads
       then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
       may go by keys and positions, not by queries.
+    - `sees`: what a row's ranking may go by. The `row` itself and the keys up to it, as the paper's estimate does: then it is the
+      same however a prompt is cut into chunks. Also `earlier_rows`, those of the chunks before. Or the whole `chunk`, whose later
+      rows then have a say in what earlier ones keep: a prefill method of that kind looks into the future of its chunk.
     - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt.
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
@@ -41,6 +46,7 @@ class Estimator(ABC):
 
     needs: ClassVar[frozenset[str]] = frozenset()
     granularity: ClassVar[str] = "head"
+    sees: ClassVar[str] = "row"
     selects: ClassVar[bool] = False
     scores_are_finite: ClassVar[bool] = False
     lists_are_sound: ClassVar[bool] = False
@@ -54,10 +60,11 @@ class Estimator(ABC):
         if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
             cls.lists_are_sound = False
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in ("selects", "scores_are_finite", "lists_are_sound", "units", "launches", "launch", "select"):
+            for name in ("sees", "selects", "scores_are_finite", "lists_are_sound", "units", "launches", "launch", "select"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
+        checks.one_of(f"{cls.__name__}.sees", cls.sees, SEES)
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor) -> "Estimator":
@@ -70,7 +77,8 @@ class Estimator(ABC):
 
         For the rows of `chunk`, all of its heads and all of its keys. Causality is not the estimator's business: selection never
         offers a key to a row before it. But the score of a key must not depend on keys after the row, or it would leak them
-        (static INT8 scales are the documented exception). Raises `InputError` on NaN or infinity where scales are measured.
+        (static INT8 scales, and what a class says that it `sees`, are the documented exceptions). Raises `InputError` on NaN or
+        infinity where scales are measured.
         """
 
     def units(self, chunk: Chunk) -> Tensor | None:
@@ -94,8 +102,8 @@ class Estimator(ABC):
         scores = check_scores(self.scores(asked), self, asked)
         return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, asked)), lists)
 
-    def cost(self, head_dim: int) -> EstimateCost | None:
-        """What a score takes at this head dimension; None: not known."""
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
+        """What a score takes in a chunk of so many rows that see so many keys; None: not known."""
         return None
 
     def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
@@ -109,6 +117,11 @@ class Estimator(ABC):
         """Raises `InputError` where it quantises by other static scales than the profile's."""
         if self.graphs is not None:
             self.graphs.check_profile(profile)
+
+    @property
+    def made_for(self) -> str:
+        """The `models.fingerprint` of the model that it was calibrated on; empty: of no model, or of one that nobody named."""
+        return "" if self.graphs is None else self.graphs.built_for.fingerprint
 
     @property
     def graphs(self) -> GraphBank | None:

@@ -77,7 +77,7 @@ class Int8(Estimator):
     def graphs(self) -> GraphBank:
         return self.bank
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -130,7 +130,7 @@ class Int8Fused(Estimator):
             f"estimator: its grid is not that of the profile's scales{differ}; make it with Int8Fused(profile.scales)"
         )
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -40,7 +40,7 @@ class Int8Tensor(Estimator):
         """Absmax scales of q [H, Q, D] and k [G, K, D], less the key offset of a layer if any."""
         return cls(absmax_scales(q), absmax_scales(shifted(k, key_offset, layer)), key_offset)
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 8)
 
     def scores(self, chunk: Chunk) -> Tensor:

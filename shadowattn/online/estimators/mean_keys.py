@@ -34,7 +34,7 @@ class MeanKeys(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim / self.page, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -12,7 +12,7 @@ from shadowattn.types import EstimateCost
 
 @dataclass(frozen=True)
 class Oracle(Estimator):
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -59,7 +59,7 @@ class Quantised(Estimator):
             raise InputError("requant: expected 8 bits, a grid and no smoothing, whose products it was calibrated on")
         key_offset_of(self.grid, self.key_offset)  # one beside a grid is refused now
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, self.bits)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -37,7 +37,7 @@ class Quest(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(2 * head_dim / self.page, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -22,7 +22,7 @@ class Random(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "seed", checks.integer("seed", self.seed))
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(0, 0)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -25,7 +25,7 @@ class Sign1(Estimator):
     key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim + 32 * self.scaled, 1)  # a scale weighs as much as 32 signs
 
     def scores(self, chunk: Chunk) -> Tensor:

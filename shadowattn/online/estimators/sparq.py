@@ -26,7 +26,7 @@ class SparQ(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "channels", checks.integer("channels", self.channels, least=1))
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(self.channels, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:

@@ -23,7 +23,7 @@ class Streaming(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "sinks", checks.integer("sinks", self.sinks))
 
-    def cost(self, head_dim: int) -> EstimateCost:
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(0, 0)
 
     def scores(self, chunk: Chunk) -> Tensor:

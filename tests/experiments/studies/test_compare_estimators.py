@@ -31,7 +31,7 @@ def test_methods_of_another_budget_are_refused(run):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_says_what_a_score_takes(name):
-    cost = named_estimator(name).cost(64)
+    cost = named_estimator(name).cost(64, 32, 96)
     assert isinstance(cost, EstimateCost)
     assert cost.bytes == cost.mac_bits / 8 >= 0
 
@@ -41,4 +41,4 @@ def test_an_estimator_that_says_nothing_has_no_cost():
         def scores(self, chunk):
             raise NotImplementedError
 
-    assert Silent().cost(64) is None
+    assert Silent().cost(64, 32, 96) is None

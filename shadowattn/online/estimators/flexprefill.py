@@ -1,0 +1,57 @@
+"""A pattern a head and chunk: blocks by their mean, or columns and diagonals (FlexPrefill, arXiv 2502.20766, section 3)."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shadowattn import checks
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.blocks import mean_rows, row_scores
+from shadowattn.online.estimators.mean_keys import Means
+from shadowattn.online.estimators.vertical_slash import VerticalSlash, last_attention
+from shadowattn.types import EstimateCost
+
+
+@dataclass(frozen=True)
+class FlexPrefill(Estimator):
+    """q̄ · k̄ ranks blocks where means of `block` keys predict how the last `block` rows attend; else `VerticalSlash` ranks.
+
+    They predict it where the square root of the Jensen-Shannon divergence (in nat) between the softmax of q̄ · k̄, of the mean of
+    those rows, and their attention summed by blocks is less than `limit`.
+    Departures: the paper decides once, by the last rows of the whole prompt, here every chunk decides; it takes keys until a
+    share of the attention is reached, here retention decides.
+    """
+
+    block: int = 128
+    limit: float = 0.1
+    vertical_slash: VerticalSlash = field(init=False, repr=False, compare=False)
+    sees: ClassVar[str] = "chunk"
+
+    def __post_init__(self):
+        object.__setattr__(self, "block", checks.integer("block", self.block, least=1))
+        object.__setattr__(self, "limit", checks.number("limit", self.limit))
+        object.__setattr__(self, "vertical_slash", VerticalSlash(self.block))
+
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
+        of_blocks = head_dim / (min(self.block, rows) * self.block)
+        return EstimateCost.of(of_blocks + head_dim * min(self.block, rows) / rows, 32)
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        (means,) = chunk.cache.derived(f"means of {self.block} keys", lambda: Means(self.block), chunk.k).figures
+        means = means[chunk.heads.kv]
+        by_blocks = row_scores(chunk, mean_rows(chunk, self.block) @ means.mT, self.block, self.block)
+        predicted = self.divergence(chunk, means).sqrt() < self.limit
+        return torch.where(predicted[:, None, None], by_blocks, self.vertical_slash.scores(chunk))
+
+    def divergence(self, chunk: Chunk, means: Tensor) -> Tensor:
+        """The Jensen-Shannon divergence in nat, float32 [H], for the mean keys [H, P, D]."""
+        mean = chunk.q[:, -self.block :].float().mean(1, keepdim=True)
+        pooled = torch.softmax((mean @ means.mT)[:, 0] * chunk.scale, -1)
+        attention = last_attention(chunk, self.block).mean(1)
+        truth = F.pad(attention, (0, -chunk.keys % self.block)).unflatten(1, (-1, self.block)).sum(2)
+        middle = ((pooled + truth) / 2).log()
+        return sum((torch.xlogy(x, x) - x * middle).sum(-1) for x in (pooled, truth)).clamp(min=0) / 2

@@ -1,0 +1,48 @@
+"""Keys whose hash is near the row's: sign-random-projection hashing, as HyperAttention sorts by (arXiv 2310.05869)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.random import Random
+from shadowattn.types import EstimateCost
+
+
+@dataclass(frozen=True)
+class SignLSH(Estimator):
+    """The signs that `bits` random projections give q and k, counted where they agree; keys that agree as often, at random.
+
+    Departures: the paper sorts rows and keys by their hashes and takes the blocks on the sorted diagonal, with sampled keys that
+    stand for all others; here every row ranks by the distance of hashes, which is what the sorting approximates, and samples
+    fill the rest of the budget without standing for more than themselves.
+    """
+
+    bits: int = 7
+    seed: int = 0
+    scores_are_finite: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "bits", checks.integer("bits", self.bits, least=1))
+        object.__setattr__(self, "seed", checks.integer("seed", self.seed))
+
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
+        hashing = 32 * head_dim * self.bits * (rows + keys) / (rows * keys)
+        return EstimateCost.of(self.bits + hashing, 1)
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        scores = Random(self.seed).scores(chunk).mul_(2.0**-24)  # in [0, 1): between two numbers of agreements
+        q, k = self.signs(chunk.q), self.signs(chunk.k)
+        for group, part in chunk.heads.grouped():
+            scores[part] += (q[part] @ k[group].T + self.bits) / 2
+        return scores
+
+    def signs(self, x: Tensor) -> Tensor:
+        """The hash of x [N, T, D], ±1 in float32 [N, T, bits]."""
+        generator = torch.Generator().manual_seed(self.seed)
+        projections = torch.randn(self.bits, x.shape[2], generator=generator).to(x.device)
+        return torch.where(x.float() @ projections.T < 0, -1.0, 1.0)

@@ -1,0 +1,56 @@
+"""Blocks of keys whose keys are alike, by their mean (SpargeAttn, arXiv 2502.18137, section 3.2)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shadowattn import checks
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.blocks import mean_rows, row_scores
+from shadowattn.online.estimators.mean_keys import Means
+from shadowattn.online.estimators.pages import ALWAYS, Pages
+from shadowattn.types import EstimateCost
+
+
+class Likeness(Pages):
+    """The mean cosine of all pairs of keys of a page, [G, P]: the squared length of the mean of the keys, each of length one."""
+
+    def sum_up(self, k: Tensor, whole: int) -> tuple[Tensor]:
+        (mean,) = Means(self.page).sum_up(F.normalize(k, dim=-1), whole)
+        return (mean.square().sum(-1),)
+
+
+@dataclass(frozen=True)
+class SpargeAttn(Estimator):
+    """A block of `key_block` keys scores q̄ · k̄ for a block of `query_block` rows; one whose keys are unlike comes before all.
+
+    Unlike: the mean cosine of its pairs of keys is less than `likeness`, so that the mean says little of them. The default is the
+    authors' for a fixed budget, and calls none unlike.
+    Departures: blocks of unlike rows attend to every key in the paper, here to as many as all; the second stage, which skips
+    products of small probability, is not of the estimate. Taking the mean key off and the softmax change no ranking of a row.
+    """
+
+    query_block: int = 128
+    key_block: int = 64
+    likeness: float = -0.1
+    sees: ClassVar[str] = "chunk"
+
+    def __post_init__(self):
+        for name in ("query_block", "key_block"):
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name), least=1))
+        object.__setattr__(self, "likeness", checks.number("likeness", self.likeness))
+
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
+        return EstimateCost.of(head_dim / (min(self.query_block, rows) * self.key_block), 32)
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        (means,) = chunk.cache.derived(f"means of {self.key_block} keys", lambda: Means(self.key_block), chunk.k).figures
+        scores = mean_rows(chunk, self.query_block) @ means[chunk.heads.kv].mT
+        name = f"likeness of {self.key_block} keys"
+        (likeness,) = chunk.cache.derived(name, lambda: Likeness(self.key_block), chunk.k).figures
+        scores = torch.where(likeness[chunk.heads.kv][:, None] < self.likeness, ALWAYS, scores)
+        return row_scores(chunk, scores, self.query_block, self.key_block)
