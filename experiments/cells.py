@@ -128,10 +128,10 @@ def measure_cell(
         if len(part):
             with attachment.attached(lab, observers) if attachment else nullcontext() as run:
                 if observers and logits:
-                    found, divergences = window_divergences(model, part, logits, **how)
+                    part_losses, divergences = window_divergences(model, part, logits, **how)
                 else:
-                    found = window_losses(model, part, **how).tolist()
-                losses += found
+                    part_losses = window_losses(model, part, **how).tolist()
+                losses += part_losses
                 counters += run.counters if run else Counters()
     if attachment:
         attachment.check(lab, counters)

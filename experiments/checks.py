@@ -44,33 +44,33 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
     """Raises `InputError` where the model is to be on a GPU, and what is asked for runs on the CPU alone."""
     if lab.place.type == "cpu":
         return
-    asked, remedy = f"model.device={lab.of('model').device}", "or model.device=cpu"
+    setting, remedy = f"model.device={lab.of('model').device}", "or model.device=cpu"
     if not study.on_gpu:
-        raise InputError(f"{asked}: {lab.of('experiment')} times or builds what runs on the CPU alone; use model.device=cpu")
+        raise InputError(f"{setting}: {lab.of('experiment')} times or builds what runs on the CPU alone; use model.device=cpu")
     if "kernel" in lab.needs and lab.of("kernel") == "native":
-        raise InputError(f"kernel=native: reads the CPU's memory, got {asked}; use kernel=auto, {remedy}")
+        raise InputError(f"kernel=native: reads the CPU's memory, got {setting}; use kernel=auto, {remedy}")
     if "pipeline" in lab.needs and lab.of("pipeline").mode != "batched":
         raise InputError(
-            f"pipeline={lab.of('pipeline').mode}: stages run apart on the CPU, got {asked}; use pipeline=batched, {remedy}"
+            f"pipeline={lab.of('pipeline').mode}: stages run apart on the CPU, got {setting}; use pipeline=batched, {remedy}"
         )
     if "importance" in lab.needs and lab.of("importance").linear == "onednn":
-        raise InputError(f"importance.linear=onednn: multiplies on the CPU, got {asked}; use importance.linear=auto, {remedy}")
+        raise InputError(f"importance.linear=onednn: multiplies on the CPU, got {setting}; use importance.linear=auto, {remedy}")
     for name, method in lab.methods.items() if "estimator" in lab.needs else ():
         if method.on_device:
             raise InputError(
-                f"{name}: selection=device selects in OpenVINO's graphs, got {asked}; use selection=per_row, {remedy}"
+                f"{name}: selection=device selects in OpenVINO's graphs, got {setting}; use selection=per_row, {remedy}"
             )
         if method.estimator_class.reads_cpu_memory:
             raise InputError(
-                f"{name}: estimator={part_name(method.estimator)} runs OpenVINO's graphs on the CPU's memory, got {asked}; use "
+                f"{name}: estimator={part_name(method.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; use "
                 f"int8_fused, which ranks the same keys, {remedy}"
             )
 
 
-def check_choice(key: str, value: Any, known: tuple) -> None:
+def check_choice(key: str, value: Any, options: tuple) -> None:
     """Raises `InputError` where a setting is none of those known."""
-    if value not in known:
-        listed = ", ".join(str(one or "null") for one in known)
+    if value not in options:
+        listed = ", ".join(str(one or "null") for one in options)
         raise InputError(f"{key}: expected one of {listed}, got {value!r}")
 
 
@@ -90,8 +90,8 @@ def _check_importance(lab: "Lab") -> None:
         "dtype": (None, *DTYPES),
         "linear": LINEARS,
     }
-    for name, known in choices.items():
-        check_choice(f"importance.{name}", importance[name], known)
+    for name, options in choices.items():
+        check_choice(f"importance.{name}", importance[name], options)
     for name, least in (("windows", 0), ("window_tokens", 2), ("batch", 1)):
         check_count(f"importance.{name}", importance[name], least=least)
     Race(**importance.race)
@@ -115,8 +115,8 @@ def _check_sensitivity(lab: "Lab") -> None:
 def _check_graphs(lab: "Lab") -> None:
     graphs = lab.of("graphs")
     choices = {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES}
-    for name, known in choices.items():
-        check_choice(f"graphs.{name}", graphs[name], known)
+    for name, options in choices.items():
+        check_choice(f"graphs.{name}", graphs[name], options)
     for name in ("chunk_tokens", "calibration_windows", "limit", "top_k_buckets", "compile_threads"):
         check_count(f"graphs.{name}", graphs[name])
     launch_sizes(graphs.launch_heads, heads=1, kv_heads=1)

@@ -37,8 +37,8 @@ def join(runs: Sequence[Run], metric: str) -> pd.DataFrame:
             raise InputError(f"--metric: {run.folder} has several values of {metric} for a method and retention; choose another")
         columns.append(rows.set_index(_KEYS).value.rename(name))
     if not any(len(column) for column in columns):
-        known = sorted({str(one) for run in runs for one in run.rows.metric.unique()})
-        raise InputError(f"--metric: expected one of {', '.join(known)}, got {metric!r}")
+        metrics = sorted({str(one) for run in runs for one in run.rows.metric.unique()})
+        raise InputError(f"--metric: expected one of {', '.join(metrics)}, got {metric!r}")
     return pd.concat(columns, axis=1, sort=False)
 
 
@@ -58,30 +58,30 @@ def names(runs: Sequence[Run]) -> list[str]:
     flat = [_flat(run.config) for run in runs]
     keys = sorted({key for settings in flat for key in settings})
     differing = [key for key in keys if len({repr(settings.get(key)) for settings in flat}) > 1]
-    made = [" ".join(f"{key}={settings[key]}" for key in differing if key in settings) for settings in flat]
-    if len(set(made)) < len(runs) or max(map(len, made)) > 60:
+    labels = [" ".join(f"{key}={settings[key]}" for key in differing if key in settings) for settings in flat]
+    if len(set(labels)) < len(runs) or max(map(len, labels)) > 60:
         return [f"{run.folder.parent.name}/{run.folder.name}" for run in runs]
-    return made
+    return labels
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
     """In which subjects the runs differ, so that their numbers are not about the same thing."""
-    found = []
+    subjects = []
     for column in _SUBJECT:
         values = [sorted({str(value) for value in run.rows[column].unique()}) for run in runs if column in run.rows]
         if any(value != values[0] for value in values):
-            found.append(_CALLED.get(column, column))
+            subjects.append(_CALLED.get(column, column))
     machines = {(run.meta["machine"]["processor"], run.meta["machine"]["cores"]) for run in runs if "machine" in run.meta}
-    return found + ["machine"] * (len(machines) > 1)
+    return subjects + ["machine"] * (len(machines) > 1)
 
 
 def table(joined: pd.DataFrame, title: str) -> Table:
     """For a terminal. What a run has not is a dash."""
-    made = Table(*_KEYS, *joined.columns, title=title, title_justify="left")
+    comparison = Table(*_KEYS, *joined.columns, title=title, title_justify="left")
     for (method, retention), values in joined.iterrows():
         cells = ["–" if pd.isna(value) else f"{value:.4g}" for value in values]
-        made.add_row(str(method), f"{retention:g}", *cells)
-    return made
+        comparison.add_row(str(method), f"{retention:g}", *cells)
+    return comparison
 
 
 def _flat(settings: Any, key: str = "") -> dict[str, Any]:
@@ -92,8 +92,8 @@ def _flat(settings: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def _folder(given: str, results: Path) -> Path:
-    return Path(given) if Path(given).is_dir() else results / "runs" / given
+def _folder(run_name: str, results: Path) -> Path:
+    return Path(run_name) if Path(run_name).is_dir() else results / "runs" / run_name
 
 
 def main() -> int:
@@ -104,14 +104,14 @@ def main() -> int:
     parser.add_argument("--csv", type=Path, help="write the table here too")
     options = parser.parse_args()
     try:
-        loaded = [load_run(_folder(given, options.results)) for given in options.run]
+        loaded = [load_run(_folder(run_name, options.results)) for run_name in options.run]
         metric = options.metric or default_metric(loaded)
         joined = join(loaded, metric)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     console = Console(width=None if sys.stdout.isatty() else 160)
-    if found := differences(loaded):
-        console.print(f"these runs differ in {', '.join(found)}: their numbers are not about the same thing")
+    if subjects := differences(loaded):
+        console.print(f"these runs differ in {', '.join(subjects)}: their numbers are not about the same thing")
     console.print(table(joined, metric))
     if options.csv:
         options.csv.parent.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,11 @@ def comparison_rows(
 
     The p-values are corrected over all `pairs`, so a study calls this once. `flags` names pairs that a reader should be wary of.
     """
-    made = []
-    for pair, found in zip(pairs, compare(losses, pairs), strict=True):
-        own, rival = pair
-        row = replace(rows[own], n=found.n, flag=(flags or {}).get(pair, ""))
+    gain_rows = []
+    for pair, comparison in zip(pairs, compare(losses, pairs), strict=True):
+        method, rival = pair
+        row = replace(rows[method], n=comparison.n, flag=(flags or {}).get(pair, ""))
         for ending, name in _FIELDS.items():
             metric, unit = f"gain_over_{rows[rival].method}{ending}", "1" if ending == "_p" else "nat"
-            made.append(replace(row, metric=metric, value=vars(found)[name], unit=unit))
-    return made
+            gain_rows.append(replace(row, metric=metric, value=vars(comparison)[name], unit=unit))
+    return gain_rows

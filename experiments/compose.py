@@ -36,7 +36,7 @@ def composed(overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfi
 
 def choices() -> dict[str, list[str]]:
     """What each group can be, and the experiments, by the names of their files."""
-    made: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for path in sorted(CONF.glob("*/*.yaml")):
-        made.setdefault(path.parent.name, []).append(path.stem)
-    return made
+        names.setdefault(path.parent.name, []).append(path.stem)
+    return names

@@ -78,10 +78,11 @@ def _check_dtype(folder: Path, dtype: str | None) -> None:
     """Raises `InputError` where a model is there in another dtype than the one that is asked for."""
     if dtype is None:
         return
-    there = json.loads((folder / "config.json").read_text()).get("dtype", "an unnamed dtype")
-    if there != dtype:
+    stored_dtype = json.loads((folder / "config.json").read_text()).get("dtype", "an unnamed dtype")
+    if stored_dtype != dtype:
         raise InputError(
-            f"fetch: expected {dtype} weights in {folder}, got {there}; replace them with: rm -r {folder}, then the same command"
+            f"fetch: expected {dtype} weights in {folder}, got {stored_dtype}; replace them with: rm -r {folder}, then the same "
+            "command"
         )
 
 
@@ -200,17 +201,17 @@ def main() -> None:
     parser.add_argument("name", choices=SOURCES)
     defaults = ", ".join(f"{name}: {source.dtype}" for name, source in SOURCES.items())
     parser.add_argument("--dtype", choices=DTYPES, help=f"what the weights are dequantised to ({defaults})")
-    given = parser.parse_args()
-    source = SOURCES[given.name]
+    options = parser.parse_args()
+    source = SOURCES[options.name]
     try:
-        folder = fetch(given.name, source, cache_folder(), dtype=given.dtype)
+        folder = fetch(options.name, source, cache_folder(), dtype=options.dtype)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    say(f"{source.weights}; licence {source.licence}; run it with: model={given.name} model.source=fetched")
+    say(f"{source.weights}; licence {source.licence}; run it with: model={options.name} model.source=fetched")
     print(folder)
 
 

@@ -208,14 +208,14 @@ class Lab:
     def methods(self) -> dict[str, MethodSettings]:
         """The main method and those that it is compared with, by name."""
         further: dict[str, MethodConfig] = self.of("compare") if "compare" in self.needs else {}
-        made = [MethodSettings(str(name), one.estimator, one.allocator, one.selection) for name, one in further.items()]
-        return {one.name: one for one in (self.main, *made)}
+        rivals = [MethodSettings(str(name), one.estimator, one.allocator, one.selection) for name, one in further.items()]
+        return {one.name: one for one in (self.main, *rivals)}
 
     @cached_property
     def full(self) -> dict[str, FullInt8]:
         """Methods that attend to every key, in other arithmetic, by name."""
-        found = self.of("full") if "full" in self.needs else {}
-        return {str(name): build(part) for name, part in found.items()}
+        parts = self.of("full") if "full" in self.needs else {}
+        return {str(name): build(part) for name, part in parts.items()}
 
     @property
     def retentions(self) -> list[float]:
@@ -226,24 +226,24 @@ class Lab:
     @cached_property
     def pipeline(self) -> Pipeline:
         """Raises `InputError` on options or a latency profile that do not fit."""
-        given = self.of("pipeline")
-        profile = LatencyProfile.load(Path(given.profile).expanduser()) if given.profile else None
-        threads = Threads(given.estimate_threads, given.select_threads, given.attend_threads)
+        settings = self.of("pipeline")
+        profile = LatencyProfile.load(Path(settings.profile).expanduser()) if settings.profile else None
+        threads = Threads(settings.estimate_threads, settings.select_threads, settings.attend_threads)
         scheduler = build(self.of("scheduler"))
-        return Pipeline(given.mode, queue_heads=given.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
+        return Pipeline(settings.mode, queue_heads=settings.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
         """Those of the task; none for plain text."""
         if "task" not in self.needs:
             return ()
-        found = tuple(build(self.of("task")).questions(self.loaded.tokenizer, self.corpus.heldout))
-        longest = max((question.tokens for question in found), default=0)
+        questions = tuple(build(self.of("task")).questions(self.loaded.tokenizer, self.corpus.heldout))
+        longest = max((question.tokens for question in questions), default=0)
         if longest > self.shape.context_tokens:
             raise InputError(
                 f"task: the model's context is {self.shape.context_tokens} tokens, got a prompt of {longest}; make it shorter"
             )
-        return found
+        return questions
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -278,12 +278,12 @@ class Lab:
         """
         common = {"model": self.loaded.fingerprint, "dtype": str(self.loaded.model.dtype)} | self._elsewhere
         common |= {"corpus": self.corpus.sha256, "seed": self.seed}
-        made = Stage(self.artifacts, name, common | inputs, code=stage_code(*parts))
-        if made.outdated:
-            say(f"{name}: {made.folder.name} was measured with other code, measuring again")
-        if made.folder.name not in self.stages:
-            self.stages.append(made.folder.name)
-        return made
+        stage = Stage(self.artifacts, name, common | inputs, code=stage_code(*parts))
+        if stage.outdated:
+            say(f"{name}: {stage.folder.name} was measured with other code, measuring again")
+        if stage.folder.name not in self.stages:
+            self.stages.append(stage.folder.name)
+        return stage
 
     @property
     def artifacts(self) -> Path:
@@ -327,17 +327,17 @@ class Lab:
     def meta(self) -> dict[str, Any]:
         """What of a finished run's `meta.json` is the lab's."""
         has = self.needs
-        made: dict[str, Any] = {"config": self.settings(), "stages": self.stages}
+        record: dict[str, Any] = {"config": self.settings(), "stages": self.stages}
         if "model" in has:
-            made["model"] = {"name": self.loaded.name, "fingerprint": self.loaded.fingerprint} | asdict(self.shape)
-            made["model"]["device"] = place_label(self.place)
+            record["model"] = {"name": self.loaded.name, "fingerprint": self.loaded.fingerprint} | asdict(self.shape)
+            record["model"]["device"] = place_label(self.place)
         if "data" in has:
-            made["data"] = {"name": self.corpus.name, "sha256": self.corpus.sha256}
+            record["data"] = {"name": self.corpus.name, "sha256": self.corpus.sha256}
         if "device" in has:
-            made["estimate_device"] = asdict(self.device)
+            record["estimate_device"] = asdict(self.device)
         if "kernel" in has:
-            made["kernel"] = self.kernel_level
-        return made
+            record["kernel"] = self.kernel_level
+        return record
 
     @property
     def subject(self) -> str:

@@ -44,11 +44,11 @@ def runs(results: Path, experiment: str | None = None) -> list[Listed]:
 
 def table(listed: list[Listed], now: datetime) -> Table:
     """For a terminal."""
-    made = Table("run", "model", "settings", "state", "age")
+    listing = Table("run", "model", "settings", "state", "age")
     for run in listed:
         name = f"{run.experiment}/{run.folder.name}"
-        made.add_row(name, run.model, run.settings, run.state, "" if run.finished is None else _age(now - run.finished))
-    return made
+        listing.add_row(name, run.model, run.settings, run.state, "" if run.finished is None else _age(now - run.finished))
+    return listing
 
 
 def _listed(folder: Path) -> Listed:
@@ -86,11 +86,11 @@ def main() -> int:
         key, _, value = options.experiment.partition("=")
         use = f"--results {value}" if key == "paths.results" else "the name of an experiment"
         parser.exit(2, f"error: {options.experiment}: expected an experiment, got a setting; use {use}\n")
-    found = runs(options.results, options.experiment)
-    if not found:
-        of = f" of {options.experiment}" if options.experiment else ""
-        parser.exit(2, f"error: {options.results}: found no runs{of}; begin with: python -m experiments.run +exp=quickstart\n")
-    Console(width=None if sys.stdout.isatty() else 160).print(table(found, datetime.now(UTC)))
+    listed = runs(options.results, options.experiment)
+    if not listed:
+        scope = f" of {options.experiment}" if options.experiment else ""
+        parser.exit(2, f"error: {options.results}: found no runs{scope}; begin with: python -m experiments.run +exp=quickstart\n")
+    Console(width=None if sys.stdout.isatty() else 160).print(table(listed, datetime.now(UTC)))
     return 0
 
 

@@ -259,7 +259,7 @@ class Offline:
 
 def check_fixed_budget(allocator: Any, retention: float, shape: Any) -> None:
     """Draws up a budget that nothing measured goes into, so that a file that does not fit is refused before any work."""
-    made = build(allocator)
-    if not made.needs:
+    part = build(allocator)
+    if not part.needs:
         table = [[1.0] * shape.heads] * shape.layers
-        made.allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)
+        part.allocate(table, [1.0] * shape.layers, base_ppl=1.0, retention=retention)

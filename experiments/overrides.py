@@ -39,48 +39,48 @@ def nearest(key: str) -> str | None:
     """The known setting that is spelt most like `key`: by its last part where only that was given, then by its
     whole name, then by a last part spelt nearly so.
     """
-    known = [name for name in known_keys() if not key.startswith(f"{name}.")]
-    last = {name.split(".")[-1]: name for name in reversed(known)}
-    own = key.split(".")[-1]
-    if "." not in key and own in last:
-        return last[own]
-    whole = get_close_matches(key, known, n=1)
-    by_last = get_close_matches(own, last, n=1, cutoff=0.8)
+    names = [name for name in known_keys() if not key.startswith(f"{name}.")]
+    last = {name.split(".")[-1]: name for name in reversed(names)}
+    ending = key.split(".")[-1]
+    if "." not in key and ending in last:
+        return last[ending]
+    whole = get_close_matches(key, names, n=1)
+    by_last = get_close_matches(ending, last, n=1, cutoff=0.8)
     return whole[0] if whole else last[by_last[0]] if by_last else None
 
 
 def answer(message: str, overrides: Sequence[str]) -> str | None:
     """One line for what Hydra says of a choice, a value, a setting or the grammar; None where it is about something else."""
-    if found := _CHOICE.search(message):
-        options, plus = found["options"].split(), "+" * (found["group"] == "exp")
-        near = get_close_matches(found["name"], options, n=1)
+    if match := _CHOICE.search(message):
+        options, plus = match["options"].split(), "+" * (match["group"] == "exp")
+        near = get_close_matches(match["name"], options, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        return f"{plus}{found['group']}={found['name']}: expected one of {', '.join(options)}{meant}"
+        return f"{plus}{match['group']}={match['name']}: expected one of {', '.join(options)}{meant}"
     if "Multiple values for " in message:
         return f"{message.partition('Multiple values for ')[2].partition('.')[0]}: expected one choice, got several"
     if "use +exp=" in message:
         return f"exp: an experiment is named with a plus: +{message.rpartition('use +')[2]}"
     if "override_grammar" in message:
         return _misread(overrides)
-    if found := _SEVERAL.search(message):
-        key, _, values = found["override"].partition("=")
+    if match := _SEVERAL.search(message):
+        key, _, values = match["override"].partition("=")
         remedy = f"a sweep over them begins with -m, a list is {key}=[{values}]"
-        return f"{found['override']}: expected one value, got several; {remedy}"
-    if found := _APPENDED.search(message):
-        return f"+{found['key']}: the setting is there already; leave out the plus"
-    if found := _VALUE.search(message):
-        key, _, value = found["override"].partition("=")
+        return f"{match['override']}: expected one value, got several; {remedy}"
+    if match := _APPENDED.search(message):
+        return f"+{match['key']}: the setting is there already; leave out the plus"
+    if match := _VALUE.search(message):
+        key, _, value = match["override"].partition("=")
         if "Cannot convert 'dict'" in message:  # something below a single value
             parent = key.lstrip("+").rpartition(".")[0]
             return f"{key}: there is no such setting; {parent} is a single value, set {parent}=VALUE"
         if "is not a ListConfig" in message:
             return f"{key}: expected a list, such as {key}=[{value}], got {value}"
         if "no such" not in message and "not in" not in message:
-            return f"{found['override']}: {found['reason']}"
-    found = _UNKNOWN.search(message)
+            return f"{match['override']}: {match['reason']}"
+    match = _UNKNOWN.search(message)
     full = re.search(r"full_key: ([\w.]+)", message)
-    key = full[1] if full else found and (found["key"] or found["leaf"])
-    if not found or "No match in the defaults list" in message or "already" in message:
+    key = full[1] if full else match and (match["key"] or match["leaf"])
+    if not match or "No match in the defaults list" in message or "already" in message:
         return None
     return _unknown(key)
 
@@ -103,9 +103,9 @@ def _misread(overrides: Sequence[str]) -> str | None:
 
 def check_known(config: DictConfig) -> None:
     """Raises `InputError` on a setting that was added with `+` and that nothing reads; those of parts are the parts' business."""
-    known = set(_keys(Config))
+    keys = set(_keys(Config))
     for key in _settings(config):
-        if key not in known:
+        if key not in keys:
             raise InputError(_unknown(key))
 
 

@@ -43,21 +43,21 @@ def complete(config: DictConfig) -> None:
     for parent, name, key in list(_parts(config, "")):
         settings = settings_of(parent[name]._target_)
         if settings is not None:
-            made = _typed(parent[name], settings, key)
+            part = _typed(parent[name], settings, key)
             with omegaconf.open_dict(parent):
-                parent[name] = made
+                parent[name] = part
 
 
 @cache
 def settings_of(target: str) -> Settings | None:
     """What a part can be set to; None where the source does not tell (a method, a function with `**options`)."""
-    found = definition(target)
-    if found is None:
+    source = definition(target)
+    if source is None:
         return None
-    parameters = dict(_parameters(found))
+    parameters = dict(_parameters(source))
     if "**" in parameters:
         return None
-    made, others = [("_target_", str, field(default=target))], []
+    fields, others = [("_target_", str, field(default=target))], []
     for name, (annotation, default, where) in parameters.items():
         kind = _type(annotation, where)
         if kind is None:
@@ -68,13 +68,13 @@ def settings_of(target: str) -> Settings | None:
         if value is _UNREAD:
             others.append(name)
         elif isinstance(value, str) and value == _NESTED:
-            made.append((name, kind, field(default_factory=kind)))
+            fields.append((name, kind, field(default_factory=kind)))
         elif isinstance(value, list | dict):
-            made.append((name, _storable(kind, value), field(default_factory=lambda value=value: value)))
+            fields.append((name, _storable(kind, value), field(default_factory=lambda value=value: value)))
         else:
             value = "???" if value is _REQUIRED else value
-            made.append((name, _storable(kind, value), field(default=value)))
-    return Settings(make_dataclass(target.rsplit(".", 1)[-1], made), tuple(others))
+            fields.append((name, _storable(kind, value), field(default=value)))
+    return Settings(make_dataclass(target.rsplit(".", 1)[-1], fields), tuple(others))
 
 
 def _storable(kind: Any, value: Any) -> Any:
@@ -88,15 +88,15 @@ def _storable(kind: Any, value: Any) -> Any:
 
 def declared(target: str, name: str) -> Any:
     """The literal value of a class's attribute, its own or inherited; None where the source does not tell."""
-    found = definition(target)
-    while found is not None and isinstance(found.node, ast.ClassDef):
-        for statement in found.node.body:
+    source = definition(target)
+    while source is not None and isinstance(source.node, ast.ClassDef):
+        for statement in source.node.body:
             if isinstance(statement, ast.AnnAssign | ast.Assign) and statement.value is not None:
                 targets = [statement.target] if isinstance(statement, ast.AnnAssign) else statement.targets
                 if any(isinstance(one, ast.Name) and one.id == name for one in targets):
-                    value = _literal(statement.value, found)
+                    value = _literal(statement.value, source)
                     return None if value is _UNREAD else value
-        found = next(_bases(found), None)
+        source = next(_bases(source), None)
     return None
 
 
@@ -113,22 +113,22 @@ def _parts(node: DictConfig, key: str) -> Iterator[tuple[DictConfig, str, str]]:
 
 def _typed(part: DictConfig, settings: Settings, key: str) -> DictConfig:
     schema = settings.schema
-    known = [*(name for name in schema.__dataclass_fields__ if name != "_target_"), *settings.others]
-    made, given = OmegaConf.structured(schema), OmegaConf.to_container(part)
+    names = [*(name for name in schema.__dataclass_fields__ if name != "_target_"), *settings.others]
+    typed_part, entries = OmegaConf.structured(schema), OmegaConf.to_container(part)
     for name in part:
         if name in settings.others or str(name).startswith("_"):
-            with omegaconf.open_dict(made):
-                made[name] = given[name]
+            with omegaconf.open_dict(typed_part):
+                typed_part[name] = entries[name]
             continue
-        if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            meant = f"did you mean {key}.{near[0]}?" if near else f"{schema.__name__} takes {', '.join(known) or 'none'}"
+        if name not in names:
+            near = get_close_matches(str(name), names, n=1)
+            meant = f"did you mean {key}.{near[0]}?" if near else f"{schema.__name__} takes {', '.join(names) or 'none'}"
             raise InputError(f"{key}.{name}: there is no such setting; {meant}")
         try:
-            made = OmegaConf.merge(made, {name: given[name]})
+            typed_part = OmegaConf.merge(typed_part, {name: entries[name]})
         except OmegaConfBaseException as error:
-            raise InputError(_mistyped(f"{key}.{name}", given[name], made[name], str(error))) from error
-    return made
+            raise InputError(_mistyped(f"{key}.{name}", entries[name], typed_part[name], str(error))) from error
+    return typed_part
 
 
 def _mistyped(key: str, value: Any, default: Any, message: str) -> str:
@@ -145,55 +145,55 @@ def _mistyped(key: str, value: Any, default: Any, message: str) -> str:
     return f"{full}: {reason}"
 
 
-def _parameters(found: Definition) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr | None, Definition]]]:
+def _parameters(source: Definition) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr | None, Definition]]]:
     """Name, annotation, default and place of every parameter; `**` where any name is taken. Later ones replace earlier ones."""
-    if isinstance(found.node, ast.FunctionDef):
-        yield from _arguments(found.node, found)
+    if isinstance(source.node, ast.FunctionDef):
+        yield from _arguments(source.node, source)
         return
-    own = next((part for part in found.node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
-    if own is not None:
-        yield from _arguments(own, found)
+    constructor = next((part for part in source.node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+    if constructor is not None:
+        yield from _arguments(constructor, source)
         return
     inherited: dict[str, Any] = {}
-    for base in reversed(list(_bases(found))):  # of two, the first counts
+    for base in reversed(list(_bases(source))):  # of two, the first counts
         inherited |= dict(_parameters(base))
-    for part in found.node.body:
+    for part in source.node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             if _is_no_argument(part):
                 inherited.pop(part.target.id, None)
             else:
-                inherited[part.target.id] = (part.annotation, part.value, found)
-    for built in _built_by_a_run(found):
+                inherited[part.target.id] = (part.annotation, part.value, source)
+    for built in _built_by_a_run(source):
         inherited.pop(built, None)
     yield from inherited.items()
 
 
-def _arguments(made: ast.FunctionDef, found: Definition) -> Iterator[tuple[str, tuple]]:
-    if made.args.kwarg is not None:
-        yield "**", (None, None, found)
-    positional = [*made.args.posonlyargs, *made.args.args]
-    if isinstance(found.node, ast.ClassDef):
+def _arguments(function: ast.FunctionDef, source: Definition) -> Iterator[tuple[str, tuple]]:
+    if function.args.kwarg is not None:
+        yield "**", (None, None, source)
+    positional = [*function.args.posonlyargs, *function.args.args]
+    if isinstance(source.node, ast.ClassDef):
         positional = positional[1:]  # self
-    defaults = [None] * (len(positional) - len(made.args.defaults)) + made.args.defaults
-    both = [*zip(positional, defaults, strict=True), *zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)]
+    defaults = [None] * (len(positional) - len(function.args.defaults)) + function.args.defaults
+    both = [*zip(positional, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
     for argument, default in both:
-        yield argument.arg, (argument.annotation, default, found)
+        yield argument.arg, (argument.annotation, default, source)
 
 
 def _is_no_argument(field: ast.AnnAssign) -> bool:
     return "ClassVar" in _text(field.annotation) or "init=False" in (_text(field.value) if field.value else "")
 
 
-def _built_by_a_run(found: Definition) -> Iterator[str]:
+def _built_by_a_run(source: Definition) -> Iterator[str]:
     """What the class itself says that it `needs`: parameters that a run builds."""
-    for part in found.node.body:
+    for part in source.node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.target.id == "needs" and part.value:
             yield from (node.value for node in ast.walk(part.value) if isinstance(node, ast.Constant))
 
 
-def _bases(found: Definition) -> Iterator[Definition]:
-    for base in found.node.bases:
-        resolved = found.resolve(_text(base)) if isinstance(base, ast.Name | ast.Attribute) else None
+def _bases(source: Definition) -> Iterator[Definition]:
+    for base in source.node.bases:
+        resolved = source.resolve(_text(base)) if isinstance(base, ast.Name | ast.Attribute) else None
         if resolved is not None and isinstance(resolved.node, ast.ClassDef):
             yield resolved
 
@@ -208,16 +208,16 @@ def _type(annotation: ast.expr | None, where: Definition) -> Any:
         return Any
     if any(isinstance(node, ast.Attribute) for node in ast.walk(annotation)):
         return None
-    known = {}
+    types = {}
     for name in {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}:
         if name in _PLAIN:
-            known[name] = _PLAIN[name]
+            types[name] = _PLAIN[name]
             continue
         nested = None if _optional(annotation) else where.resolve(name)  # an optional one is what a run builds
         if nested is None or not isinstance(nested.node, ast.ClassDef) or not nested.node.decorator_list:
             return None
-        known[name] = settings_of(nested.name).schema
-    return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {"__builtins__": {}}, known)
+        types[name] = settings_of(nested.name).schema
+    return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {"__builtins__": {}}, types)
 
 
 def _optional(annotation: ast.expr | None) -> bool:
@@ -234,17 +234,17 @@ def _value(default: ast.expr | None, where: Definition) -> Any:
     if default is None:
         return _REQUIRED
     if isinstance(default, ast.Call) and _text(default.func).split(".")[-1] == "field":
-        given = {keyword.arg: keyword.value for keyword in default.keywords}
-        if "default" in given:
-            return _literal(given["default"], where)
-        made = given.get("default_factory")
-        if made is None:
+        options = {keyword.arg: keyword.value for keyword in default.keywords}
+        if "default" in options:
+            return _literal(options["default"], where)
+        factory = options.get("default_factory")
+        if factory is None:
             return _REQUIRED
-        if isinstance(made, ast.Lambda):
-            return _literal(made.body, where)
-        if _text(made) in ("list", "dict", "tuple"):
-            return {} if _text(made) == "dict" else []
-        return _NESTED if isinstance(made, ast.Name) and where.resolve(made.id) is not None else _UNREAD
+        if isinstance(factory, ast.Lambda):
+            return _literal(factory.body, where)
+        if _text(factory) in ("list", "dict", "tuple"):
+            return {} if _text(factory) == "dict" else []
+        return _NESTED if isinstance(factory, ast.Name) and where.resolve(factory.id) is not None else _UNREAD
     return _literal(default, where)
 
 

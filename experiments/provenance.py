@@ -54,8 +54,8 @@ def origin_line(rows: pd.DataFrame, machine: Mapping[str, Any], commit: str | No
 def portable(command: str) -> str:
     """A command without what is local to a machine: where results go, and the folders of files that it names."""
     words = [word for word in shlex.split(command) if not word.startswith("paths.")]
-    found = [(word, _PATH.match(word)) for word in words]
-    return shlex.join([f"{match['key'] or ''}{Path(match['path']).name}" if match else word for word, match in found])
+    matches = [(word, _PATH.match(word)) for word in words]
+    return shlex.join([f"{match['key'] or ''}{Path(match['path']).name}" if match else word for word, match in matches])
 
 
 def write_csv(rows: pd.DataFrame, path: Path, source: Mapping[str, Any]) -> None:

@@ -67,8 +67,8 @@ def redraw(path: Path, root: Path = ROOT) -> list[Path]:
 
     Raises `InputError` on rows that were altered since, or that nobody recorded.
     """
-    if (found := state(path)) not in ("ok", "stale"):
-        raise InputError(f"{path}: {found}; publish the run again")
+    if (condition := state(path)) not in ("ok", "stale"):
+        raise InputError(f"{path}: {condition}; publish the run again")
     source = read_json(sidecar(path), "publish the run again")
     rows = read_reference(path)
     drawn = study_of(source).figures(rows)
@@ -87,15 +87,15 @@ def study_of(source: Mapping[str, Any]) -> Study:
 
 def check(root: Path = ROOT) -> Table:
     """Every committed CSV: how old, of which commit, and whether it is what was published and of today's code."""
-    made = Table("rows of", "state", "age, days", "commit", "measured on", title="results/reference")
+    table = Table("rows of", "state", "age, days", "commit", "measured on", title="results/reference")
     for path in sorted((root / "results" / "reference").glob("*.csv")):
-        found, source = state(path), {}
-        if found in ("ok", "stale"):
+        condition, source = state(path), {}
+        if condition in ("ok", "stale"):
             source = read_json(sidecar(path), "publish the run again")
         age = (datetime.now(UTC) - datetime.fromisoformat(source["finished"])).days if source else ""
         commit = f"{(source['commit'] or 'none')[:10]}{', changed' if source['dirty'] else ''}" if source else ""
-        made.add_row(path.stem, found, str(age), commit, source["machine"]["processor"] if source else "")
-    return made
+        table.add_row(path.stem, condition, str(age), commit, source["machine"]["processor"] if source else "")
+    return table
 
 
 def _read(run: Path) -> tuple[pd.DataFrame, dict]:

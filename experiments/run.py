@@ -72,12 +72,12 @@ def main() -> None:
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def job(config: DictConfig) -> None:
-        given, swept = HydraConfig.get(), HydraConfig.get().mode == RunMode.MULTIRUN
-        overrides = [typed(one) for one in given.overrides.task]
+        hydra_config, swept = HydraConfig.get(), HydraConfig.get().mode == RunMode.MULTIRUN
+        overrides = [typed(one) for one in hydra_config.overrides.task]
         outcome = {"overrides": overrides, "folder": "", "error": "stopped"}
-        name = f"job {given.job.num} ({' '.join(overrides)}): " if swept else ""
+        name = f"job {hydra_config.job.num} ({' '.join(overrides)}): " if swept else ""
         if swept:
-            sweeps.record(given.job.num, outcome)
+            sweeps.record(hydra_config.job.num, outcome)
         try:
             outcome["folder"], outcome["error"] = str(_job(config)), ""
         except InputError as error:  # here and not around `job`: the other jobs of a sweep go on
@@ -93,7 +93,7 @@ def main() -> None:
             failed.append(outcome["error"])
         finally:
             if swept:
-                sweeps.record(given.job.num, outcome)
+                sweeps.record(hydra_config.job.num, outcome)
 
     sys.argv = [sys.argv[0], *arguments]
     try:

@@ -85,7 +85,7 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
 def job_names(overrides: list[list[str]]) -> list[str]:
     """What tells jobs apart: the overrides in which they differ."""
     shared = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
-    return [" ".join(one for one in given if one not in shared).replace("++", "") or "all" for given in overrides]
+    return [" ".join(one for one in words if one not in shared).replace("++", "") or "all" for words in overrides]
 
 
 def metrics(rows: "pd.DataFrame", headline: Iterable[str]) -> list[str]:
@@ -100,17 +100,17 @@ def table(rows: "pd.DataFrame", shown: list[str]) -> "Table":
 
     from shadowattn.reporting.cases import KEYS, cells
 
-    found = cells(rows, shown, _MOST_CASES)
-    units = found.values.drop_duplicates("metric").set_index("metric").unit
+    case_cells = cells(rows, shown, _MOST_CASES)
+    units = case_cells.values.drop_duplicates("metric").set_index("metric").unit
     heads = [name.replace("_", " ") + (f", {units[name]}" if units[name] != "1" else "") for name in shown]
     kinds = " and ".join(sorted(set(rows.measured[rows.metric.isin(shown)])))
-    pooled = f" · medians over {', '.join(name.replace('_', ' ') for name in found.pooled)}" if found.pooled else ""
-    keys = [KEYS[0], *found.cases, *KEYS[1:]]
-    made = Table(*(name.replace("_", " ") for name in keys), *heads, title=f"all jobs · {kinds}{pooled}", title_justify="left")
-    for key, line in found.values.groupby(keys, sort=False, dropna=False):
+    pooled = f" · medians over {', '.join(name.replace('_', ' ') for name in case_cells.pooled)}" if case_cells.pooled else ""
+    keys = [KEYS[0], *case_cells.cases, *KEYS[1:]]
+    summary = Table(*(name.replace("_", " ") for name in keys), *heads, title=f"all jobs · {kinds}{pooled}", title_justify="left")
+    for key, line in case_cells.values.groupby(keys, sort=False, dropna=False):
         cells_of = {one.metric: _cell(one.value, one.low, one.high) for one in line.itertuples()}
-        made.add_row(*(_key(one) for one in key), *(cells_of.get(name, "–") for name in shown))
-    return made
+        summary.add_row(*(_key(one) for one in key), *(cells_of.get(name, "–") for name in shown))
+    return summary
 
 
 def _key(value: Any) -> str:

@@ -30,10 +30,10 @@ def named_targets(settings: Any, key: str = "") -> dict[str, str]:
         settings = dict(enumerate(settings))
     if not isinstance(settings, dict):
         return {}
-    found = {f"{key}_target_": settings["_target_"]} if "_target_" in settings else {}
+    targets = {f"{key}_target_": settings["_target_"]} if "_target_" in settings else {}
     for name, value in settings.items():
-        found |= named_targets(value, f"{key}{name}.")
-    return found
+        targets |= named_targets(value, f"{key}{name}.")
+    return targets
 
 
 def check_modules(settings: Any) -> None:
@@ -139,9 +139,9 @@ def check_targets(settings: Any) -> None:
 
 def source_files(target: str) -> list[Path]:
     """The file that defines a target outside of this project, and what it imports of its own neighbours, however deep."""
-    found: dict[Path, None] = {}
-    _follow(_module(target), found)
-    return sorted(found)
+    files: dict[Path, None] = {}
+    _follow(_module(target), files)
+    return sorted(files)
 
 
 def _unknown(key: str, target: str, reason: str) -> InputError:
@@ -171,15 +171,15 @@ def _defined(path: Path) -> set[str] | None:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except SyntaxError:  # importing it says where
         return None
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name):
-            found.add(node.id)
-    return None if found & {"*", "__getattr__", "globals"} else found
+            names.add(node.id)
+    return None if names & {"*", "__getattr__", "globals"} else names
 
 
 def _shown_path(path: Path) -> Path:
@@ -200,20 +200,20 @@ def _spec(name: str) -> ModuleSpec | None:
         return None
 
 
-def _follow(name: str, found: dict[Path, None]) -> None:
+def _follow(name: str, files: dict[Path, None]) -> None:
     """Adds a module's file, and those of all modules that it imports."""
     spec = _spec(name)
     if name.split(".")[0] in PACKAGES or spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return
     path = Path(spec.origin)
-    if path in found:
+    if path in files:
         return
     if not _is_installed(path):
-        found[path] = None
+        files[path] = None
         for imported in _imports(path, spec.name if spec.submodule_search_locations else spec.parent):
-            _follow(imported, found)
-    elif not found:  # an installed package's part: its own file stands for it
-        found[path] = None
+            _follow(imported, files)
+    elif not files:  # an installed package's part: its own file stands for it
+        files[path] = None
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:

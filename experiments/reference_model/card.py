@@ -187,11 +187,11 @@ def _check_table(checks: Checks, samples: Samples) -> str:
     return _table(("check", "measured", "95 % interval", "n", "target", ""), rows)
 
 
-def _check(meaning: str, measured: Interval, of: str, form: str, target: Target) -> tuple[str, ...]:
+def _check(meaning: str, measured: Interval, items: str, form: str, target: Target) -> tuple[str, ...]:
     nat = " nat" if target.unit == "nat" else ""
     ends = f"{measured.low:{form}} to {measured.high:{form}}{nat}"
     least = f"{target.value:.2f} nat" if nat else f"{target.value:.0%}"
-    return (meaning, f"{measured.value:{form}}{nat}", ends, f"{measured.n} {of}", f"≥ {least}", target.verdict(measured))
+    return (meaning, f"{measured.value:{form}}{nat}", ends, f"{measured.n} {items}", f"≥ {least}", target.verdict(measured))
 
 
 def _position_table(loss_by_position: list[float]) -> str:

@@ -134,8 +134,8 @@ def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
     baseline's mask. In a fresh process."""
 
     def call(t: Tensors) -> None:
-        of = baselines(t) if candidate in BASELINES else totals(t, 1) | totals(t, block)
-        of[candidate]()
+        paths = baselines(t) if candidate in BASELINES else totals(t, 1) | totals(t, block)
+        paths[candidate]()
 
     call(Tensors(replace(case, keys=min(case.keys, 1024))))  # libraries and kernels load on first use
     t = Tensors(case)

@@ -90,9 +90,9 @@ class AttentionSpeed(Study):
     )
 
     def __post_init__(self):
-        for name, known in (("parts", PARTS), ("shapes", tuple(SHAPES)), ("dtypes", tuple(DTYPES))):
+        for name, options in (("parts", PARTS), ("shapes", tuple(SHAPES)), ("dtypes", tuple(DTYPES))):
             for value in getattr(self, name):
-                check_choice(f"study.{name}", value, known)
+                check_choice(f"study.{name}", value, options)
         for name in ("parts", "shapes", "dtypes", "lengths", "retentions", "decode_keys"):
             if not getattr(self, name):
                 raise InputError(f"study.{name}: expected at least one, got none")
@@ -130,11 +130,11 @@ class AttentionSpeed(Study):
             threads=torch.get_num_threads(),
             versions=f"torch {versions()['torch']}",
         )
-        made = []
+        rows = []
         for part, case in bar(cases, "time"):
             key = f"{part} {case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g}"
-            made += rows_of(row, part, case, units.get(key, partial(self._figures, part, case)))
-        return made
+            rows += rows_of(row, part, case, units.get(key, partial(self._figures, part, case)))
+        return rows
 
     def cases(self) -> list[tuple[str, Case]]:
         """Every case of each part, in turn."""
@@ -195,12 +195,12 @@ class AttentionSpeed(Study):
         return calls
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        made = {f"attention_{part}": draw_attention_speed(rows, part) for part in AXES if (rows.part == part).any()}
-        return made | ({"attention_roofline": draw_roofline(rows)} if (rows.part == "chunk").any() else {})
+        figures = {f"attention_{part}": draw_attention_speed(rows, part) for part in AXES if (rows.part == part).any()}
+        return figures | ({"attention_roofline": draw_roofline(rows)} if (rows.part == "chunk").any() else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A table for each part, and the targets."""
-        parts = [_part_table(of, f"{title} · {part}") for part, of in rows.groupby("part", sort=False)]
+        parts = [_part_table(part_rows, f"{title} · {part}") for part, part_rows in rows.groupby("part", sort=False)]
         return Group(*parts, *([targets_table(rows)] if rows.part.isin(("chunk", "memory")).any() else []))
 
 
@@ -259,7 +259,7 @@ def _part_table(rows: pd.DataFrame, title: str) -> Table:
     """Times with quartiles, and ratios to both baselines."""
     first = rows.iloc[0]
     title = f"{title} · {first.processor}, {first.threads} threads, {first.kernel} · measured"
-    made = Table("case", "candidate", "value", "quartiles", "× sdpa", "× own dense", title=title)
+    table = Table("case", "candidate", "value", "quartiles", "× sdpa", "× own dense", title=title)
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows.itertuples():
         case = f"{row.model} {row.dtype} {row.context_tokens} keys, {row.retention:g}"
@@ -272,7 +272,7 @@ def _part_table(rows: pd.DataFrame, title: str) -> Table:
                 what = f"{main.metric} " if method == "machine" else ""
                 value = f"{what}{main.value:.2f} {main.unit}" + (f"  ({share.value:.1%} of sdpa)" if share else "")
                 spread = f"{main.low:.2f} … {main.high:.2f}" if main.unit == "ms" else ""
-                made.add_row(case, method, value, spread, *(f"{one.value:.2f}" if one else "" for one in ratios))
+                table.add_row(case, method, value, spread, *(f"{one.value:.2f}" if one else "" for one in ratios))
                 case = ""
-        made.add_section()
-    return made
+        table.add_section()
+    return table

@@ -36,25 +36,25 @@ class Fig10(Simulated):
         rows, speedups, lossy = [], [], []
         for model, layer in bar(list(LAYERS.items()), "simulate"):
             for tokens in self.lengths:
-                of = replace(row, model=model, context_tokens=tokens, heads=layer.heads, metric="latency")
+                latency_row = replace(row, model=model, context_tokens=tokens, heads=layer.heads, metric="latency")
                 took = {
                     name: self.cost(device, layer, method, tokens, row.retention).total_us / 1e3
                     for name, method in METHODS.items()
                 }
-                rows += [replace(of, method=name, value=value) for name, value in took.items()]
+                rows += [replace(latency_row, method=name, value=value) for name, value in took.items()]
                 speedups.append(took["C/G-Full"] / took["ours"])
                 lossy += [took[name] / took["ours"] for name in ("C/G-Sparse", "C/G-Block-Sparse", "NPU-Full")]
-        found = {
+        summary = {
             "mean_speedup": float(np.mean(speedups)),
             "largest_speedup": max(speedups),
             "largest_speedup_over_lossy": max(lossy),
         }
-        of = replace(row, model="all", method="ours", unit="1")
-        counts = dict.fromkeys(found, len(speedups)) | {"largest_speedup_over_lossy": len(lossy)}
+        summary_row = replace(row, model="all", method="ours", unit="1")
+        counts = dict.fromkeys(summary, len(speedups)) | {"largest_speedup_over_lossy": len(lossy)}
         published = FIG_10 if self.is_papers(device, row.retention) else {}
-        for metric, value in found.items():
+        for metric, value in summary.items():
             # The mean is what the core's speed was fitted to: nothing is tested by it.
             flag = "fitted to this value" if published and metric == "mean_speedup" else ""
             paper = published.get(metric, math.nan)
-            rows.append(replace(of, metric=metric, value=value, published=paper, flag=flag, n=counts[metric]))
+            rows.append(replace(summary_row, metric=metric, value=value, published=paper, flag=flag, n=counts[metric]))
         return rows

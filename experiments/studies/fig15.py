@@ -35,6 +35,6 @@ class Fig15(Simulated):
             for model, layer in LAYERS.items():
                 for name in ("C/G-Full", "ours"):
                     cost = self.cost(device.on_core(core), layer, METHODS[name], self.tokens, row.retention)
-                    of = replace(row, model=model, context_tokens=self.tokens, core=core, heads=layer.heads)
-                    rows.append(replace(of, method=name, metric="latency", value=cost.total_us / 1e3))
+                    layer_row = replace(row, model=model, context_tokens=self.tokens, core=core, heads=layer.heads)
+                    rows.append(replace(layer_row, method=name, metric="latency", value=cost.total_us / 1e3))
         return rows

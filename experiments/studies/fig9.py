@@ -66,20 +66,20 @@ class Fig9(LatencyStudy):
         calls = {mode: partial(call, mode) for mode in pipelines}
         timings = interleave(calls, rounds=self.rounds, warmup=3)
         row = self._row(lab, chunk)
-        made, traces = [], {}
+        rows, traces = [], {}
         for mode, timing in timings.items():
             timelines = [one.timeline for one in ran[mode][-self.rounds :]]
             low, high = timing.quartiles_s
             at = replace(row, method=mode)
-            made += [
+            rows += [
                 replace(at, metric=metric, value=value * 1e3)
                 for metric, value in {"wall_time": timing.median_s, "wall_time_low": low, "wall_time_high": high}.items()
             ]
             if mode != "batched":  # whose spans are of many heads at once
                 traces[mode] = sorted(timelines, key=lambda timeline: timeline.makespan_us)[len(timelines) // 2]
-                made += _timeline_rows(at, timelines, traces[mode])
+                rows += _timeline_rows(at, timelines, traces[mode])
         write_json(lab.folder / "trace.json", chrome_trace(traces))
-        return made
+        return rows
 
     def _row(self, lab: Lab, chunk: Chunk) -> StageRow:
         return replace(
@@ -93,15 +93,15 @@ class Fig9(LatencyStudy):
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each way: its time, and what each stage was busy for."""
-        made = Table("pipeline", "wall ms", "quartiles", "makespan ms", *(f"{stage} busy" for stage in STAGES), title=title)
-        for method, of in rows.groupby("method", sort=False):
-            one = of[of.stage == ""].set_index("metric").value
-            busy = of[of.metric == "busy"].set_index("stage").value
+        table = Table("pipeline", "wall ms", "quartiles", "makespan ms", *(f"{stage} busy" for stage in STAGES), title=title)
+        for method, method_rows in rows.groupby("method", sort=False):
+            one = method_rows[method_rows.stage == ""].set_index("metric").value
+            busy = method_rows[method_rows.metric == "busy"].set_index("stage").value
             spread = f"{one.wall_time_low:.2f} … {one.wall_time_high:.2f}"
             cells = [f"{busy[stage]:.2f}" if stage in busy else "" for stage in STAGES]
             makespan = f"{one.makespan:.2f}" if "makespan" in one else ""
-            made.add_row(str(method), f"{one.wall_time:.2f}", spread, makespan, *cells)
-        return made
+            table.add_row(str(method), f"{one.wall_time:.2f}", spread, makespan, *cells)
+        return table
 
 
 def _last_chunk(lab: Lab, profile: RetentionProfile) -> tuple[Chunk, Parts]:
@@ -125,12 +125,12 @@ def _last_chunk(lab: Lab, profile: RetentionProfile) -> tuple[Chunk, Parts]:
 
 
 def _timeline_rows(row: StageRow, timelines: list[Timeline], shown: Timeline) -> list[StageRow]:
-    made = [replace(row, metric="makespan", value=float(np.median([t.makespan_us for t in timelines])) / 1e3)]
+    rows = [replace(row, metric="makespan", value=float(np.median([t.makespan_us for t in timelines])) / 1e3)]
     for stage in STAGES:
         busy = float(np.median([timeline.busy_us(stage) for timeline in timelines]))
-        made.append(replace(row, metric="busy", stage=stage, value=busy / 1e3))
+        rows.append(replace(row, metric="busy", stage=stage, value=busy / 1e3))
     for span in shown.spans:
         heads = " ".join(map(str, span.heads))
         took, start = (span.end_us - span.start_us) / 1e3, span.start_us / 1e3
-        made.append(replace(row, metric="span", stage=span.stage, heads=heads, value=took, start=start, bytes=span.bytes, n=1))
-    return made
+        rows.append(replace(row, metric="span", stage=span.stage, heads=heads, value=took, start=start, bytes=span.bytes, n=1))
+    return rows

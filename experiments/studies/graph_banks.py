@@ -62,8 +62,8 @@ def measure_bank(recipe: Recipe, *, calls: int, times: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         figures = {}
         for phase, further in phases:
-            made = [in_own_process(phase, recipe, Path(folder), *further) for _ in range(times)]
-            figures |= {name: statistics.median(one[name] for one in made) for name in made[0]}
+            runs = [in_own_process(phase, recipe, Path(folder), *further) for _ in range(times)]
+            figures |= {name: statistics.median(one[name] for one in runs) for name in runs[0]}
         files = [path for path in (Path(folder) / "bank").rglob("*") if path.is_file()]
         return figures | {"disk_bytes": sum(path.stat().st_size for path in files)}
 

@@ -84,14 +84,14 @@ class Graphs(Study):
         repeated = {"calls": self.calls, "times": self.times}
         for name, recipe in bar(list(recipes.items()), "banks"):
             measured = units.get(f"bank-{name}", partial(measure_bank, recipe, **repeated))
-            of, n = row if name == OWN else replace(row, model=name), counts(**repeated)
+            bank_row, n = row if name == OWN else replace(row, model=name), counts(**repeated)
             rows += [
-                replace(of, method=name, metric=metric, value=float(measured[metric]), unit=unit, n=n[metric])
+                replace(bank_row, method=name, metric=metric, value=float(measured[metric]), unit=unit, n=n[metric])
                 for metric, unit in UNITS.items()
             ]
         for shape in bar(self.form_shapes, "forms"):
-            made = units.get(f"forms-{shape}", partial(self._form_seconds, shape))
-            rows += _form_rows(replace(row, model=shape), {name: Timing(tuple(values)) for name, values in made.items()})
+            seconds = units.get(f"forms-{shape}", partial(self._form_seconds, shape))
+            rows += _form_rows(replace(row, model=shape), {name: Timing(tuple(values)) for name, values in seconds.items()})
         return rows + self._plan_rows(lab, row)
 
     def _form_seconds(self, shape: str) -> dict[str, list[float]]:
@@ -108,8 +108,8 @@ class Graphs(Study):
         for limit in self.limits:
             for policy in POLICIES:
                 plan = plan_capacities(lengths, context_tokens=self.longest, limit=limit, policy=policy)
-                of = replace(row, method=policy, model="none", data=data, path_kind="quality")
-                rows.append(replace(of, metric="waste", value=plan.waste, n=lengths.total(), shapes=limit))
+                plan_row = replace(row, method=policy, model="none", data=data, path_kind="quality")
+                rows.append(replace(plan_row, metric="waste", value=plan.waste, n=lengths.total(), shapes=limit))
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -127,22 +127,22 @@ class Graphs(Study):
             "infer_us": ("call µs, bound (< 30)", 1.0, "{:.1f}"),
             "call_us": ("with copies µs", 1.0, "{:.1f}"),
         }
-        made = Table("bank", *(name for name, _, _ in columns.values()), title=title)
+        table = Table("bank", *(name for name, _, _ in columns.values()), title=title)
         for name in dict.fromkeys(rows.method[rows.metric == "graphs"]):
             values = rows[rows.method == name].set_index("metric").value
-            made.add_row(name, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
-        return made
+            table.add_row(name, *(form.format(values[metric] * factor) for metric, (_, factor, form) in columns.items()))
+        return table
 
 
 def _form_rows(row: GraphRow, timings: dict[str, Timing]) -> list[GraphRow]:
     rows = []
     for name, timing in timings.items():
         low, high = timing.quartiles_s
-        of = replace(row, method=name, n=len(timing.seconds), unit="ms")
+        form_row = replace(row, method=name, n=len(timing.seconds), unit="ms")
         rows += [
-            replace(of, metric="launch_ms", value=timing.median_s * 1e3),
-            replace(of, metric="lower_ms", value=low * 1e3),
-            replace(of, metric="upper_ms", value=high * 1e3),
-            replace(of, metric="times_faster", value=ratio(timings[BASELINE], timing), unit="1"),
+            replace(form_row, metric="launch_ms", value=timing.median_s * 1e3),
+            replace(form_row, metric="lower_ms", value=low * 1e3),
+            replace(form_row, metric="upper_ms", value=high * 1e3),
+            replace(form_row, metric="times_faster", value=ratio(timings[BASELINE], timing), unit="1"),
         ]
     return rows

@@ -42,19 +42,19 @@ class LatencyStudy(Study):
 
     def measure_profile(self, lab: Lab) -> tuple[LatencyProfile, Path]:
         """The latency profile of the main method's parts under the pipeline's thread budgets, and the file that it is in."""
-        made, retentions = make_profiler(lab, lab.pipeline), sorted(self.retentions)
-        lengths, bound = made.key_lengths(max(lab.prompt_tokens)), made.binding()
+        profiler, retentions = make_profiler(lab, lab.pipeline), sorted(self.retentions)
+        lengths, bound = profiler.key_lengths(max(lab.prompt_tokens)), profiler.binding()
         how = {"keys": lengths, "retentions": retentions, "repeats": self.repeats, "schema_version": SCHEMA_VERSION}
         # By the compiled kernels, too: they are what is timed.
         stage = Stage(lab.artifacts, "latency", {"binding": bound} | how, code=lab.code.hash)
         path = stage.folder / "latency_profile.json"
         if not stage.done:
-            layouts = len(made.layouts(retentions, made.sizes))
+            layouts = len(profiler.layouts(retentions, profiler.sizes))
             say(f"latency: {layouts} chunks of mixed buckets and {len(retentions)} retentions, up to {lengths[-1]} keys")
             points = []
             for keys in bar(lengths, "measure"):
                 measured = stage.units.get(
-                    str(keys), lambda keys=keys: [asdict(p) for p in made.measure(keys, retentions, repeats=self.repeats)]
+                    str(keys), lambda keys=keys: [asdict(p) for p in profiler.measure(keys, retentions, repeats=self.repeats)]
                 )
                 points += [Latency(**point) for point in measured]
             LatencyProfile(bound, tuple(points)).save(path)

@@ -34,23 +34,28 @@ class MeasureLatency(LatencyStudy):
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Each stage at the longest keys, and what interpolation costs."""
-        made = Table(
+        table = Table(
             "stage", "retention", "heads", "keys", "mean µs", "median µs", "p95 µs", "interpolation error (over)", title=title
         )
-        for stage, of in rows.groupby("stage", sort=False):
-            points = of[(of.metric == "median") & (of.context_tokens == of[of.metric == "median"].context_tokens.max())]
-            errors = of[of.metric.str.endswith("_median")]
+        for stage, stage_rows in rows.groupby("stage", sort=False):
+            points = stage_rows[
+                (stage_rows.metric == "median")
+                & (stage_rows.context_tokens == stage_rows[stage_rows.metric == "median"].context_tokens.max())
+            ]
+            errors = stage_rows[stage_rows.metric.str.endswith("_median")]
             texts = [f"{row.value:.1%} ({row.metric.split('_')[3]})" for row in errors.itertuples()]
             for (retention, heads), cell in points.groupby(["retention", "launch_heads"]):
                 same = (
-                    (of.retention == retention) & (of.launch_heads == heads) & (of.context_tokens == cell.context_tokens.iloc[0])
+                    (stage_rows.retention == retention)
+                    & (stage_rows.launch_heads == heads)
+                    & (stage_rows.context_tokens == cell.context_tokens.iloc[0])
                 )
-                mean, p95 = (of[same & (of.metric == metric)].value.median() for metric in ("mean", "p95"))
+                mean, p95 = (stage_rows[same & (stage_rows.metric == metric)].value.median() for metric in ("mean", "p95"))
                 line = (f"{retention:g}", str(heads), str(cell.context_tokens.iloc[0]))
                 line += (f"{mean:.0f}", f"{cell.value.median():.0f}", f"{p95:.0f}")
-                made.add_row(str(stage), *line, ", ".join(texts))
+                table.add_row(str(stage), *line, ", ".join(texts))
                 stage, texts = "", []
-        return made
+        return table
 
 
 def _rows(lab: Lab, profile: LatencyProfile) -> list[StageRow]:
@@ -58,16 +63,16 @@ def _rows(lab: Lab, profile: LatencyProfile) -> list[StageRow]:
         lab.timing_row(StageRow), method=lab.main.name, unit="us", estimator=part_name(lab.main.estimator),
         estimate_device=lab.device.label, **lab.main.selection,
     )  # fmt: skip
-    made = []
+    rows = []
     for point in profile.points:
         at = replace(
             row, stage=point.stage, launch_heads=point.heads, bucket=point.bucket, capacity=point.capacity, n=point.n,
             retention=point.retention, context_tokens=point.keys,
         )  # fmt: skip
         values = {"mean": point.mean_us, "median": point.median_us, "p95": point.p95_us}
-        made += [replace(at, metric=metric, value=value) for metric, value in values.items()]
+        rows += [replace(at, metric=metric, value=value) for metric, value in values.items()]
     for error in profile.errors():
         for kind in ("median", "worst"):
             metric = f"interpolation_error_over_{error.axis}_{kind}"
-            made.append(replace(row, stage=error.stage, metric=metric, value=getattr(error, kind), unit="1", n=error.n))
-    return made
+            rows.append(replace(row, stage=error.stage, metric=metric, value=getattr(error, kind), unit="1", n=error.n))
+    return rows

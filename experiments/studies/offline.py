@@ -49,19 +49,19 @@ class Offline(Study):
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
         """Rows of importance, retention, stability and scales; profiles and the artifact's files go to the run's folder."""
-        folder, found = lab.folder, lab.offline
-        row = replace(lab.row(PlacedRow), context_tokens=lab.of("importance").window_tokens, n=found.importance.tokens)
+        folder, offline = lab.folder, lab.offline
+        row = replace(lab.row(PlacedRow), context_tokens=lab.of("importance").window_tokens, n=offline.importance.tokens)
         rows = list(_importance_rows(lab, row))
         say(f"retention: {len(lab.methods)} allocators at {len(lab.retentions)} retentions")
         for retention in lab.retentions:
             for name, method in lab.methods.items():
-                profile = found.profile(method.allocator, retention)
+                profile = offline.profile(method.allocator, retention)
                 save_profile(profile, folder / "profiles" / f"{name}@{retention:g}.json")
                 write_retention(profile.retention, folder / "artifact" / f"head-retention.{name}@{retention:g}.txt")
-                own = replace(row, method=name, allocator=profile.allocator, retention=retention)
-                rows += _retention_rows(own, profile)
-                if "importance" in build(method.allocator).needs and len(found.losses.base) > 1:
-                    rows += _stability_rows(own, _stability(lab, method, retention))
+                method_row = replace(row, method=name, allocator=profile.allocator, retention=retention)
+                rows += _retention_rows(method_row, profile)
+                if "importance" in build(method.allocator).needs and len(offline.losses.base) > 1:
+                    rows += _stability_rows(method_row, _stability(lab, method, retention))
         rows += _sensitivity_rows(lab, row)
         rows += _concentration_rows(lab, row, lab.units("concentration"))
         rows += _signal_rows(row, pd.DataFrame([asdict(one) for one in rows]))
@@ -142,13 +142,13 @@ def _retention_rows(row: PlacedRow, profile: RetentionProfile) -> Iterator[Place
 
 def _sensitivity_rows(lab: Lab, row: PlacedRow) -> Iterator[PlacedRow]:
     """What each head alone loses at each retention, by every measure that was taken."""
-    for measure, found in sorted(lab.offline.sensitivities.items()):
-        own = replace(row, method="one_head", metric=f"sensitivity_{measure}", n=found.tokens)
-        own = replace(own, unit="1" if measure == "error" else "nat")
-        for layer, heads in enumerate(found.cost):
+    for measure, sensitivity in sorted(lab.offline.sensitivities.items()):
+        head_row = replace(row, method="one_head", metric=f"sensitivity_{measure}", n=sensitivity.tokens)
+        head_row = replace(head_row, unit="1" if measure == "error" else "nat")
+        for layer, heads in enumerate(sensitivity.cost):
             for head, costs in enumerate(heads):
-                for retention, value in zip(found.retentions, costs, strict=True):
-                    yield replace(own, retention=retention, value=value, layer=layer, head=head)
+                for retention, value in zip(sensitivity.retentions, costs, strict=True):
+                    yield replace(head_row, retention=retention, value=value, layer=layer, head=head)
 
 
 def _concentration_rows(lab: Lab, row: PlacedRow, units: Units) -> Iterator[PlacedRow]:
@@ -159,11 +159,11 @@ def _concentration_rows(lab: Lab, row: PlacedRow, units: Units) -> Iterator[Plac
     def measured() -> dict:
         return asdict(measure_concentration(lab.loaded.model, windows, chunk_tokens=graphs.chunk_tokens))
 
-    own = replace(row, method="dense", n=windows.numel(), context_tokens=lab.context_tokens)
+    dense_row = replace(row, method="dense", n=windows.numel(), context_tokens=lab.context_tokens)
     for metric, table in units.get("heads", measured).items():
         for layer, heads in enumerate(table):
             for head, value in enumerate(heads):
-                yield replace(own, metric=metric, value=value, unit="1", layer=layer, head=head)
+                yield replace(dense_row, metric=metric, value=value, unit="1", layer=layer, head=head)
 
 
 def _signal_rows(row: PlacedRow, rows: pd.DataFrame) -> Iterator[PlacedRow]:
@@ -171,9 +171,9 @@ def _signal_rows(row: PlacedRow, rows: pd.DataFrame) -> Iterator[PlacedRow]:
     for retention in sorted(rows[(rows.metric == "sensitivity_loss") & (rows.retention < 1)].retention.unique()):
         need, signals = need_and_signals(rows, retention)
         for name, values in signals.items():
-            found = float(stats.spearmanr(values, need).statistic)
-            own = replace(row, method=name, retention=retention, n=len(need))
-            yield replace(own, metric="need_rank_correlation", value=found)
+            correlation = float(stats.spearmanr(values, need).statistic)
+            signal_row = replace(row, method=name, retention=retention, n=len(need))
+            yield replace(signal_row, metric="need_rank_correlation", value=correlation)
 
 
 def _stability(lab: Lab, method: MethodSettings, retention: float) -> Stability:
@@ -184,23 +184,23 @@ def _stability(lab: Lab, method: MethodSettings, retention: float) -> Stability:
     )
 
 
-def _stability_rows(row: PlacedRow, found: Stability) -> Iterator[PlacedRow]:
-    heads = sum(map(len, found.retention_spread))
-    yield replace(row, metric="head_rank_correlation", value=found.head_rank, n=heads)
-    yield replace(row, metric="layer_rank_correlation", value=found.layer_rank, n=len(found.retention_spread))
-    yield replace(row, metric="retention_spread", value=found.mean_spread, n=RESAMPLES)
-    yield replace(row, metric="largest_spread", value=found.largest_spread, n=RESAMPLES)
+def _stability_rows(row: PlacedRow, rank_stability: Stability) -> Iterator[PlacedRow]:
+    heads = sum(map(len, rank_stability.retention_spread))
+    yield replace(row, metric="head_rank_correlation", value=rank_stability.head_rank, n=heads)
+    yield replace(row, metric="layer_rank_correlation", value=rank_stability.layer_rank, n=len(rank_stability.retention_spread))
+    yield replace(row, metric="retention_spread", value=rank_stability.mean_spread, n=RESAMPLES)
+    yield replace(row, metric="largest_spread", value=rank_stability.largest_spread, n=RESAMPLES)
 
 
 def _observed_rows(lab: Lab, row: PlacedRow) -> Iterator[PlacedRow]:
     """The scales that Q and K of every head and chunk of the calibration text would take, and those of the grid."""
-    own = replace(row, method="observed", n=1, context_tokens=lab.context_tokens)
+    scale_row = replace(row, method="observed", n=1, context_tokens=lab.context_tokens)
     for layer, head, q, k in lab.offline.observations.pairs:
-        yield replace(own, metric="q_scale", value=q, layer=layer, head=head)
-        yield replace(own, metric="k_scale", value=k, layer=layer, head=head)
-    own = replace(own, method="grid", n=len(lab.offline.observations.pairs))
+        yield replace(scale_row, metric="q_scale", value=q, layer=layer, head=head)
+        yield replace(scale_row, metric="k_scale", value=k, layer=layer, head=head)
+    scale_row = replace(scale_row, method="grid", n=len(lab.offline.observations.pairs))
     for metric, scales in {"q_scale": lab.offline.grid.q_scales, "k_scale": lab.offline.grid.k_scales}.items():
-        yield from (replace(own, metric=metric, value=scale) for scale in scales)
+        yield from (replace(scale_row, metric=metric, value=scale) for scale in scales)
 
 
 def _scale_rows(lab: Lab, row: PlacedRow, units: Units) -> Iterator[PlacedRow]:
@@ -215,19 +215,19 @@ def _scale_rows(lab: Lab, row: PlacedRow, units: Units) -> Iterator[PlacedRow]:
     windows = lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows + 1)[-1:]
 
     def report() -> dict:
-        found = report_scales(
+        fits = report_scales(
             lab.loaded.model, windows, grids, chunk_tokens=graphs.chunk_tokens, progress=lambda w: bar(w, "scale report")
         )
-        return {name: asdict(fit) for name, fit in found.items()}
+        return {name: asdict(fit) for name, fit in fits.items()}
 
     for name, fit in units.get("report", report).items():
         assigned = fit.pop("assigned")
-        own = replace(row, method=name, n=sum(assigned), context_tokens=lab.context_tokens)
+        grid_row = replace(row, method=name, n=sum(assigned), context_tokens=lab.context_tokens)
         for metric, value in fit.items():
-            yield replace(own, metric=metric, value=value)
-        yield replace(own, metric="largest_bucket", value=max(assigned) / sum(assigned))
+            yield replace(grid_row, metric=metric, value=value)
+        yield replace(grid_row, metric="largest_bucket", value=max(assigned) / sum(assigned))
         for bucket, count in enumerate(assigned):
-            yield replace(own, metric=f"assigned_bucket_{bucket}", value=float(count), unit="heads")
+            yield replace(grid_row, metric=f"assigned_bucket_{bucket}", value=float(count), unit="heads")
 
 
 def _export(lab: Lab, folder: Path) -> None:
@@ -255,8 +255,8 @@ def _fill(table: Table, rows: pd.DataFrame, index: list[str], columns: dict[str,
 
 
 def _placed(rows: pd.DataFrame, metric: str, place) -> float:
-    found = rows[(rows.metric == metric) & (rows.layer == place.layer) & (rows["head"] == place.head)]
-    return float(found.value.iloc[0])
+    placed_rows = rows[(rows.metric == metric) & (rows.layer == place.layer) & (rows["head"] == place.head)]
+    return float(placed_rows.value.iloc[0])
 
 
 def _sentences(rows: pd.DataFrame) -> Iterator[str]:
@@ -270,14 +270,17 @@ def _sentences(rows: pd.DataFrame) -> Iterator[str]:
         heads = " and ".join(f"layer {int(line.layer)} head {int(line.head)}" for line in most.itertuples())
         yield f"{most.value.sum() / total:.0%} of the heads' loss increase is that of {heads}"
     ranked = rows[rows.metric == "need_rank_correlation"]
-    for retention, of in ranked[ranked.retention == ranked.retention.min()].groupby("retention"):
-        found = ", ".join(f"{line.method.replace('_', ' ')} {line.value:.2f}" for line in of.itertuples())
-        yield f"rank correlation (Spearman, {of.n.iloc[0]} heads) with the loss of keeping {retention:.0%} of the keys: {found}"
+    for retention, signals in ranked[ranked.retention == ranked.retention.min()].groupby("retention"):
+        correlations = ", ".join(f"{line.method.replace('_', ' ')} {line.value:.2f}" for line in signals.itertuples())
+        yield (
+            f"rank correlation (Spearman, {signals.n.iloc[0]} heads) with the loss of keeping {retention:.0%} of the keys: "
+            f"{correlations}"
+        )
     sparse = rows[(rows.metric == "sensitivity_loss") & (rows.retention < 1)]
     for line in most.itertuples() if total > 0 and len(sparse) else ():
-        own = sparse[(sparse.layer == line.layer) & (sparse["head"] == line.head)].sort_values("retention").iloc[0]
+        head_row = sparse[(sparse.layer == line.layer) & (sparse["head"] == line.head)].sort_values("retention").iloc[0]
         yield (
             f"layer {int(line.layer)} head {int(line.head)}: {line.value:+.4f} nat without it, "
-            f"{own.value:+.4f} nat where it keeps {own.retention:.0%} of its keys; "
+            f"{head_row.value:+.4f} nat where it keeps {head_row.retention:.0%} of its keys; "
             f"{_placed(rows, 'top_weight', line):.1%} of its attention is on one key"
         )

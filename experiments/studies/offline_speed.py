@@ -84,13 +84,13 @@ class OfflineSpeed(Study):
         row = replace(row, context_tokens=self.window_tokens, n=self.rounds)
         rows = []
         for name, (seconds, faster) in summarise(parts).items():
-            of = replace(row, method=name)
-            rows.append(_spread(replace(of, metric="seconds", unit="s"), seconds))
-            rows.append(_spread(replace(of, metric="times_faster", unit="1"), faster))
+            method_row = replace(row, method=name)
+            rows.append(_spread(replace(method_row, metric="seconds", unit="s"), seconds))
+            rows.append(_spread(replace(method_row, metric="times_faster", unit="1"), faster))
             peak = units.get(f"memory-{name}", partial(in_own_process, own_peak_bytes, name, model, few, self.batch))
-            rows.append(_exactly(replace(of, metric="peak_bytes", unit="bytes", n=1), peak))
+            rows.append(_exactly(replace(method_row, metric="peak_bytes", unit="bytes", n=1), peak))
             worst = max(part["difference"].get(name, 0.0) for part in parts)
-            rows.append(_exactly(replace(of, metric="difference", unit="1", n=ablations), worst))
+            rows.append(_exactly(replace(method_row, metric="difference", unit="1", n=ablations), worst))
         return rows
 
     def slices(self, loaded: LoadedModel) -> list[list[AblationWork]]:
@@ -128,7 +128,7 @@ class OfflineSpeed(Study):
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """Times, memory and differences, and the targets below."""
         cells = rows.set_index(["method", "metric"])
-        made = Table(title=f"{title} · importance profile, measured")
+        table = Table(title=f"{title} · importance profile, measured")
         for heading in (
             "method",
             "seconds",
@@ -137,19 +137,19 @@ class OfflineSpeed(Study):
             "peak memory (MiB)",
             "largest relative difference of a loss",
         ):
-            made.add_column(heading, justify="left" if heading == "method" else "right")
+            table.add_column(heading, justify="left" if heading == "method" else "right")
         for name in CANDIDATES:
             value, faster = cells.value[name], cells.loc[name, "times_faster"]
             spread = "–" if np.isnan(faster.low) else f"{faster.low:.2f}–{faster.high:.2f}"
             memory, difference = f"{value.peak_bytes / 2**20:.0f}", f"{value.difference:.1e}"
-            made.add_row(name, f"{value.seconds:.1f}", f"{value.times_faster:.2f}", spread, memory, difference)
+            table.add_row(name, f"{value.seconds:.1f}", f"{value.times_faster:.2f}", spread, memory, difference)
         exact, plain = cells.value["exact"], cells.value["plain"]
         targets = {
             f"at least {SPEED_TARGET} times faster": exact.times_faster >= SPEED_TARGET,
             "peak memory no higher": exact.peak_bytes <= plain.peak_bytes,
             f"losses equal to {LOSS_TOLERANCE:g} relative": rows[rows.metric == "difference"].value.max() <= LOSS_TOLERANCE,
         }
-        return Group(made, *(f"{'met' if met else 'NOT MET'}: {target}" for target, met in targets.items()))
+        return Group(table, *(f"{'met' if met else 'NOT MET'}: {target}" for target, met in targets.items()))
 
 
 def measure_by(name: str, loaded: LoadedModel, windows: Tensor, units: Units, work: list[AblationWork], batch: int) -> None:

@@ -73,20 +73,20 @@ class Outliers(Study):
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
         """One row a head and figure, and for each candidate one about all heads."""
-        found = self._errors(lab)
+        errors = self._errors(lab)
         windows = lab.heldout()
-        row = replace(lab.row(PlacedRow), n=found.rows)
+        row = replace(lab.row(PlacedRow), n=errors.rows)
         rows = []
         for metric in ("sink", "q_outlier", "k_outlier"):
-            rows += _by_head(replace(row, metric=f"{metric}_share" if metric == "sink" else metric), vars(found)[metric])
-        sinks = found.sink > self.sink_share
+            rows += _by_head(replace(row, metric=f"{metric}_share" if metric == "sink" else metric), vars(errors)[metric])
+        sinks = errors.sink > self.sink_share
         rows.append(replace(row, metric="heads_with_sinks", value=float(sinks.sum()), n=sinks.numel()))
-        for name in found.error:
-            of = replace(row, method=name, allocator=ALL_KEYS, estimator="full_int8", n=found.rows)
-            total = found.error[name].sum()
-            rows.append(replace(of, metric="output_error", value=float((total / found.norm.sum()).sqrt())))
-            rows.append(replace(of, metric="error_of_sinks", value=float(found.error[name][sinks].sum() / total)))
-            rows += _by_head(replace(of, metric="output_error"), found.relative(name))
+        for name in errors.error:
+            method_row = replace(row, method=name, allocator=ALL_KEYS, estimator="full_int8", n=errors.rows)
+            total = errors.error[name].sum()
+            rows.append(replace(method_row, metric="output_error", value=float((total / errors.norm.sum()).sqrt())))
+            rows.append(replace(method_row, metric="error_of_sinks", value=float(errors.error[name][sinks].sum() / total)))
+            rows += _by_head(replace(method_row, metric="output_error"), errors.relative(name))
         say(f"outliers: {int(sinks.sum())} of {sinks.numel()} heads have a sink, {len(windows)} windows")
         return rows
 
@@ -99,17 +99,19 @@ class Outliers(Study):
         rescaled = rescalings(channels, mean_key)
         ranges = observe_prepared_ranges(model, calibration, rescaled, **how, progress=lambda w: bar(w, "ranges"))
         candidates = {
-            form if name == "none" else f"{form}, {name}": Candidate(made, rescaled[name], ranges[name])
+            form if name == "none" else f"{form}, {name}": Candidate(rounding, rescaled[name], ranges[name])
             for name in RESCALINGS
-            for form, made in FORMS.items()
+            for form, rounding in FORMS.items()
         }
-        candidates |= {form: Candidate(made, rescaled["none"], ranges["none"]) for form, made in FURTHER.items()}
+        candidates |= {form: Candidate(rounding, rescaled["none"], ranges["none"]) for form, rounding in FURTHER.items()}
         plain = {"none": rescaled["none"]}
         for tokens in self.calibration_tokens:
             count = calibration.numel() // tokens
             shorter = lab.calibration(tokens=tokens, windows=count, key="study.calibration_tokens")
-            found = observe_prepared_ranges(model, shorter, plain, **how, progress=lambda w: bar(w, "ranges"))
-            candidates[f"npu_full, calibrated at {tokens} tokens"] = Candidate(FORMS["npu_full"], plain["none"], found["none"])
+            shorter_ranges = observe_prepared_ranges(model, shorter, plain, **how, progress=lambda w: bar(w, "ranges"))
+            candidates[f"npu_full, calibrated at {tokens} tokens"] = Candidate(
+                FORMS["npu_full"], plain["none"], shorter_ranges["none"]
+            )
         return measure_head_errors(model, lab.heldout(), candidates, **how, progress=lambda w: bar(w, "errors"))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -117,13 +119,13 @@ class Outliers(Study):
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each candidate: its error over all heads, the head it serves worst, and what heads with sinks make of it."""
-        made = Table("method", "output error", "worst head", "share of the error in heads with sinks", title=title)
-        for name, of in rows[rows.metric.isin(("output_error", "error_of_sinks"))].groupby("method", sort=False):
-            whole, heads = of[of.layer < 0].set_index("metric").value, of[of.layer >= 0]
+        table = Table("method", "output error", "worst head", "share of the error in heads with sinks", title=title)
+        for name, method_rows in rows[rows.metric.isin(("output_error", "error_of_sinks"))].groupby("method", sort=False):
+            whole, heads = method_rows[method_rows.layer < 0].set_index("metric").value, method_rows[method_rows.layer >= 0]
             worst = heads.loc[heads.value.idxmax()]
             place = f"{worst.value:.3f} (layer {worst.layer}, head {worst['head']})"
-            made.add_row(str(name), f"{whole['output_error']:.4f}", place, f"{whole['error_of_sinks']:.0%}")
-        return made
+            table.add_row(str(name), f"{whole['output_error']:.4f}", place, f"{whole['error_of_sinks']:.0%}")
+        return table
 
 
 def _by_head(row: PlacedRow, values: Tensor) -> Sequence[PlacedRow]:

@@ -99,19 +99,19 @@ class Parameters(Study):
             units.get(str(number), partial(_outcome, seed, number, self.fitted_models))
             for number in bar(range(self.draws), "simulate")
         ]
-        found = [one["outcome"] for one in drawn if one["outcome"] is not None]
-        if not found:
+        outcomes = [one["outcome"] for one in drawn if one["outcome"] is not None]
+        if not outcomes:
             raise InputError(f"parameters: expected sets that reproduce what is published, got none of {self.draws}")
         papers = load_device("snapdragon_8_gen_3")
         row = replace(
-            lab.row(ParameterRow), device=f"{papers.name}, drawn", n=len(found), path_kind="timing", measured="simulated",
+            lab.row(ParameterRow), device=f"{papers.name}, drawn", n=len(outcomes), path_kind="timing", measured="simulated",
             estimate_device=papers.estimate_on, retention=0.2,
         )  # fmt: skip
-        rows = [_with(row, metric="fitting_sets", value=float(len(found)), n=self.draws)]
+        rows = [_with(row, metric="fitting_sets", value=float(len(outcomes)), n=self.draws)]
         for name, holds in VERDICTS.items():
-            rows.append(_with(row, metric="verdict", method=name, value=sum(map(holds, found)) / len(found)))
-        for name in found[0]:
-            values = [one[name] for one in found]
+            rows.append(_with(row, metric="verdict", method=name, value=sum(map(holds, outcomes)) / len(outcomes)))
+        for name in outcomes[0]:
+            values = [one[name] for one in outcomes]
             low, median, high = np.percentile(values, (5, 50, 95))
             published, role = PUBLISHED.get(name, (math.nan, ""))
             rows.append(
@@ -129,11 +129,11 @@ class Parameters(Study):
                 }
                 rows[at] = replace(rows[at], published=value, flag=_HELD_OUT, **where)
         for count in range(13):
-            share = sum(one["block_sparse_faster"] == count for one in found) / len(found)
+            share = sum(one["block_sparse_faster"] == count for one in outcomes) / len(outcomes)
             rows.append(_with(row, metric="block_sparse_faster", method=str(count), value=share))
         for name, (low, high) in (parameters.RANGES | ttft.RANGES).items():
             rows.append(replace(row, metric="range", method=name, value=(low + high) / 2, low=low, high=high))
-        for number, one in enumerate(found):
+        for number, one in enumerate(outcomes):
             for name in ("launch_us", "largest_speedup", "chunk_tokens"):
                 rows.append(_with(row, metric="set", method=name, value=one[name], number=number, n=1))
         return rows
@@ -144,17 +144,17 @@ class Parameters(Study):
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Shares of the sets for which a statement holds; and medians and 5 to 95 % of what is published."""
         sets = rows[rows.metric == "fitting_sets"].iloc[0]
-        made = Table("simulated", "value", "5 … 95 %", "published", "", title=f"{title} · {sets.value:.0f} of {sets.n} sets fit")
+        table = Table("simulated", "value", "5 … 95 %", "published", "", title=f"{title} · {sets.value:.0f} of {sets.n} sets fit")
         for row in rows[rows.metric == "verdict"].itertuples():
-            made.add_row(row.method, f"{row.value:.1%} of {row.n} sets", "", "", "")
+            table.add_row(row.method, f"{row.value:.1%} of {row.n} sets", "", "", "")
         for row in rows[rows.published.notna()].itertuples():
             values = f"{row.value:.3g}", f"{row.low:.3g} … {row.high:.3g}", f"{row.published:.3g}"
-            made.add_row(f"{row.metric} {row.method}".replace("quantity ", "").replace("_", " "), *values, row.flag)
-        return made
+            table.add_row(f"{row.metric} {row.method}".replace("quantity ", "").replace("_", " "), *values, row.flag)
+        return table
 
 
-def _with(row: ParameterRow, **of) -> ParameterRow:
-    return replace(row, low=of["value"], high=of["value"], **of)
+def _with(row: ParameterRow, **changes) -> ParameterRow:
+    return replace(row, low=changes["value"], high=changes["value"], **changes)
 
 
 def _outcome(seed: int, number: int, fitted_models: Sequence[str]) -> dict[str, Outcome | None]:
@@ -179,10 +179,10 @@ def outcome(fitting: Fitting, beside: dict[str, float], fitted_models: Sequence[
         for name in METHODS
         if name != "ours"
     }
-    made = parameters.values(fitting) | beside
-    made |= {f"saved_{kept}": 1 - drawn.estimation - kept * drawn.overhead for kept in FIG_4A}
-    made |= {
-        "fitted_mean_speedup": made["mean_speedup"],
+    quantities = parameters.values(fitting) | beside
+    quantities |= {f"saved_{kept}": 1 - drawn.estimation - kept * drawn.overhead for kept in FIG_4A}
+    quantities |= {
+        "fitted_mean_speedup": quantities["mean_speedup"],
         "mean_speedup": float(gains["C/G-Full"].mean()),
         "largest_speedup": float(gains["C/G-Full"].max()),
         "smallest_speedup": float(gains["C/G-Full"].min()),
@@ -192,21 +192,21 @@ def outcome(fitting: Fitting, beside: dict[str, float], fitted_models: Sequence[
         "largest_block_sparse_time": float(gains["C/G-Block-Sparse"].max()),
         "estimate_bound": float(sum(c.estimate_us > c.core_us for model in LAYERS for c in costs[model, "ours"])),
     }
-    made["smallest_speedup_of_cores"] = min(
+    quantities["smallest_speedup_of_cores"] = min(
         float(parameters.speedups(device.on_core(core), chunk_tokens).min()) for core in device.core_speeds
     )
-    return made | _energies(costs, fitted_models) | _long(fitting) | _ttft(fitting, beside)
+    return quantities | _energies(costs, fitted_models) | _long(fitting) | _ttft(fitting, beside)
 
 
 def _energies(costs: dict, fitted_models: Sequence[str]) -> Outcome:
     """Table 8 at 1024 tokens: powers fitted on the energies of some models, those of the others predicted."""
     held_out = [model for model in LAYERS if model not in fitted_models]
-    times = {key: np.array([of[0].core_us, of[0].estimate_us]) for key, of in costs.items()}
+    times = {key: np.array([layer_costs[0].core_us, layer_costs[0].estimate_us]) for key, layer_costs in costs.items()}
     joules = {(model, name): TABLE_8[model][name] for model, name in costs}
     fitted = [key for key in costs if key[0] in fitted_models]
     relative = np.array([times[key] / joules[key] for key in fitted])
     powers = np.linalg.lstsq(relative, np.ones(len(fitted)), rcond=None)[0]
-    energy = {key: float(powers @ of) for key, of in times.items()}
+    energy = {key: float(powers @ unit_times) for key, unit_times in times.items()}
     errors = [abs(energy[key] / joules[key] - 1) for key in costs if key[0] in held_out]
     least = min(energy[model, "C/G-Block-Sparse"] / energy[model, "ours"] for model in LAYERS)
     saved = {f"energy_saved {model}": energy[model, "C/G-Full"] / energy[model, "ours"] for model in held_out}
@@ -218,23 +218,26 @@ def _energies(costs: dict, fitted_models: Sequence[str]) -> Outcome:
 def _long(fitting: Fitting) -> Outcome:
     """Qwen2-1.5B's layer at 4 thousand and at a million tokens."""
     layer, methods = LAYERS["Qwen2-1.5B"], {"full": METHODS["C/G-Full"], "ours": METHODS["ours"], "shared": pooled}
-    found = {
+    costs = {
         name: prompt_costs(fitting.device, layer, method, (4096, _LONGEST), fitting.parameters.chunk_tokens)
         for name, method in methods.items()
     }
-    made = {}
+    quantities = {}
     for at, length in enumerate(("4096", "longest")):
-        full, ours, shared = (found[name][at] for name in methods)
-        made |= {f"speedup_{length}": full.total_us / ours.total_us, f"shared_speedup_{length}": ours.total_us / shared.total_us}
-        made[f"estimate_over_core_{length}"] = ours.estimate_us / ours.core_us
-    return made
+        full, ours, shared = (costs[name][at] for name in methods)
+        quantities |= {
+            f"speedup_{length}": full.total_us / ours.total_us,
+            f"shared_speedup_{length}": ours.total_us / shared.total_us,
+        }
+        quantities[f"estimate_over_core_{length}"] = ours.estimate_us / ours.core_us
+    return quantities
 
 
 def _ttft(fitting: Fitting, beside: dict[str, float]) -> Outcome:
     """Milliseconds, and their ratio, of mllm's nine prompts."""
-    made = {}
+    quantities = {}
     for (model, tokens), (_, _, retention) in MLLM_TTFT.items():
         dense, sparse = ttft.ttft_us(fitting.device, ttft.MODELS[model], tokens, retention, **beside)
-        made |= {f"dense {model} {tokens}": dense / 1e3, f"sparse {model} {tokens}": sparse / 1e3}
-        made[f"ratio {model} {tokens}"] = dense / sparse
-    return made
+        quantities |= {f"dense {model} {tokens}": dense / 1e3, f"sparse {model} {tokens}": sparse / 1e3}
+        quantities[f"ratio {model} {tokens}"] = dense / sparse
+    return quantities

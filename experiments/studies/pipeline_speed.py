@@ -79,7 +79,7 @@ class PipelineSpeed(Study):
         scheduler, units = build(lab.of("scheduler")), lab.units("cells")
         row = replace(lab.timing_row(SpreadRow), kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds, unit="ms")
         row = replace(row, retention=self.retention, chunk_rows=self.rows)
-        made = []
+        rows = []
         for shape, keys, name in bar(cases, "time"):
             seconds = units.get(f"{shape} {keys} {name}", partial(self._seconds, shape, keys, name, scheduler))
             at = replace(
@@ -89,9 +89,9 @@ class PipelineSpeed(Study):
                 low, median, high = (1e3 * float(x) for x in np.percentile(times, (25, 50, 75)))
                 faster = float(np.median(np.divide(seconds["batched"], times)))
                 one = replace(at, method=f"{name} {mode}")
-                made.append(replace(one, metric="time", value=median, low=low, high=high))
-                made.append(replace(one, metric="times_faster_than_batched", value=faster, unit="1", low=faster, high=faster))
-        return made
+                rows.append(replace(one, metric="time", value=median, low=low, high=high))
+                rows.append(replace(one, metric="times_faster_than_batched", value=faster, unit="1", low=faster, high=faster))
+        return rows
 
     def _seconds(self, shape: str, keys: int, estimator: str, scheduler) -> dict[str, list[float]]:
         case = Case(shape, torch.float32, keys, self.rows, self.retention)
@@ -113,25 +113,25 @@ class PipelineSpeed(Study):
     def _profile(self, chunk: Chunk, parts: Parts, threads: Threads) -> LatencyProfile:
         """At the chunk's own keys alone."""
         (heads, rows, dim), (groups, keys, _) = chunk.q.shape, chunk.k.shape
-        made = LatencyProfiler(heads, groups, dim, rows, chunk.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
+        profiler = LatencyProfiler(heads, groups, dim, rows, chunk.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
         retentions = (chunk.retention.min().item(), chunk.retention.mean().item(), chunk.retention.max().item())
-        return LatencyProfile(made.binding(), tuple(made.measure(keys, retentions, repeats=self.repeats)))
+        return LatencyProfile(profiler.binding(), tuple(profiler.measure(keys, retentions, repeats=self.repeats)))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"pipeline_speed": draw_pipeline_speed(rows)}
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Times with quartiles, and ratios to all heads at once by the same estimator."""
-        made = Table("case", "pipeline", "ms", "quartiles", "times faster than batched", title=f"{title} · measured")
+        table = Table("case", "pipeline", "ms", "quartiles", "times faster than batched", title=f"{title} · measured")
         for (shape, keys, name), cell in rows.groupby(["model", "context_tokens", "estimator"], sort=False):
             case = f"{shape}, {keys} keys, {name}"
             for method, values in cell.groupby("method", sort=False):
                 time, faster = values[values.metric == "time"].iloc[0], values[values.metric != "time"].iloc[0]
                 mode = str(method).removeprefix(f"{name} ")
-                made.add_row(case, mode, f"{time.value:.2f}", f"{time.low:.2f} … {time.high:.2f}", f"{faster.value:.2f}")
+                table.add_row(case, mode, f"{time.value:.2f}", f"{time.low:.2f} … {time.high:.2f}", f"{faster.value:.2f}")
                 case = ""
-            made.add_section()
-        return made
+            table.add_section()
+        return table
 
 
 def make_chunk(case: Case, estimator: str) -> tuple[Chunk, Parts]:

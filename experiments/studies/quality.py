@@ -71,10 +71,10 @@ class Quality(Study):
     )
 
     def check(self, lab: Lab) -> None:
-        known = self.methods(lab)
+        methods = self.methods(lab)
         for name, rival in self.rivals.items():
-            if name not in known or rival not in known or name == rival:
-                raise InputError(f"study.rivals: expected two different methods of {', '.join(known)}, got {name}: {rival}")
+            if name not in methods or rival not in methods or name == rival:
+                raise InputError(f"study.rivals: expected two different methods of {', '.join(methods)}, got {name}: {rival}")
             if lab.main.name in (name, rival):
                 raise InputError(f"study.rivals: {name} and {rival} are compared in any case; leave the pair out")
 
@@ -89,17 +89,17 @@ class Quality(Study):
         """
         main, names = lab.main.name, self.methods(lab)
         sparse = [at for at in lab.retentions if at < 1]
-        made = [((name, at), (main, at)) for at in sparse for name in names if name != main]
-        made += [((main, at), (name, 1.0)) for at in sparse for name in lab.full]
-        return dict.fromkeys(made, "")
+        pairs = [((name, at), (main, at)) for at in sparse for name in names if name != main]
+        pairs += [((main, at), (name, 1.0)) for at in sparse for name in lab.full]
+        return dict.fromkeys(pairs, "")
 
     def measure(self, lab: Lab) -> list[Row]:
         rows = self._cells(lab)
         increases = {(row.method, row.retention): row for row in rows if row.metric == "loss_increase"}
         units = lab.units("cells")
         losses = {cell: units.read(cell_key(*cell))["window_losses"] for cell in increases}
-        asked = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals.items()]
-        pairs = dict.fromkeys(asked, "") | self.pairs(lab, rows)
+        rival_pairs = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals.items()]
+        pairs = dict.fromkeys(rival_pairs, "") | self.pairs(lab, rows)
         return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -136,8 +136,8 @@ class Quality(Study):
                 return asdict(measure_cell(lab, windows, attached, logits))
 
             cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
-            of = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
-            rows += _loss_rows(lab, of, cell, dense, windows, floor)
+            full_row = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
+            rows += _loss_rows(lab, full_row, cell, dense, windows, floor)
         for name, retention in bar(cells, "evaluate"):
             method, profile = methods[name], profiles[name, retention]
             save_profile(profile, lab.folder / "profiles" / f"{cell_key(name, retention)}.json")

@@ -93,16 +93,16 @@ class QueryBlock(Quality):
         super().check(lab)
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:
-        made = {lab.main.name: lab.main}
+        methods = {lab.main.name: lab.main}
         for block in self.query_blocks:
             for score in self.block_scores:
                 shared = {"query_block": block, "block_score": score}
                 name = f"{score}_{block}"
-                made[name] = replace(lab.main, name=name, selection=OmegaConf.merge(lab.main.selection, shared))
+                methods[name] = replace(lab.main, name=name, selection=OmegaConf.merge(lab.main.selection, shared))
                 if score in self.without_own:
                     estimator = OmegaConf.merge(lab.main.estimator, {"_target_": _WITHOUT_OWN})
-                    made[f"{name}_without_own"] = replace(made[name], name=f"{name}_without_own", estimator=estimator)
-        return made
+                    methods[f"{name}_without_own"] = replace(methods[name], name=f"{name}_without_own", estimator=estimator)
+        return methods
 
     def _timed(self, lab: Lab) -> dict[str, MethodSettings]:
         """Methods without those that have another estimator: all take the same time but for the lists."""
@@ -113,15 +113,15 @@ class QueryBlock(Quality):
         the block's own keys.
         """
         shared = {name: one.selection for name, one in self.methods(lab).items() if name != lab.main.name}
-        own = {name: shared[name] for name in self._timed(lab) if name in shared}
-        baselines = {one.query_block: name for name, one in own.items() if one.block_score == _BASELINE}
+        timed = {name: shared[name] for name in self._timed(lab) if name in shared}
+        baselines = {one.query_block: name for name, one in timed.items() if one.block_score == _BASELINE}
         pairs = [(name, lab.main.name) for name in shared]
         pairs += [
             (name, baselines[one.query_block])
-            for name, one in own.items()
+            for name, one in timed.items()
             if one.block_score != _BASELINE and one.query_block in baselines
         ]
-        pairs += [(name, f"{name}_without_own") for name in own if f"{name}_without_own" in shared]
+        pairs += [(name, f"{name}_without_own") for name in timed if f"{name}_without_own" in shared]
         cells = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in pairs]
         flags = density_flags(rows, cells)
         return {pair: flags.get(pair, "") for pair in cells}
@@ -137,7 +137,7 @@ class QueryBlock(Quality):
         times = lab.units("times")
         for at in lab.retentions:
             seconds = times.get(f"{at:g}", lambda at=at: self._seconds(lab, at))
-            rows += self._time_rows(lab, at, {name: Timing(tuple(of)) for name, of in seconds.items()})
+            rows += self._time_rows(lab, at, {name: Timing(tuple(durations)) for name, durations in seconds.items()})
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -162,28 +162,28 @@ class QueryBlock(Quality):
             "topk_overlap",
             "times_faster_than_dense",
         ]
-        made = Table("method", "retention", "query block", *(m.replace("_", " ") for m in metrics), title=title)
+        table = Table("method", "retention", "query block", *(m.replace("_", " ") for m in metrics), title=title)
         rows = rows[rows["head"] < 0] if "head" in rows else rows
         shown = rows[(rows.method != "dense") | (rows.retention == 1)]
         for (method, at, query_block), cell in shown.groupby(["method", "retention", "query_block"], sort=False):
             values = cell.set_index("metric").value
             cells = (f"{values[m]:.4g}" if m in values.index else "" for m in metrics)
-            made.add_row(method, f"{at:g}", str(query_block), *cells)
-        said = (
+            table.add_row(method, f"{at:g}", str(query_block), *cells)
+        caption = (
             f"largest block within {self.tolerance:g} nat of per-row lists: it and every smaller one, to the 95 % interval's end"
         )
-        return Group(made, said, self._largest(rows), verdicts.comparisons(rows))
+        return Group(table, caption, self._largest(rows), verdicts.comparisons(rows))
 
     def _largest(self, rows: pd.DataFrame) -> Table:
         """The largest block of every rule that keeps the loss of per-row lists."""
-        found = largest_blocks(rows, self.tolerance)
+        largest = largest_blocks(rows, self.tolerance)
         title = (
             f"largest block within {self.tolerance:g} nat of per-row lists (upper end of the 95 % interval), it and all smaller"
         )
-        made = Table("retention", *found.columns, title=title, title_justify="left")
-        for at, blocks in found.iterrows():
-            made.add_row(f"{at:g}", *(f"{block:.0f}" if block > 1 else "none" for block in blocks))
-        return made
+        table = Table("retention", *largest.columns, title=title, title_justify="left")
+        for at, blocks in largest.iterrows():
+            table.add_row(f"{at:g}", *(f"{block:.0f}" if block > 1 else "none" for block in blocks))
+        return table
 
     def _seconds(self, lab: Lab, retention: float) -> dict[str, list[float]]:
         """Of one chunk at the end of the model's context, estimate to output; candidates take turns."""
@@ -205,7 +205,7 @@ class QueryBlock(Quality):
     def _time_rows(self, lab: Lab, retention: float, timings: dict[str, Timing]) -> list[Row]:
         """Dense attention's retention names what it was timed beside."""
         common = replace(lab.timing_row(PlacedRow), n=self.rounds, context_tokens=lab.shape.context_tokens, retention=retention)
-        methods, made = self._timed(lab), []
+        methods, rows = self._timed(lab), []
         for name, timing in timings.items():
             row = common
             if name in methods:
@@ -214,17 +214,17 @@ class QueryBlock(Quality):
                     common, method=name, query_block=selection.query_block, block_score=selection.block_score,
                     estimator="int8_fused", allocator="uniform",
                 )  # fmt: skip
-            made.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
-            made.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))
-        return made
+            rows.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
+            rows.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))
+        return rows
 
 
 def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:
     """What to say of pairs whose measured densities differ by more than 1 %."""
     densities = {(row.method, row.retention): row.value for row in rows if row.metric == "sparse_density"}
     flags = {}
-    for own, rival in pairs:
-        excess = densities[own] / densities[rival] - 1
+    for cell, rival in pairs:
+        excess = densities[cell] / densities[rival] - 1
         if abs(excess) > EQUAL_DENSITY:
-            flags[own, rival] = f"density {excess:+.1%}"
+            flags[cell, rival] = f"density {excess:+.1%}"
     return flags

@@ -108,12 +108,12 @@ class Racing(Study):
         profile, compared = summarise(exact), {}
         for order in bar(range(self.first_order, self.first_order + self.orders), "race"):
             raced = {name: replay_race(exact, allot, race=one) for name, one in self.races(race, order).items()}
-            found = {name: (_forwards(losses), summarise(losses)) for name, losses in raced.items()}
+            outcomes = {name: (_forwards(losses), summarise(losses)) for name, losses in raced.items()}
             # So many of the first windows as cost no less than the race.
             whole, windows = _forwards(exact), len(exact.base)
-            subset = Race(seed=order).order(windows).tolist()[: -(-found["racing"][0] * windows // whole)]
-            found["exact on fewer windows"] = (whole * len(subset) // windows, summarise(exact, windows=subset))
-            compared[order] = {name: _figures(*measured, whole, profile, allot) for name, measured in found.items()}
+            subset = Race(seed=order).order(windows).tolist()[: -(-outcomes["racing"][0] * windows // whole)]
+            outcomes["exact on fewer windows"] = (whole * len(subset) // windows, summarise(exact, windows=subset))
+            compared[order] = {name: _figures(*measured, whole, profile, allot) for name, measured in outcomes.items()}
         return compared
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -123,15 +123,15 @@ class Racing(Study):
         """Smallest, median and largest of each figure over the orders; the targets below."""
         summary = rows[rows.seed == 0].set_index(["method", "metric"])
         first = rows.iloc[0]
-        made = Table(title=f"{title} · {summary.n.max()} orders, against exact on all windows; retention {first.retention:g}")
-        made.add_column("method")
+        table = Table(title=f"{title} · {summary.n.max()} orders, against exact on all windows; retention {first.retention:g}")
+        table.add_column("method")
         for heading in ("times fewer forwards", "rank correlation", "retention differs by, mean", "at most"):
-            made.add_column(f"{heading}\nsmallest / median / largest", justify="right")
+            table.add_column(f"{heading}\nsmallest / median / largest", justify="right")
         for method in dict.fromkeys(rows.method):
             values, cells = summary.value[method], []
             for figure, form in zip(list(FIGURES)[1:], (".2f", ".3f", ".4f", ".3f"), strict=True):
                 cells.append(" / ".join(f"{values[f'{figure}_{statistic}']:{form}}" for statistic in STATISTICS))
-            made.add_row(method, *cells)
+            table.add_row(method, *cells)
         racing = summary.value["racing"]
         targets = {
             f"rank correlation at least {RANK_TARGET:g} in every order": racing["rank_correlation_smallest"] >= RANK_TARGET,
@@ -139,7 +139,7 @@ class Racing(Study):
             <= RETENTION_TARGET,
             f"at least {WORK_TARGET:g} times fewer forwards in the median": racing["times_fewer_forwards_median"] >= WORK_TARGET,
         }
-        return Group(made, *(f"{'met' if met else 'NOT MET'}: {target}" for target, met in targets.items()))
+        return Group(table, *(f"{'met' if met else 'NOT MET'}: {target}" for target, met in targets.items()))
 
 
 def over_orders(compared: Compared) -> dict[str, dict[str, float]]:

@@ -157,8 +157,8 @@ class Recall(Study):
         say(f"recall: {len(self._estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
         rows = []
         for name, estimate in bar(list(self._estimates.items()), "recall"):
-            found = Found(**units.get(name, lambda estimate=estimate: asdict(self._recall(lab, estimate, windows))))
-            rows += self._rows(lab, name, estimate, found)
+            recall = Found(**units.get(name, lambda estimate=estimate: asdict(self._recall(lab, estimate, windows))))
+            rows += self._rows(lab, name, estimate, recall)
         return rows + self._quality_rows(lab, lab.units("quality"))
 
     @property
@@ -167,9 +167,9 @@ class Recall(Study):
         return {name: one for name, one in self.estimates.items() if self.nncf_samples or not one.nncf}
 
     def _recall(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Found:
-        made = {"one": self._estimator(lab, estimate)}
+        estimators = {"one": self._estimator(lab, estimate)}
         chunk_tokens = lab.of("graphs").chunk_tokens
-        return measure_recall(lab.loaded.model, windows, made, self.retentions, chunk_tokens=chunk_tokens)["one"]
+        return measure_recall(lab.loaded.model, windows, estimators, self.retentions, chunk_tokens=chunk_tokens)["one"]
 
     def _estimator(self, lab: Lab, estimate: Estimate) -> Estimator:
         if estimate.nncf:
@@ -192,8 +192,8 @@ class Recall(Study):
             if chunk.keys == lab.context_tokens:  # the last one, the only one that fills the graph
                 for g in range(model.kv_heads):
                     rows = np.zeros((1, 1, group * chunk_tokens, model.head_dim), np.float32)
-                    given = chunk.q[g * group : (g + 1) * group].float().numpy().reshape(1, 1, -1, model.head_dim)
-                    rows[:, :, : given.shape[2]] = given
+                    queries = chunk.q[g * group : (g + 1) * group].float().numpy().reshape(1, 1, -1, model.head_dim)
+                    rows[:, :, : queries.shape[2]] = queries
                     samples.append((rows, chunk.k[None, g : g + 1].float().numpy().copy()))
 
         windows = lab.calibration(tokens=lab.context_tokens, windows=lab.of("graphs").calibration_windows)
@@ -202,24 +202,24 @@ class Recall(Study):
         graph = nncf_graph(shape, kept)
         return FixedGraph(compile_int8(graph, what="nncf"), shape, input_steps(graph))
 
-    def _rows(self, lab: Lab, name: str, settings: Estimate, found: Found) -> list[RecallRow]:
+    def _rows(self, lab: Lab, name: str, settings: Estimate, recall: Found) -> list[RecallRow]:
         windows = lab.heldout()
         chunk = lab.of("graphs").chunk_tokens
         row = _common(lab, name, settings, n=len(windows) * measured_rows(windows.shape[1], chunk))
         row, rows = replace(row, sampled=POOLED_ROWS, chunk=chunk), []
         for at, retention in enumerate(self.retentions):
             for granularity in GRANULARITIES:
-                of = replace(row, retention=retention, granularity=granularity)
-                value, layer, head = found.worst(granularity, at)
-                rows.append(replace(of, metric="recall", value=found.mean(granularity, at)))
-                rows.append(replace(of, metric="worst_head_recall", value=value, layer=layer, head=head))
+                recall_row = replace(row, retention=retention, granularity=granularity)
+                value, layer, head = recall.worst(granularity, at)
+                rows.append(replace(recall_row, metric="recall", value=recall.mean(granularity, at)))
+                rows.append(replace(recall_row, metric="worst_head_recall", value=value, layer=layer, head=head))
                 rows += [
-                    replace(of, metric="head_recall", value=value, layer=layer, head=head)
-                    for layer, heads in enumerate(found.heads[granularity][at])
+                    replace(recall_row, metric="head_recall", value=value, layer=layer, head=head)
+                    for layer, heads in enumerate(recall.heads[granularity][at])
                     for head, value in enumerate(heads)
                 ]
-            rows.append(replace(row, retention=retention, metric="check", value=float(found.passes(at))))
-        return rows + [replace(row, metric=metric, value=value) for metric, value in found.figures.items()]
+            rows.append(replace(row, retention=retention, metric="check", value=float(recall.passes(at))))
+        return rows + [replace(row, metric=metric, value=value) for metric, value in recall.figures.items()]
 
     def _quality_rows(self, lab: Lab, units: Units) -> list[RecallRow]:
         """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it.
@@ -272,7 +272,7 @@ class Recall(Study):
         """
         retentions = sorted(rows[rows.metric == "recall"].retention.unique())
         least = retentions[0]
-        made = Table(
+        table = Table(
             "recall by row, %", *(f"{retention:.0%}" for retention in retentions), f"pooled {least:.0%}", "worst head", "check",
             "score correlation", "clipped", "q, k zero", "loss +nat", title=title,
         )  # fmt: skip
@@ -283,7 +283,7 @@ class Recall(Study):
             pooled = cell[(cell.metric == "recall") & (cell.granularity == "pooled") & (cell.retention == least)].value.iloc[0]
             check = cell[(cell.metric == "check") & (cell.retention == least)].value.iloc[0]
             figures = cell.groupby("metric").value.first()
-            made.add_row(
+            table.add_row(
                 name,
                 *(f"{100 * means[retention]:.2f}" for retention in retentions),
                 f"{100 * pooled:.2f}",
@@ -296,8 +296,8 @@ class Recall(Study):
             )
         if retentions == sorted(TABLE_4_RETENTIONS):
             for model, values in TABLE_4.items():
-                made.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
-        return Group(made, verdicts.comparisons(rows))
+                table.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
+        return Group(table, verdicts.comparisons(rows))
 
 
 def _common(lab: Lab, name: str, settings: Estimate, *, n: int) -> RecallRow:

@@ -98,13 +98,13 @@ class Retrieval(Study):
 
     def tasks(self, lab: Lab) -> list[Task]:
         """All of them, shortest prompts first."""
-        made = []
+        tasks = []
         for tokens in sorted(self.lengths):
             for chat in self.chats:
                 for name, task in self.asked.items():
                     questions = replace(task, tokens=tokens, chat=chat).questions(lab.loaded.tokenizer, lab.corpus.heldout)
-                    made.append(Task(name, tokens, chat, questions))
-        return made
+                    tasks.append(Task(name, tokens, chat, questions))
+        return tasks
 
     def measure(self, lab: Lab) -> list[RetrievalRow]:
         """Rows of every task; finished pieces are not measured again."""
@@ -116,13 +116,13 @@ class Retrieval(Study):
         say(f"retrieval: {len(able)} of {len(tasks)} tasks answered often enough to compare methods on")
         for name, full in lab.full.items() if able else ():
             attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
-            of = replace(lab.row(RetrievalRow), method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
-            rows += self._method_rows(lab, of, able, attached, name)
+            full_row = replace(lab.row(RetrievalRow), method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
+            rows += self._method_rows(lab, full_row, able, attached, name)
         cells = [(name, at) for at in lab.retentions for name in lab.methods] if able else []
         for name, at in bar(cells, "methods"):
             method = lab.methods[name]
             attached = attachment(lab, method, lab.offline.profile(method.allocator, at))
-            of = replace(
+            method_row = replace(
                 lab.row(RetrievalRow),
                 method=name,
                 retention=at,
@@ -132,7 +132,7 @@ class Retrieval(Study):
                 **method.selection,
                 dense_above=lab.dense_above(method.selection.query_block),
             )
-            rows += self._method_rows(lab, of, able, attached, cell_key(name, at))
+            rows += self._method_rows(lab, method_row, able, attached, cell_key(name, at))
         return rows
 
     def _method_rows(
@@ -166,8 +166,8 @@ class Retrieval(Study):
         columns = list(rows[["task", "tokens", "chat"]].drop_duplicates().itertuples(index=False, name=None))
         heads = [f"{task}\n{tokens}{' chat' if chat else ''}" for task, tokens, chat in columns]
         n = "–".join(str(count) for count in sorted({rows.n.min(), rows.n.max()}))
-        made = Table("method", "retention", *heads, title=f"{title} · share answered, n = {n}")
-        for (method, at), of in rows.groupby(["method", "retention"], sort=False):
-            shares = of.set_index(["task", "tokens", "chat"]).value
-            made.add_row(str(method), f"{at:g}", *(f"{shares[place]:.0%}" if place in shares.index else "" for place in columns))
-        return made
+        table = Table("method", "retention", *heads, title=f"{title} · share answered, n = {n}")
+        for (method, at), method_rows in rows.groupby(["method", "retention"], sort=False):
+            shares = method_rows.set_index(["task", "tokens", "chat"]).value
+            table.add_row(str(method), f"{at:g}", *(f"{shares[place]:.0%}" if place in shares.index else "" for place in columns))
+        return table

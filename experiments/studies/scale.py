@@ -48,9 +48,11 @@ class Scale(Simulated):
         for layer, tokens, against in bar(cells, "simulate"):
             for name, method in methods.items():
                 cost = self.cost(device, layer, method, tokens, row.retention)
-                of = replace(row, model="Qwen2-1.5B" if against == "context" else f"D {self.head_dim}", method=name, data=against)
-                of = replace(of, context_tokens=tokens, heads=layer.heads)
-                rows.append(replace(of, metric="latency", value=cost.total_us / 1e3))
-                rows.append(replace(of, metric="estimate_share", value=cost.estimate_us / cost.total_us, unit="1"))
-                rows.append(replace(of, metric="core_share", value=cost.core_us / cost.total_us, unit="1"))
+                method_row = replace(
+                    row, model="Qwen2-1.5B" if against == "context" else f"D {self.head_dim}", method=name, data=against
+                )
+                method_row = replace(method_row, context_tokens=tokens, heads=layer.heads)
+                rows.append(replace(method_row, metric="latency", value=cost.total_us / 1e3))
+                rows.append(replace(method_row, metric="estimate_share", value=cost.estimate_us / cost.total_us, unit="1"))
+                rows.append(replace(method_row, metric="core_share", value=cost.core_us / cost.total_us, unit="1"))
         return rows

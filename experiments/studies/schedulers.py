@@ -108,7 +108,7 @@ class Schedulers(LatencyStudy):
     def _cell(self, seed: int, profile: LatencyProfile, costs: str, heads: int, machines: int) -> dict:
         """Gap to the bound and planning time, per scheduler and work; and how many optima were proven."""
         draw = random.Random(f"{seed} {costs} {heads}")
-        made = {name: {"gap": [], "us": []} for name in schedulers(machines)}
+        figures = {name: {"gap": [], "us": []} for name in schedulers(machines)}
         proven, best = 0, []
         for _ in range(self.works):
             work = random_work(draw, heads, self.random) if costs == "random" else measured_work(draw, profile, heads)
@@ -121,9 +121,9 @@ class Schedulers(LatencyStudy):
                     start = time.perf_counter()
                     plan = scheduler.plan(work)
                     seconds.append(time.perf_counter() - start)
-                made[name]["gap"].append(makespan(work, plan, machines=machines) / solution.bound_us - 1)
-                made[name]["us"].append(statistics.median(seconds) * 1e6)
-        return made | {"optimal": {"gap": best, "us": [], "proven": proven}}
+                figures[name]["gap"].append(makespan(work, plan, machines=machines) / solution.bound_us - 1)
+                figures[name]["us"].append(statistics.median(seconds) * 1e6)
+        return figures | {"optimal": {"gap": best, "us": [], "proven": proven}}
 
     def _rows(self, row: SchedulerRow, measured: dict) -> list[SchedulerRow]:
         row = replace(
@@ -134,11 +134,11 @@ class Schedulers(LatencyStudy):
         flag = "" if proven == 1 else f"bound, not optimum, in {1 - proven:.0%} of the works"
         rows = [replace(row, method="optimal", metric="proven", value=proven)]
         for name, values in measured.items():
-            of = replace(row, method=name, flag=flag)
-            rows.append(replace(of, metric="gap_median", value=statistics.median(values["gap"])))
-            rows.append(replace(of, metric="gap_worst", value=max(values["gap"])))
+            scheduler_row = replace(row, method=name, flag=flag)
+            rows.append(replace(scheduler_row, metric="gap_median", value=statistics.median(values["gap"])))
+            rows.append(replace(scheduler_row, metric="gap_worst", value=max(values["gap"])))
             if values["us"]:
-                timed = replace(of, metric="planning_time", value=statistics.median(values["us"]), unit="us", flag="")
+                timed = replace(scheduler_row, metric="planning_time", value=statistics.median(values["us"]), unit="us", flag="")
                 rows.append(replace(timed, measured="measured"))
         return rows
 
@@ -148,29 +148,31 @@ class Schedulers(LatencyStudy):
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Each scheduler on each kind of work: the gap's median and worst over all works of that many heads."""
         counts = sorted(rows.heads.unique())
-        made = Table("scheduler", "machines", "costs", *(f"{heads} heads" for heads in counts), "µs, 16 heads", title=title)
+        table = Table("scheduler", "machines", "costs", *(f"{heads} heads" for heads in counts), "µs, 16 heads", title=title)
         for (machines, costs, name), cell in rows.groupby(["machines", "costs", "method"], sort=False):
             values = {metric: part.set_index("heads").value for metric, part in cell.groupby("metric")}
             gaps = (f"{values['gap_median'][h]:.1%}, {values['gap_worst'][h]:.1%}" for h in counts)
             planned = f"{values['planning_time'][16]:.0f}" if "planning_time" in values and 16 in counts else ""
-            made.add_row(name, str(machines), costs, *gaps, planned)
-        return made
+            table.add_row(name, str(machines), costs, *gaps, planned)
+        return table
 
 
 def schedulers(machines: int) -> dict[str, Scheduler]:
     """All but the optimum, by name."""
-    made = (Sequential(), Fifo(), Greedy(), GreedyGuarded(machines), Johnson(), LocalSearch(machines))
-    return {type(scheduler).__module__.rsplit(".", 1)[-1]: scheduler for scheduler in made}
+    candidates = (Sequential(), Fifo(), Greedy(), GreedyGuarded(machines), Johnson(), LocalSearch(machines))
+    return {type(scheduler).__module__.rsplit(".", 1)[-1]: scheduler for scheduler in candidates}
 
 
-def random_work(draw: random.Random, heads: int, of: RandomCosts) -> Work:
+def random_work(draw: random.Random, heads: int, random_costs: RandomCosts) -> Work:
     """Launches of one to four heads, and what selection and attention of each head take."""
     groups = _groups(draw, heads, (1, 2, 4))
-    launch_us = dict(enumerate(of.launch_us, start=1))
+    launch_us = dict(enumerate(random_costs.launch_us, start=1))
     total = sum(launch_us[len(group)] for group in groups)
-    retention = [draw.uniform(of.least_retention, of.largest_retention) for _ in range(heads)]
-    select = [of.fixed_select + r for r in retention]
-    scales = [total * draw.uniform(1 / of.imbalance, of.imbalance) / sum(costs) for costs in (select, retention)]
+    retention = [draw.uniform(random_costs.least_retention, random_costs.largest_retention) for _ in range(heads)]
+    select = [random_costs.fixed_select + r for r in retention]
+    scales = [
+        total * draw.uniform(1 / random_costs.imbalance, random_costs.imbalance) / sum(costs) for costs in (select, retention)
+    ]
     return Work(
         tuple(Launch(group, launch_us[len(group)]) for group in groups),
         tuple(scales[0] * cost for cost in select),

@@ -31,32 +31,32 @@ class SelfCheck(Study):
 
     def measure(self, lab: Lab) -> list[Row]:
         """A row for each device, case and figure; `ran` is 1 or 0, and `flag` what went wrong."""
-        found = survey()
-        for device in found:
+        devices = survey()
+        for device in devices:
             say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
-        listed = [device for device in found if device.full_name != "not found"]
+        listed = [device for device in devices if device.full_name != "not found"]
         outcomes = {}
         for device in listed:
             say(f"{device.name}: {len(CASES)} cases, each compiled, compared with integer arithmetic and timed")
-            made = lab.units("cells").get(device.name, lambda device=device: _check(device.name))
-            outcomes[device.name] = [Outcome(**outcome) for outcome in made]
-        write_text(lab.folder / "report.md", _report(found, outcomes))
+            records = lab.units("cells").get(device.name, lambda device=device: _check(device.name))
+            outcomes[device.name] = [Outcome(**outcome) for outcome in records]
+        write_text(lab.folder / "report.md", _report(devices, outcomes))
         print(lab.folder / "report.md")
         return [row for name, done in outcomes.items() for outcome in done for row in _rows(lab, name, outcome)]
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each device and case."""
-        made = Table("device", "case", "compile s", "median ms", "steps off", "exact", "recall of top 20 %", "INT8", title=title)
+        table = Table("device", "case", "compile s", "median ms", "steps off", "exact", "recall of top 20 %", "INT8", title=title)
         for (device, case), cell in rows.groupby(["estimate_device", "method"], sort=False):
             values = cell.set_index("metric").value
             if not values["ran"]:
-                made.add_row(device, case, "failed", cell.flag.iloc[0][:60])
+                table.add_row(device, case, "failed", cell.flag.iloc[0][:60])
                 continue
             int8 = {1.0: "yes", 0.0: "no"}.get(values.get("int8_primitive"), "not named")
             digits = {"compile_s": 2, "median_ms": 3, "steps_off": 0, "exact": 4, "recall": 4}
             shown = (f"{values[metric]:.{places}f}" for metric, places in digits.items())
-            made.add_row(device, case, *shown, int8)
-        return made
+            table.add_row(device, case, *shown, int8)
+        return table
 
 
 def _check(device: str) -> list[dict]:
@@ -81,14 +81,14 @@ def _rows(lab: Lab, device: str, outcome: Outcome) -> list[Row]:
     )
 
 
-def _report(found: list[Capability], outcomes: dict[str, list[Outcome]]) -> str:
+def _report(devices: list[Capability], outcomes: dict[str, list[Outcome]]) -> str:
     """Markdown, complete enough to be sent by itself."""
     lines = ["# Device self-check", "", f"Made by `{SELFCHECK}`. Please send this file back.", ""]
-    npu = next(device for device in found if device.name == "NPU")
+    npu = next(device for device in devices if device.name == "NPU")
     verdict = "an NPU was found and works" if not npu.problem else f"**no NPU was checked**: {npu.problem}"
     lines += [f"Verdict: {verdict}.", "", "## Devices", ""]
     lines += ["| device | name | driver | capabilities | a small INT8 graph |", "|---|---|---|---|---|"]
-    for device in found:
+    for device in devices:
         state = device.problem or "ran, and ranked keys as integer arithmetic does"
         lines.append(f"| {device.name} | {device.full_name} | {device.driver} | {', '.join(device.capabilities)} | {state} |")
     for name, done in outcomes.items():

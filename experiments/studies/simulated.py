@@ -77,21 +77,21 @@ class Simulated(Study):
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """Simulated values, published ones beside where there are any."""
-        known = rows[rows.published.notna()]
-        if len(known):
-            made = Table("model", "method", "metric", "simulated", "published", "difference", "", title=f"{title} · simulated")
-            for row in known.itertuples():
+        published_rows = rows[rows.published.notna()]
+        if len(published_rows):
+            table = Table("model", "method", "metric", "simulated", "published", "difference", "", title=f"{title} · simulated")
+            for row in published_rows.itertuples():
                 texts = (f"{row.value:.3g}", f"{row.published:.3g}", f"{row.value / row.published - 1:+.0%}")
-                made.add_row(row.model, row.method, row.metric.replace("_", " "), *texts, row.flag)
-            return made
+                table.add_row(row.model, row.method, row.metric.replace("_", " "), *texts, row.flag)
+            return table
         costs = rows[rows.metric.isin(("latency", "energy"))]
         methods = costs.method.unique()
         heading = f"{title} · simulated {' '.join([costs.unit.iloc[0], *filter(None, costs.flag.unique())])}"
-        made = Table("model", "tokens", "heads", "core", *methods, title=heading)
+        table = Table("model", "tokens", "heads", "core", *methods, title=heading)
         for (model, tokens, heads, core), cell in costs.groupby(["model", "context_tokens", "heads", "core"], sort=False):
             values = cell.set_index("method").value
-            made.add_row(model, str(tokens), str(heads), core, *(f"{values[name]:.4g}" for name in methods))
-        return made
+            table.add_row(model, str(tokens), str(heads), core, *(f"{values[name]:.4g}" for name in methods))
+        return table
 
 
 def _knowledge(device: Device) -> str:

@@ -53,17 +53,19 @@ class Table8(Simulated):
         for model, layer in bar(list(LAYERS.items()), "simulate"):
             for name, method in METHODS.items():
                 cost = self.cost(device, layer, method, self.tokens, row.retention)
-                of = replace(
+                energy_row = replace(
                     row, model=model, method=name, context_tokens=self.tokens, unit="J", heads=layer.heads, metric="energy"
                 )
-                of = replace(of, value=float(powers @ [cost.core_us, cost.estimate_us]))
+                energy_row = replace(energy_row, value=float(powers @ [cost.core_us, cost.estimate_us]))
                 if is_papers and self.tokens == PAPER_TOKENS:
-                    of = replace(
-                        of, published=TABLE_8[model][name], flag="fitted to this value" if model in self.fitted_models else ""
+                    energy_row = replace(
+                        energy_row,
+                        published=TABLE_8[model][name],
+                        flag="fitted to this value" if model in self.fitted_models else "",
                     )
                 elif device != papers:
-                    of = replace(of, flag=f"at the powers of {papers.name}")
-                rows.append(of)
+                    energy_row = replace(energy_row, flag=f"at the powers of {papers.name}")
+                rows.append(energy_row)
         return rows
 
     def _fitted_powers(self, papers: Device) -> np.ndarray:

@@ -100,11 +100,11 @@ class UnionTiles(Study):
         """Sizes window by window, then times one retention after the other."""
         windows, sizes, times = lab.heldout(), lab.units("sizes"), lab.units("times")
         say(f"unions: {len(self.tiles)} tiles at {len(self.retentions)} retentions, {len(windows)} windows")
-        found = [
+        window_sizes = [
             sizes.get(str(index), partial(self._sizes, lab, window))
             for index, window in enumerate(bar(windows, "unions", total=len(windows)))
         ]
-        rows = list(self._size_rows(lab, found))
+        rows = list(self._size_rows(lab, window_sizes))
         if not self.timed_tiles:
             return rows
         say(f"time: tiles of {', '.join(map(str, self.timed_tiles))} rows, {self.rounds} rounds, candidates take turns")
@@ -118,24 +118,24 @@ class UnionTiles(Study):
 
     def _sizes(self, lab: Lab, window: Tensor) -> dict[str, dict]:
         estimates = {name: ESTIMATES[name]() for name in self.estimates}
-        found = measure_unions(lab.loaded.model, window, self.rows, estimates, self.retentions, self.tiles, self._kernels(lab))
-        return {_key(*cell): asdict(sizes) for cell, sizes in found.items()}
+        unions = measure_unions(lab.loaded.model, window, self.rows, estimates, self.retentions, self.tiles, self._kernels(lab))
+        return {_key(*cell): asdict(sizes) for cell, sizes in unions.items()}
 
-    def _size_rows(self, lab: Lab, found: list[dict[str, dict]]) -> Iterator[UnionRow]:
+    def _size_rows(self, lab: Lab, window_sizes: list[dict[str, dict]]) -> Iterator[UnionRow]:
         common = replace(lab.row(UnionRow), method="union_tiles", allocator="uniform", chunk_rows=self.rows)
         for estimate in self.estimates:
             for retention in self.retentions:
                 for tile in self.tiles:
-                    sizes = [UnionSizes(**window[_key(estimate, retention, tile)]) for window in found]
+                    sizes = [UnionSizes(**window[_key(estimate, retention, tile)]) for window in window_sizes]
                     ratio, share = (torch.tensor([getattr(one, name) for one in sizes]).mean(0) for name in ("ratio", "share"))
-                    n = len(found) * self.rows // tile
+                    n = len(window_sizes) * self.rows // tile
                     row = replace(common, estimator=estimate, retention=retention, tile=tile, n=n)
                     every = n * ratio.numel()
                     yield replace(row, metric="union_ratio", value=float(ratio.mean()), n=every)
                     yield replace(row, metric="union_share", value=float(share.mean()), n=every)
-                    for layer, of in enumerate(ratio):
-                        yield replace(row, metric="layer_union_ratio", value=float(of.mean()), layer=layer, n=n * len(of))
-                    places = [(float(x), layer, head) for layer, of in enumerate(ratio) for head, x in enumerate(of)]
+                    for layer, heads in enumerate(ratio):
+                        yield replace(row, metric="layer_union_ratio", value=float(heads.mean()), layer=layer, n=n * len(heads))
+                    places = [(float(x), layer, head) for layer, heads in enumerate(ratio) for head, x in enumerate(heads)]
                     for which, (value, layer, head) in (("best", min(places)), ("worst", max(places))):
                         yield replace(row, metric=f"{which}_head_union_ratio", value=value, layer=layer, head=head)
                     if estimate == self.estimates[0]:
@@ -160,7 +160,7 @@ class UnionTiles(Study):
         return totals
 
     def _time_rows(self, lab: Lab, retention: float, seconds: dict[str, list[float]]) -> Iterator[UnionRow]:
-        timings = {name: Timing(tuple(of)) for name, of in seconds.items()}
+        timings = {name: Timing(tuple(durations)) for name, durations in seconds.items()}
         common = replace(
             lab.row(UnionRow), path_kind="timing", retention=retention, n=self.rounds, chunk_rows=self.rows,
             kernel=lab.kernel_level, dtype=str(lab.loaded.model.dtype).removeprefix("torch."), processor=processor(),
@@ -184,19 +184,19 @@ class UnionTiles(Study):
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line for each retention and tile: the union beside one list, and times, of dense attention beside them."""
         times = ("own_dense", "sdpa", "per_row", "shared_lists", "union_tiles_read", "union_tiles")
-        made = Table("retention", "rows", "estimate", "|union| / k", "best head", "worst head", "share of keys", title=title)
+        table = Table("retention", "rows", "estimate", "|union| / k", "best head", "worst head", "share of keys", title=title)
         for name in times:
-            made.add_column(f"{name.replace('_', ' ')}, ms")
+            table.add_column(f"{name.replace('_', ' ')}, ms")
         sizes = rows[rows.metric.isin(("union_ratio", "union_share", "best_head_union_ratio", "worst_head_union_ratio"))]
         values = rows[rows.metric == "time"].set_index(["method", "retention", "tile"]).value
         timed = sizes.estimator.iloc[0]
-        for (retention, tile, estimate), of in sizes.groupby(["retention", "tile", "estimator"], sort=False):
-            size = of.set_index("metric").value
+        for (retention, tile, estimate), tile_rows in sizes.groupby(["retention", "tile", "estimator"], sort=False):
+            size = tile_rows.set_index("metric").value
             cells = [f"{size[m]:.2f}" for m in ("union_ratio", "best_head_union_ratio", "worst_head_union_ratio")]
-            found = [values.get((m, retention, at)) for m in times for at in (0 if m in BASELINES else tile,)]
-            shown = [f"{x:.2f}" if x is not None and estimate == timed else "" for x in found]
-            made.add_row(f"{retention:g}", str(tile), estimate, *cells, f"{size['union_share']:.1%}", *shown)
-        return made
+            durations = [values.get((m, retention, at)) for m in times for at in (0 if m in BASELINES else tile,)]
+            shown = [f"{x:.2f}" if x is not None and estimate == timed else "" for x in durations]
+            table.add_row(f"{retention:g}", str(tile), estimate, *cells, f"{size['union_share']:.1%}", *shown)
+        return table
 
 
 def candidates(
@@ -210,20 +210,20 @@ def candidates(
     q, k, v, heads, scale = chunk.q, chunk.k, chunk.v, chunk.heads, chunk.scale
     seen = torch.arange(chunk.keys) <= chunk.positions[:, None]
     sdpa, kept = torch.nn.functional.scaled_dot_product_attention, row_lists(chunk, scores, retention, kernels)
-    of = {"heads": heads, "scale": scale}
+    options = {"heads": heads, "scale": scale}
     calls: dict[str, Callable[[], object]] = {
-        "own_dense": lambda: kernels.dense(q, k, v, causal_offset=chunk.first_position, **of),
+        "own_dense": lambda: kernels.dense(q, k, v, causal_offset=chunk.first_position, **options),
         "sdpa": lambda: sdpa(q[None], k[None], v[None], attn_mask=seen, scale=scale, enable_gqa=True),
-        "per_row": lambda: kernels.attend(q, k, v, kept, **of),
+        "per_row": lambda: kernels.attend(q, k, v, kept, **options),
     }
     for tile in tiles:
         rule = Rule(tile)
         lists = rule.lists(torch.full((len(heads),), retention, dtype=torch.float64), chunk.positions)
         shared, unions = kernels.select(scores[:, ::tile].contiguous(), lists), kernels.unite(kept, tile)
         calls |= {
-            f"shared_lists {tile}": lambda shared=shared: kernels.attend(q, k, v, shared, **of),
-            f"union_tiles_read {tile}": lambda unions=unions: kernels.attend_tiles(q, k, v, unions, **of),
-            f"union_tiles {tile}": lambda tile=tile: kernels.attend_tiles(q, k, v, kernels.unite(kept, tile), **of),
+            f"shared_lists {tile}": lambda shared=shared: kernels.attend(q, k, v, shared, **options),
+            f"union_tiles_read {tile}": lambda unions=unions: kernels.attend_tiles(q, k, v, unions, **options),
+            f"union_tiles {tile}": lambda tile=tile: kernels.attend_tiles(q, k, v, kernels.unite(kept, tile), **options),
         }
     return calls
 

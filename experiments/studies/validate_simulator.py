@@ -109,8 +109,8 @@ class ValidateSimulator(LatencyStudy):
     def check(self, lab: Lab) -> None:
         super().check(lab)
         if lab.main.on_device or "bank" not in lab.main.needs:
-            given = f"{part_name(lab.main.estimator)} with selection.place={lab.main.selection.place}"
-            raise InputError(f"ValidateSimulator: expected estimator=int8 with selection.place=host, got {given}")
+            setting = f"{part_name(lab.main.estimator)} with selection.place={lab.main.selection.place}"
+            raise InputError(f"ValidateSimulator: expected estimator=int8 with selection.place=host, got {setting}")
 
     def measure(self, lab: Lab) -> list[CaseRow]:
         """Measured and simulated times of whole calls in every mode; once measured in `folder` they are not again.
@@ -136,14 +136,17 @@ class ValidateSimulator(LatencyStudy):
             planned_by = profiles["overlap"][0]
             times.append(units.get(f"calls {number}", partial(self._call_times, profilers["overlap"], base, planned_by, cases)))
         layer = Layer(lab.shape.heads, lab.shape.kv_heads, lab.shape.head_dim)
-        costs = {name: _costs(_together(of), layer) for name, of in profiles.items()}
-        costs_of_pass = [{name: _costs(of[number], layer) for name, of in profiles.items()} for number in range(self.passes)]
+        costs = {name: _costs(_together(pass_profiles), layer) for name, pass_profiles in profiles.items()}
+        costs_of_pass = [
+            {name: _costs(pass_profiles[number], layer) for name, pass_profiles in profiles.items()}
+            for number in range(self.passes)
+        ]
         measured = {key: [_mean(one[key]) for one in times] for key in times[0]}
         predictions: dict[tuple[int, str, str], list[Callable[[float, float], float]]] = {}  # of every pass
         for number, case in enumerate(cases):
             stages = Stages(profilers["overlap"].chunk(*_of(case), seed=0), profilers["overlap"].parts)
-            made = [_predictions(lab, stages, base, planned_by, of, layer) for of in costs_of_pass]
-            predictions |= {(number, *key): [of[key] for of in made] for key in made[0]}
+            pass_predictions = [_predictions(lab, stages, base, planned_by, pass_costs, layer) for pass_costs in costs_of_pass]
+            predictions |= {(number, *key): [prediction[key] for prediction in pass_predictions] for key in pass_predictions[0]}
         fit = [number for number, case in enumerate(cases) if not case.held_out]
         worth_cores, wakeup_latency_us = self._fit_contention(predictions, measured, fit)
         say(f"{cores()} cores are worth {worth_cores:.1f} to stages at once; wakeup latency {wakeup_latency_us:.0f} µs")
@@ -162,8 +165,8 @@ class ValidateSimulator(LatencyStudy):
         }
         rows = [
             replace(common, by="device", metric="fit_error", method=stage, mode=mode, value=error, unit="1", measured="simulated")
-            for mode, of in costs.items()
-            for stage, error in of.fit_errors.items()
+            for mode, mode_costs in costs.items()
+            for stage, error in mode_costs.fit_errors.items()
         ]
         rows += [
             replace(
@@ -211,12 +214,12 @@ class ValidateSimulator(LatencyStudy):
             )
         draw, low, high = random.Random(seed), min(self.retentions), max(self.retentions)
         fitted = {round((index + 0.5) * count / self.fit_chunks - 0.5) for index in range(self.fit_chunks)}  # spread evenly
-        made = []
+        cases = []
         for number, at in enumerate(np.linspace(0, len(between) - 1, count)):
             alike = number // 3 % 2 == 0
             retention = [0.2 if alike else draw.uniform(low, high) for _ in range(profiler.heads)]
-            made.append(Case(between[round(at)], tuple(profiler.mixed(draw)), tuple(retention), number not in fitted))
-        return made
+            cases.append(Case(between[round(at)], tuple(profiler.mixed(draw)), tuple(retention), number not in fitted))
+        return cases
 
     def _points(self, profiler: LatencyProfiler, lengths: list[int], name: str) -> list[dict]:
         """Points of one pass; `serial` launches one head at a time."""
@@ -272,14 +275,14 @@ class ValidateSimulator(LatencyStudy):
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """By mode: the error of both simulations over the held-out chunks, and whether the target is held."""
-        made = Table("mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target", "measured ms", title=title)
+        table = Table("mode", "costs from", "mean error (95 %)", "worst", "within 10 %", "target", "measured ms", title=title)
         for one in predictions.prediction_errors(rows):
             measured = rows[(rows.flag == "") & (rows["mode"] == one.mode) & (rows.measured == "measured")]
             times = measured[measured.metric == "makespan"].value / 1e3
-            made.add_row(*one.cells(), f"{times.min():.1f} … {times.max():.1f}")
+            table.add_row(*one.cells(), f"{times.min():.1f} … {times.max():.1f}")
         ratios = rows[(rows.metric == "ratio_to_batched") & (rows.flag == "")].groupby("mode", sort=False).value
-        made.caption = "measured, times batched: " + ", ".join(f"{mode} {of.median():.2f}" for mode, of in ratios)
-        return made
+        table.caption = "measured, times batched: " + ", ".join(f"{mode} {series.median():.2f}" for mode, series in ratios)
+        return table
 
 
 def _of(case: Case) -> tuple:
@@ -337,22 +340,24 @@ def _predictions(
     """
     chunk = stages.chunk
     groups, retention, keys = stages.launches(), chunk.retention.tolist(), chunk.keys
-    made = {}
+    simulations = {}
     for mode in SIMULATED:
         launches = _single(groups) if mode in ("serial", "overlap") else groups
-        of = costs["serial" if mode == "serial" else "overlap"]
+        mode_costs = costs["serial" if mode == "serial" else "overlap"]
         works = {
-            "profile": of.profile.work(launches, retention, keys=keys),
-            "device": of.device.work(layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(stages)),
+            "profile": mode_costs.profile.work(launches, retention, keys=keys),
+            "device": mode_costs.device.work(
+                layer, ChunkShape(chunk.q.shape[1], keys), launches, retention, capacity=_capacity(stages)
+            ),
         }
         plan = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         if mode == "planned":
             plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys))
         how = {"mode": "serial" if mode == "serial" else "overlap", "queue_heads": base.queue_heads, "device": lab.device.name}
-        how["task_overhead_us"] = of.profile.call_us("task_overhead", keys)
+        how["task_overhead_us"] = mode_costs.profile.call_us("task_overhead", keys)
         for by, work in works.items():
-            made[mode, by] = partial(_simulated, work, plan, of.profile.call_us("prepare", keys), how)
-    return made
+            simulations[mode, by] = partial(_simulated, work, plan, mode_costs.profile.call_us("prepare", keys), how)
+    return simulations
 
 
 def _simulated(work: Work, plan: Plan, prepare_us: float, how: dict, worth_cores: float, wakeup_latency_us: float) -> float:
@@ -375,8 +380,8 @@ def _switches(common: CaseRow, profiler: LatencyProfiler, retentions: list[float
     chains = {"profile": [[g.bucket for g in one.launches] for one in profiler.layouts(retentions, [1])]}
     chains["chunks"] = [[profiler.bank.slot(pair) for pair in case.pairs] for case in cases if case.held_out]
     rows = []
-    for by, of in chains.items():
-        pairs = [pair for chain in of for pair in zip(chain, chain[1:], strict=False)]
+    for by, bucket_chains in chains.items():
+        pairs = [pair for chain in bucket_chains for pair in zip(chain, chain[1:], strict=False)]
         share = sum(a != b for a, b in pairs) / len(pairs)
         rows.append(replace(common, metric="bucket_switches", by=by, mode="serial", value=share, unit="1", n=len(pairs)))
     return rows
