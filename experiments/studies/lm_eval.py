@@ -1,0 +1,235 @@
+"""Tasks of lm-evaluation-harness, with dense attention and with every method, in one table."""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from experiments.cells import Attachment, FullAttachment, attachment, paired_error
+from experiments.lab import Lab
+from experiments.parts import part_name
+from experiments.progress import bar, say
+from experiments.studies.base import Study
+from experiments.studies.quality import cell_key
+from shadowattn.artifacts import sha256
+from shadowattn.errors import InputError
+from shadowattn.online.attention import Counters
+from shadowattn.reporting.rows import Row
+from shadowattn.reporting.style import ALL_KEYS
+
+_INSTALL = 'pip install "shadowattn[lm-eval]"'
+
+
+@dataclass(frozen=True)
+class HarnessRow(Row):
+    """A metric of a task as the harness names it, with its `filter`; `error` is the harness's standard error, or not a number.
+
+    `NAME_change` is the mean over the same questions of what a method changes, against dense attention; its `error` is paired.
+    `version` is the task's own, `shots` its examples in the prompt; n counts questions.
+    """
+
+    task: str = ""
+    version: str = ""
+    filter: str = ""
+    shots: int = 0
+    error: float = float("nan")
+
+
+@dataclass(frozen=True)
+class LmEval(Study):
+    """The harness's `tasks` by name; those of a folder of one's own with `include_path`.
+
+    `limit` questions of each, all where it is null; `shots` examples in the prompt, null for the task's own number; `chat`: by
+    the model's chat template.
+    """
+
+    tasks: list[str] = field(default_factory=list)
+    include_path: str | None = None
+    limit: int | None = None
+    shots: int | None = None
+    chat: bool = False
+    on_gpu: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
+        *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
+        *("kernel", "dense_above", "decode", "pipeline", "scheduler"),
+    )
+
+    def __post_init__(self):
+        if not self.tasks:
+            raise InputError("study.tasks: expected the names of tasks, got none; python -m lm_eval ls tasks lists them")
+        for name in ("limit", "shots"):
+            value = getattr(self, name)
+            if value is not None and value < (name == "limit"):
+                raise InputError(f"study.{name}: expected a count, or null, got {value}")
+        if self.include_path is not None and not Path(self.include_path).expanduser().is_dir():
+            raise InputError(f"study.include_path: expected a folder of task YAMLs, got {self.include_path}")
+
+    def inputs(self) -> dict[str, Any]:
+        """The content of one's own tasks."""
+        if self.include_path is None:
+            return {}
+        folder = Path(self.include_path).expanduser()
+        return {
+            "own_tasks": {str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+        }
+
+    def check(self, lab: Lab) -> None:
+        try:
+            import lm_eval  # noqa: F401 - several seconds, and only this study needs it
+        except ImportError as error:
+            raise InputError(f"lm_eval: expected lm-evaluation-harness to be installed ({error}); {_INSTALL}") from error
+        if self.chat and lab.loaded.tokenizer.chat_template is None:
+            raise InputError("study.chat: expected a model with a chat template, got one without; use study.chat=false")
+        manager = self._manager()
+        known = set(manager.all_tasks)
+        if missing := sorted(name for name in self.tasks if name not in known):
+            raise InputError(
+                f"study.tasks: {', '.join(missing)}: the harness has no such task; python -m lm_eval ls tasks lists all, and "
+                "study.include_path=FOLDER adds those of a folder"
+            )
+        try:
+            manager.load(list(self.tasks))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"study.tasks: their data could not be read ({type(error).__name__}: {error}); with no model hub, use tasks of "
+                "local files: study.include_path=FOLDER"
+            ) from error
+
+    def measure(self, lab: Lab) -> list[HarnessRow]:
+        """Rows of every method, dense attention first; finished ones are not measured again."""
+        units = lab.units("answers")
+        cells: list[tuple[HarnessRow, str, Attachment | FullAttachment | None]] = [(lab.row(HarnessRow), "dense", None)]
+        for name, full in lab.full.items():
+            row = replace(lab.row(HarnessRow), method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
+            cells.append((row, name, FullAttachment(full, lab.offline.attention_ranges(full.key_offset))))
+        for at in lab.retentions:
+            for name, method in lab.methods.items():
+                row = replace(
+                    lab.row(HarnessRow),
+                    method=name,
+                    retention=at,
+                    estimator=part_name(method.estimator),
+                    allocator=part_name(method.allocator),
+                    estimate_device=lab.device.label if "bank" in method.needs else "none",
+                    **method.selection,
+                    dense_above=lab.dense_above(method.selection.query_block),
+                )
+                cells.append((row, cell_key(name, at), attachment(lab, method, lab.offline.profile(method.allocator, at))))
+        say(f"lm_eval: {', '.join(self.tasks)} with dense attention and {len(cells) - 1} methods")
+        rows: list[HarnessRow] = []
+        dense = None
+        for row, key, attached in bar(cells, "methods"):
+            results = units.get(key, lambda attached=attached: self._evaluate(lab, attached))
+            dense = results if dense is None else dense
+            rows += _rows(row, results, dense)
+        return rows
+
+    def _evaluate(self, lab: Lab, attached: Attachment | FullAttachment | None) -> dict[str, Any]:
+        """What the harness says of one method: of every task its version, shots, metrics, and their values by question."""
+        from lm_eval import simple_evaluate
+
+        from shadowattn.evaluation.harness import ShadowAttnLM
+
+        def attach(_: PreTrainedModel) -> AbstractContextManager:
+            return attached.attached(lab, ())
+
+        model = ShadowAttnLM(
+            lab.loaded.model, tokenizer=lab.loaded.tokenizer, max_length=lab.shape.context_tokens,
+            method=None if attached is None else attach,
+        )  # fmt: skip
+        found = simple_evaluate(
+            model, tasks=list(self.tasks), task_manager=self._manager(), num_fewshot=self.shots, limit=self.limit,
+            apply_chat_template=self.chat, random_seed=lab.seed, numpy_random_seed=lab.seed, torch_random_seed=lab.seed,
+            fewshot_random_seed=lab.seed,
+        )  # fmt: skip
+        if attached is not None:
+            self._check_ran(attached, lab, model.counters)
+        return {
+            task: {
+                "version": str(found["versions"][task]),
+                "shots": int(found["n-shot"].get(task) or 0),
+                "n": int(found["n-samples"][task]["effective"]),
+                "metrics": {
+                    name: float(value) for name, value in metrics.items() if "," in name and isinstance(value, int | float)
+                },
+                "questions": _by_question(found["samples"].get(task, [])),
+            }
+            for task, metrics in found["results"].items()
+            if task in found["n-samples"]
+        }
+
+    def _check_ran(self, attached: Attachment | FullAttachment, lab: Lab, counters: Counters) -> None:
+        attached.check(lab, counters)
+
+    def _manager(self):
+        from lm_eval.tasks import TaskManager
+
+        return TaskManager(include_path=self.include_path and str(Path(self.include_path).expanduser()))
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """A line a method and retention, a column a task's metric: value ± standard error, and the change against dense."""
+        values = rows[~rows.metric.str.endswith("_change")]
+        columns = list(values[["task", "metric", "filter"]].drop_duplicates().itertuples(index=False, name=None))
+        cells = rows.set_index(["method", "retention", "task", "metric", "filter"])
+        heads = [
+            f"{task} v{values[values.task == task].version.iloc[0]}\n{metric} ({name})" if name != "none"
+            else f"{task} v{values[values.task == task].version.iloc[0]}\n{metric}"
+            for task, metric, name in columns
+        ]  # fmt: skip
+        n = "–".join(str(count) for count in sorted({rows.n.min(), rows.n.max()}))
+        table = Table(
+            "method", "retention", *heads,
+            title=f"{title} · n = {n} questions a task · value ± standard error (change against dense, paired)",
+            title_justify="left",
+        )  # fmt: skip
+        for method, at in rows[["method", "retention"]].drop_duplicates().itertuples(index=False):
+            table.add_row(method, f"{at:g}", *(_shown(cells, (method, at, *column)) for column in columns))
+        return table
+
+
+def _by_question(samples: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """The values of every metric that has one number a question, in the order of the questions."""
+    values: dict[str, dict[int, float]] = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            if isinstance(sample[metric], bool | int | float | np.number):
+                values.setdefault(f"{metric},{sample['filter']}", {})[sample["doc_id"]] = float(sample[metric])
+    return {name: [one[question] for question in sorted(one)] for name, one in values.items()}
+
+
+def _rows(row: HarnessRow, results: dict[str, Any], dense: dict[str, Any]) -> list[HarnessRow]:
+    rows = []
+    for task, result in results.items():
+        task_row = replace(row, task=task, version=result["version"], shots=result["shots"], n=result["n"])
+        for key, value in result["metrics"].items():
+            metric, name = key.split(",", 1)
+            if metric.endswith("_stderr"):
+                continue
+            error = result["metrics"].get(f"{metric}_stderr,{name}", math.nan)
+            rows.append(replace(task_row, metric=metric, filter=name, value=value, error=error))
+            answers, before = result["questions"].get(key), dense[task]["questions"].get(key)
+            if answers and before and row.method != "dense":
+                change = float(np.subtract(answers, before).mean())
+                paired = paired_error(answers, before)
+                rows.append(replace(task_row, metric=f"{metric}_change", filter=name, value=change, error=paired))
+    return rows
+
+
+def _shown(cells: pd.DataFrame, place: tuple) -> str:
+    method, at, task, metric, name = place
+    if place not in cells.index:
+        return ""
+    cell = cells.loc[place]
+    shown = f"{cell.value:.4g}" + ("" if math.isnan(cell.error) else f" ± {cell.error:.2g}")
+    change = (method, at, task, f"{metric}_change", name)
+    if change in cells.index:
+        shown += f" ({cells.loc[change].value:+.3g} ± {cells.loc[change].error:.2g})"
+    return shown

@@ -1,0 +1,146 @@
+"""lm-evaluation-harness with a method: what it measures is what the model says inside of `attach`."""
+
+import json
+
+import pytest
+import torch
+
+from shadowattn import Method
+from shadowattn.errors import InputError
+from shadowattn.models import load_bundled
+from shadowattn.types import RetentionProfile
+
+harness = pytest.importorskip("shadowattn.evaluation.harness", reason="lm_eval is an extra: pip install .[lm-eval]")
+
+TASKS = {
+    "choice": """
+task: choice
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+metadata: {version: 1.5}
+""",
+    "answer": """
+task: answer
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[answer]}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 4}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+metadata: {version: 2.0}
+""",
+    "text": """
+task: text
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list: [{metric: word_perplexity, aggregation: weighted_perplexity, higher_is_better: false}]
+metadata: {version: 1.0}
+""",
+}
+
+
+def write_tasks(folder, questions: int = 4):
+    """Three tasks of local files, whose prompts have unequal lengths."""
+    words = ["def", "return", "import", "class", "self", "for", "while"]
+    with open(folder / "questions.jsonl", "w") as file:
+        for index in range(questions):
+            question = " ".join(words[(index * place + place) % 7] for place in range(1, 14 + 9 * index))
+            file.write(json.dumps({"question": question, "choices": ["def", "import"], "answer": index % 2}) + "\n")
+    data = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder / 'questions.jsonl'}}}}}\ntest_split: test\n"
+    for name, text in TASKS.items():
+        (folder / f"{name}.yaml").write_text(text.strip() + "\n" + data)
+    return folder
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return write_tasks(tmp_path)
+
+
+def evaluated(folder, method, **options) -> tuple[dict, "harness.ShadowAttnLM"]:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    loaded = load_bundled()
+    model = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=method, **options)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    return simple_evaluate(model, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0), model
+
+
+def likelihood(loaded, text: str, continuation: str) -> float:
+    """What the harness asks for, by a plain forward pass."""
+    context = loaded.tokenizer.encode(text)
+    whole = loaded.tokenizer.encode(f"{text} {continuation}")
+    logits = loaded.model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)
+    rows = range(len(context) - 1, len(whole) - 1)
+    return sum(float(logits[row, whole[row + 1]]) for row in rows)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
+@pytest.mark.parametrize("method", [None, Method(1.0), Method(0.2, estimator="oracle"), Method(0.3, estimator="int8_fused")])
+def test_likelihoods_are_those_of_a_plain_pass_inside_of_attach(tasks, method):
+    results, model = evaluated(tasks, method)
+    loaded = load_bundled()
+    with torch.no_grad():
+        for sample in results["samples"]["choice"]:
+            asked = sample["doc"]
+            got = [one[0] for one in sample["filtered_resps"]]
+            if method is None:
+                expected = [likelihood(loaded, asked["question"], choice) for choice in asked["choices"]]
+            else:
+                with method(loaded.model):
+                    expected = [likelihood(loaded, asked["question"], choice) for choice in asked["choices"]]
+            assert [float(one) for one in got] == pytest.approx(expected, abs=1e-4)
+    assert results["versions"] == {"choice": 1.5, "answer": 2.0, "text": 1.0}
+    if method is None:
+        assert model.counters.density == 1
+        assert not model.counters.sparse_rows
+    elif method.retention < 1:
+        assert model.counters.sparse_rows
+        assert model.counters.density < method.retention + 0.1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_batches_run_one_by_one_and_give_the_same(tasks, caplog):
+    alone, _ = evaluated(tasks, Method(0.3))
+    together, _ = evaluated(tasks, Method(0.3), batch_size=4)
+    assert together["results"] == alone["results"]
+    assert "prompts go one at a time" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_padded_batch_is_never_computed():
+    loaded = load_bundled()
+    model = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=Method(0.3))
+    with pytest.raises(RuntimeError, match="one prompt at a time, got 2"):
+        model._model_call(torch.ones(2, 5, dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_options_of_a_command_line_make_a_method(tmp_path):
+    from lm_eval.api.registry import get_model
+
+    from shadowattn.offline import save_profile
+    from tests.profiles import profile_for
+
+    assert get_model("shadowattn") is harness.ShadowAttnLM
+    loaded = load_bundled()
+    how = {"tokenizer": loaded.tokenizer}
+    assert harness.ShadowAttnLM(loaded.model, **how).attach is None
+    model = harness.ShadowAttnLM(loaded.model, retention=0.2, estimator="oracle", query_block=16, **how)
+    assert model.attach == Method(0.2, estimator="oracle", query_block=16)
+    profile = profile_for(loaded.model, 0.4)
+    save_profile(profile, tmp_path / "profile.json")
+    kept = harness.ShadowAttnLM(loaded.model, retention=str(tmp_path / "profile.json"), **how).attach.retention
+    assert isinstance(kept, RetentionProfile)
+    assert kept.retention == profile.retention
+    with pytest.raises(InputError, match=r"got retentoin"):
+        harness.ShadowAttnLM(loaded.model, retentoin=0.2, **how)
+    with pytest.raises(InputError, match="got both: retention"):
+        harness.ShadowAttnLM(loaded.model, method=Method(0.2), retention=0.3, **how)
+    with pytest.raises(InputError, match="retention"):
+        harness.ShadowAttnLM(loaded.model, retention=3, **how)

@@ -1,0 +1,61 @@
+import pandas as pd
+import pytest
+
+from experiments.studies.lm_eval import LmEval
+from shadowattn.errors import InputError
+from tests.evaluation.test_harness import write_tasks
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]  # fixtures
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tasks").mkdir()
+    return write_tasks(tmp_path / "tasks", questions=3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
+def test_dense_and_sparse_in_one_table(run, folder, capsys):
+    asked = ["study.tasks=[choice,answer,text]", f"study.include_path={folder}", "study.limit=2", "retentions=[0.3]"]
+    rows = pd.read_parquet(run("lm_eval", "+exp=lm_eval", *asked) / "rows.parquet")
+    assert set(rows.method) == {"dense", "npu_full", "shadowattn", "int8_uniform"}
+    assert set(rows.n) == {2}
+    assert dict(zip(rows.task, rows.version, strict=True)) == {"choice": "1.5", "answer": "2.0", "text": "1.0"}
+    values = rows.set_index(["method", "task", "metric"]).value
+    assert 0 <= values["dense", "choice", "acc"] <= 1
+    for method in ("npu_full", "shadowattn", "int8_uniform"):
+        change = values[method, "choice", "acc"] - values["dense", "choice", "acc"]
+        assert values[method, "choice", "acc_change"] == pytest.approx(change)
+    assert not any(metric.endswith("_stderr") for metric in rows.metric)
+    assert values["shadowattn", "text", "word_perplexity"] != values["dense", "text", "word_perplexity"]
+    shown = capsys.readouterr().out
+    assert "choice v1.5" in shown and "change against dense" in shown
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_harness_does_not_have_is_refused_before_any_work(run, folder, capsys):
+    with pytest.raises(SystemExit):
+        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice,psychic]", f"study.include_path={folder}")
+    assert "psychic: the harness has no such task" in capsys.readouterr().err
+    (folder / "questions.jsonl").unlink()
+    with pytest.raises(SystemExit):
+        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice]", f"study.include_path={folder}", "seed=1")
+    assert "study.tasks: their data could not be read" in capsys.readouterr().err
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"study.tasks: expected the names"):
+        LmEval()
+    for wrong in ({"limit": 0}, {"shots": -1}, {"include_path": str(tmp_path / "nowhere")}):
+        with pytest.raises(InputError, match=f"study.{next(iter(wrong))}"):
+            LmEval(tasks=["arc_easy"], **wrong)
+
+
+def test_a_changed_task_is_measured_again(folder):
+    study = LmEval(tasks=["choice"], include_path=str(folder))
+    before = study.inputs()
+    (folder / "choice.yaml").write_text((folder / "choice.yaml").read_text() + "# another\n")
+    assert study.inputs() != before
