@@ -52,8 +52,9 @@ class ShadowAttnLM(HFLM):
         super().__init__(pretrained, batch_size=1, **options)
         if self.backend != "causal":
             raise InputError(f"pretrained: expected a causal language model, got one of backend {self.backend}")
+        if self.tokenizer.eos_token_id is None:  # the harness begins every text with BOS, or with EOS, and ends it with EOS
+            raise InputError("tokenizer: expected one with an EOS token, got none; set tokenizer.eos_token")
         self.counters = Counters()
-        self._is_attached = False
 
     def loglikelihood(self, requests, disable_tqdm=False):
         with self._attached():

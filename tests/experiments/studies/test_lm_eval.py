@@ -1,3 +1,5 @@
+import shutil
+
 import pandas as pd
 import pytest
 
@@ -17,9 +19,27 @@ def folder(tmp_path, monkeypatch):
     return write_tasks(tmp_path / "tasks", questions=3)
 
 
+@pytest.fixture
+def ending_folder(tiny_folder, tmp_path):
+    """The tiny model, whose tokenizer has an EOS token."""
+    from transformers import AutoTokenizer
+
+    copy = shutil.copytree(tiny_folder, tmp_path / "ending")
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.eos_token = tokenizer.unk_token
+    tokenizer.save_pretrained(copy)
+    return copy
+
+
 @pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
-def test_dense_and_sparse_in_one_table(run, folder, capsys):
-    asked = ["study.tasks=[choice,answer,text]", f"study.include_path={folder}", "study.limit=2", "retentions=[0.3]"]
+def test_dense_and_sparse_in_one_table(run, folder, ending_folder, capsys):
+    asked = [
+        f"model.path={ending_folder}",
+        "study.tasks=[choice,answer,text]",
+        f"study.include_path={folder}",
+        "study.limit=2",
+        "retentions=[0.3]",
+    ]
     rows = pd.read_parquet(run("lm_eval", "+exp=lm_eval", *asked) / "rows.parquet")
     assert set(rows.method) == {"dense", "npu_full", "shadowattn", "int8_uniform"}
     assert set(rows.n) == {2}
@@ -32,7 +52,8 @@ def test_dense_and_sparse_in_one_table(run, folder, capsys):
     assert not any(metric.endswith("_stderr") for metric in rows.metric)
     assert values["shadowattn", "text", "word_perplexity"] != values["dense", "text", "word_perplexity"]
     shown = capsys.readouterr().out
-    assert "choice v1.5" in shown and "change against dense" in shown
+    assert "choice v1.5" in shown
+    assert "change against dense" in shown
 
 
 @pytest.mark.filterwarnings("ignore")
