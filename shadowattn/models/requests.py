@@ -7,6 +7,7 @@ the batch or keys that somebody wrote into are other memory. So are all keys of 
 past torch's count, and past this.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from transformers import GenerationMixin
 
 from shadowattn.errors import InputError
 from shadowattn.online.cache import LayerCache
@@ -27,8 +29,9 @@ _said: ContextVar[str] = ContextVar("said", default="")  # `prompt`, `decoding`,
 def prompt() -> Iterator[None]:
     """All rows of the forward passes inside are a prompt's.
 
-    Of a forward pass elsewhere they are too, but for one row behind a cache that holds tokens: that is a decoding step, as
-    `generate` makes them. A prompt that comes in pieces may end with a piece of one row, and then has to say so.
+    Of a forward pass elsewhere they are too, but for one row behind a cache that holds tokens: that is a decoding step, unless
+    `generate` is still reading the prompt (`prefill_chunk_size`). Whoever feeds a prompt in pieces that may be of one row has to
+    say so.
     """
     token = _said.set("prompt")
     try:
@@ -53,12 +56,27 @@ def decoding() -> Iterator[None]:
 
 
 def decoding_rows(rows: int, offset: int, logits_to_keep: int = 1) -> int:
-    """How many of `rows` rows after `offset` cached ones are decoding steps: the last ones."""
+    """How many of `rows` rows after `offset` cached ones are decoding steps: the last ones.
+
+    Where nobody said it, `generate` itself knows of a single row whether it still reads the prompt.
+    """
     if _said.get() == "prompt":
         return 0
     if _said.get() == "decoding":
         return rows if offset else min(rows - 1, max(0, logits_to_keep - 1))
-    return int(rows == 1 and offset > 0)
+    return int(rows == 1 and offset > 0 and not _is_prefill())
+
+
+# Where `generate` reads a prompt, in pieces perhaps; an assistant that goes on from its cache calls it too.
+_PREFILL = GenerationMixin._prefill.__code__
+
+
+def _is_prefill() -> bool:
+    """Whether the forward pass at work is one of the prompt that `generate` reads. It tells the model nothing of that."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _PREFILL:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["is_first_iteration"]
 
 
 def check_logits_to_keep(logits_to_keep: int) -> None:

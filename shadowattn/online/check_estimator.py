@@ -5,7 +5,7 @@ Static INT8 scales, which are chosen by a chunk's range, then stay what they are
 may let depend on a chunk as a whole, later tokens included, and so it is no fault here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ _ROUNDING = 1e-4
 _FORCED = 1e20
 _LARGEST = 6.0
 _RETENTION = 0.3
+_LONGER = 300
 
 
 def check_estimator(
@@ -42,7 +43,8 @@ def check_estimator(
     """Raises `InputError`, with the reason, where an estimator breaks what `Estimator` promises.
 
     Random q [heads, rows, head_dim] and k [kv_heads, keys, head_dim], a chunk of an even number of `rows` at the end of `keys`,
-    are estimated in several ways. Scores are float32 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
+    are estimated in several ways; without a bank once more at the end of 300 keys, since blocks of many keys hide what they look
+    at. Scores are float32 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
     gives the same scores; and a row ranks the keys that it sees the same way whatever tokens come later, whether its chunk comes
     whole or in halves, with what it derived from the keys of the first half, and whichever heads it comes with. One that `sees`
     earlier rows may rank otherwise in halves, and one that sees its chunk also when later tokens change. Of an estimator
@@ -58,20 +60,21 @@ def check_estimator(
     checks.instance("rule", rule, Rule, "make one with shadowattn.online.selection.Rule(query_block, …)")
     if heads % kv_heads or rows % 2 or keys <= rows:
         raise InputError(f"check_estimator: expected heads a multiple of kv_heads, rows even and fewer than keys, got {sizes}")
-    q, k = _tensors(heads, kv_heads, head_dim, rows, keys, seed)
-    if estimator.selects:
-        if rows % (2 * rule.query_block):
-            raise InputError(f"check_estimator: expected rows of whole blocks in both halves, got {rows} and {rule.query_block}")
-        _check(_chosen(estimator, layer, rule), q, k, estimator, step=rule.query_block)
-    else:
-        _check(_scored(estimator, layer), q, k, estimator, step=1)
+    if estimator.selects and rows % (2 * rule.query_block):
+        raise InputError(f"check_estimator: expected rows of whole blocks in both halves, got {rows} and {rule.query_block}")
+    step = rule.query_block if estimator.selects else 1
+    rank = _chosen(estimator, layer, rule) if estimator.selects else _scored(estimator, layer)
+    _check(rank, *_tensors(heads, kv_heads, head_dim, rows, keys, seed), estimator, range(step, rows, step))
+    if estimator.graphs is None and keys < _LONGER:
+        _check(rank, *_tensors(heads, kv_heads, head_dim, rows, _LONGER, seed), estimator, (rows // 2,))
 
 
 Rank = Callable[..., Tensor]
 """(q, k, positions, heads, cache=None) → what ranks the keys of each row, [h, rows, K], larger first; −∞ for keys not seen."""
 
 
-def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int) -> None:
+def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterable[int]) -> None:
+    """`cuts`: the rows from which on tokens are changed."""
     name = type(estimator).__name__
     (count, rows, _), (groups, keys, _) = q.shape, k.shape
     heads, positions = Heads.all(count, groups), torch.arange(keys - rows, keys)
@@ -81,7 +84,7 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, *, step: int)
         raise InputError(f"{name}: it changed q or k; work on a copy of them")
     if not rank(q, k, positions, heads).equal(whole):
         raise InputError(f"{name}: the same input gave other scores the second time; seed what is random, and keep no state")
-    for first in range(step, rows, step) if estimator.sees != "chunk" else ():
+    for first in cuts if estimator.sees != "chunk" else ():
         for flipped in (True, False):
             later_q, later_k = _with_another_end(q, k, first, flipped)
             moved = _moved(whole[:, :first], rank(later_q, later_k, positions, heads)[:, :first])

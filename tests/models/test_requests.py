@@ -178,6 +178,19 @@ def test_rows_that_may_verify_drafts_are_refused_where_nobody_says_what_they_are
     MODEL(ids, logits_to_keep=2)
 
 
+@pytest.mark.parametrize("pieces", [7, 16, 49, 50])  # 50 tokens: the last piece has one row, two, one, or is all there is
+def test_generate_reads_its_prompt_in_pieces(pieces):
+    ids = torch.randint(0, 60, (1, 50), generator=torch.Generator().manual_seed(2))
+    how = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    with shadowattn.attach(MODEL, 0.2, estimator="oracle") as whole:
+        expected = MODEL.generate(ids, **how)
+    with shadowattn.attach(MODEL, 0.2, estimator="oracle") as run:
+        got = MODEL.generate(ids, prefill_chunk_size=pieces, **how)
+    counts = [(one.sparse_rows, one.decode_rows) for one in (run.counters, whole.counters)]
+    assert counts[0] == counts[1]
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_the_end_of_a_prompt_may_be_one_token():
     ids = torch.arange(41)[None] % 50

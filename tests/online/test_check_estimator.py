@@ -197,8 +197,6 @@ class NotAscending(Int8Fused):
 class Lists(Oracle):
     """Selects by itself, with one thing made wrong."""
 
-    selects = True
-
     def __init__(self, wrong):
         object.__setattr__(self, "wrong", wrong)
 
@@ -244,6 +242,42 @@ def test_lists_are_looked_at_in_use(wrong, kernel):
 def test_lists_of_a_broken_one_are_refused(kind, reason):
     with pytest.raises(InputError, match=reason):
         shadowattn.check_estimator(kind(GRID), **SMALL)
+
+
+class PageMeans(Oracle):
+    """A page of many keys scores its mean key, those after the row among them."""
+
+    def __init__(self, page):
+        object.__setattr__(self, "page", page)
+
+    def scores(self, chunk):
+        pages = [chunk.k[:, start : start + self.page].mean(1, keepdim=True) for start in range(0, chunk.keys, self.page)]
+        scores = chunk.q @ torch.cat(pages, 1)[chunk.heads.kv].mT
+        return scores.repeat_interleave(self.page, 2)[..., : chunk.keys].contiguous()
+
+
+@pytest.mark.parametrize("page", [8, 32, 64, 128, 256])
+def test_pages_that_look_ahead_are_found_however_long_they_are(page):
+    with pytest.raises(InputError, match="PageMeans: not causal"):
+        shadowattn.check_estimator(PageMeans(page))
+
+
+def test_a_select_of_ones_own_is_used():
+    calls = []
+
+    class Selecting(Oracle):
+        def scores(self, chunk):
+            return super().scores(chunk)
+
+        def select(self, chunk, rule, lists, kernels):
+            calls.append(chunk.layer)
+            return super().select(chunk, rule, lists, kernels)
+
+    shadowattn.check_estimator(Selecting())
+    checked = len(calls)
+    q, k, v = qkv(4, 2, 20, 40, 64)
+    shadowattn.sparse_attention(q, k, v, 0.3, causal_offset=20, estimator=Selecting())
+    assert len(calls) > checked > 0
 
 
 @pytest.mark.parametrize("wrong", [Oracle, GraphForm(), "oracle", None, 3])

@@ -34,7 +34,8 @@ class Estimator(ABC):
     - `sees`: what a row's ranking may go by. The `row` itself and the keys up to it, as the paper's estimate does: then it is the
       same however a prompt is cut into chunks. Also `earlier_rows`, those of the chunks before. Or the whole `chunk`, whose later
       rows then have a say in what earlier ones keep: a prefill method of that kind looks into the future of its chunk.
-    - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt.
+    - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt. A class that defines `select`
+      does.
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
@@ -57,6 +58,8 @@ class Estimator(ABC):
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
+        if "select" in vars(cls) and "selects" not in vars(cls):
+            cls.selects = True
         if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
             cls.lists_are_sound = False
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
