@@ -28,8 +28,8 @@ def cache_folder() -> Path:
     """Where fetched models and what was measured of this machine are kept: $SHADOWATTN_CACHE, else `shadowattn` in the user's
     cache directory.
     """
-    if own := os.environ.get("SHADOWATTN_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("SHADOWATTN_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shadowattn"
 
 

@@ -102,23 +102,23 @@ def calibrate(
     checks.one_of("importance", importance, tuple(BY_NAME_ABLATION))
     checks.one_of("key_offset", key_offset, KEY_OFFSETS)
     windows = Windows(min(1024, shape.context_tokens), 4) if windows is None else windows
-    for name, given in (("importance_windows", importance_windows), ("windows", windows)):
-        checks.instance(name, given, Windows, "make it with shadowattn.calibration.Windows(tokens, count)")
-        if given.tokens > shape.context_tokens:
-            raise InputError(f"{name}: the model's context is {shape.context_tokens} tokens, got {given.tokens}")
+    for name, setting in (("importance_windows", importance_windows), ("windows", windows)):
+        checks.instance(name, setting, Windows, "make it with shadowattn.calibration.Windows(tokens, count)")
+        if setting.tokens > shape.context_tokens:
+            raise InputError(f"{name}: the model's context is {shape.context_tokens} tokens, got {setting.tokens}")
     if isinstance(text, Path):
         text = _read(text)
     checks.instance("text", text, str, "give the text itself, or a Path to it")
     if len(text) < 4096 and "\n" not in text and Path(text).is_file():
         raise InputError(f"text: expected the text itself, got the name of a file; give Path({text!r})")
-    for name, given in (("tokenizer", tokenizer), ("progress", progress)):
-        if not callable(given):
-            raise InputError(f"{name}: expected one that can be called, got {checks.shown(given)}")
+    for name, function in (("tokenizer", tokenizer), ("progress", progress)):
+        if not callable(function):
+            raise InputError(f"{name}: expected one that can be called, got {checks.shown(function)}")
     if not hasattr(tokenizer, "bos_token_id"):
         raise InputError(f"tokenizer: expected the model's, by AutoTokenizer.from_pretrained, got {checks.shown(tokenizer)}")
     if folder is not None and not isinstance(folder, str | Path):
         raise InputError(f"folder: expected a path, got {checks.shown(folder)}")
-    made = Calibration(
+    calibration = Calibration(
         model=model,
         shape=shape,
         retention=retention,
@@ -132,18 +132,18 @@ def calibrate(
         progress=progress,
     )
     entries = model.get_input_embeddings().num_embeddings
-    largest = int(max(made.tokens.max(), made.importance_tokens.max()))
+    largest = int(max(calibration.tokens.max(), calibration.importance_tokens.max()))
     if largest >= entries:
         raise InputError(f"tokenizer: it gives tokens up to {largest}, the model knows {entries}; give the model's own tokenizer")
-    _ = made._root  # a folder that cannot be written to is refused now
-    pieces = 2 if made.tokens.shape[1] > made.chunk_tokens else 1
+    _ = calibration._root  # a folder that cannot be written to is refused now
+    pieces = 2 if calibration.tokens.shape[1] > calibration.chunk_tokens else 1
     # So is a model with sliding windows, or one that cannot take a prompt in chunks, or whose layers cannot be taken apart.
-    observe_prefill(model, made.tokens[:1, :8], lambda chunk: None, chunk_tokens=8 // pieces)
+    observe_prefill(model, calibration.tokens[:1, :8], lambda chunk: None, chunk_tokens=8 // pieces)
     if allocator.needs & {"importance", "sensitivity"}:
         check_layerwise(model)
     if not allocator.needs:
         allot(allocator, shape, retention)  # and so is one whose file is missing
-    return made
+    return calibration
 
 
 @dataclass(frozen=True)

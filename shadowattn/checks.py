@@ -94,9 +94,9 @@ def numbers_of(name: str, values: Any) -> list[float]:
 _CONVERT = {torch.int64: "long", torch.int32: "int", torch.bool: "bool"}
 
 
-def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **given: Tensor) -> None:
+def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **arguments: Tensor) -> None:
     """Dense tensors on one device, all of the same of some dtypes."""
-    for name, x in given.items():
+    for name, x in arguments.items():
         if not isinstance(x, Tensor):
             raise InputError(f"{name}: expected a torch.Tensor, got {shown(x)}; convert it with torch.from_numpy or torch.tensor")
         if x.layout != torch.strided or x.is_nested:
@@ -107,25 +107,25 @@ def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **given: Tensor) -> None:
             raise InputError(
                 f"{name}: expected {_names(dtypes)}, got {x.dtype}; convert it with {name}.{_CONVERT.get(dtypes[0], 'float')}()"
             )
-    if len({x.dtype for x in given.values()}) > 1:
-        found = ", ".join(f"{name} {x.dtype}" for name, x in given.items())
-        raise InputError(f"expected {', '.join(given)} of one dtype, got {found}; convert them to the same one")
-    if len({x.device for x in given.values()}) > 1:
-        found = ", ".join(f"{name} on {x.device}" for name, x in given.items())
-        raise InputError(f"expected {', '.join(given)} on one device, got {found}; move them to the same one")
+    if len({x.dtype for x in arguments.values()}) > 1:
+        listing = ", ".join(f"{name} {x.dtype}" for name, x in arguments.items())
+        raise InputError(f"expected {', '.join(arguments)} of one dtype, got {listing}; convert them to the same one")
+    if len({x.device for x in arguments.values()}) > 1:
+        listing = ", ".join(f"{name} on {x.device}" for name, x in arguments.items())
+        raise InputError(f"expected {', '.join(arguments)} on one device, got {listing}; move them to the same one")
 
 
-def placed(device: torch.device, **given: Tensor) -> None:
+def placed(device: torch.device, **arguments: Tensor) -> None:
     """Tensors on one device."""
-    for name, x in given.items():
+    for name, x in arguments.items():
         if x.device != device:
             where = "in the CPU's memory" if device == CPU else f"on {device}"
             raise InputError(f"{name}: expected a tensor {where}, got one on {x.device}; use {name}.to({str(device)!r})")
 
 
-def without_gradient(**given: Tensor) -> None:
+def without_gradient(**arguments: Tensor) -> None:
     """No tensor whose gradient would be lost without a word."""
-    for name, x in given.items():
+    for name, x in arguments.items():
         if x.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 f"{name}: expected a tensor without gradient, got one that requires it, and sparse attention has none; call it "
@@ -149,8 +149,8 @@ def finite_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         largest[name] = max(-low, high)
     products = largest["q"] * largest["k"] * q.shape[-1] * max(scale, 1.0)
     if products > _FLOAT32.max or max(largest.values()) > _FLOAT32.max:
-        found = ", ".join(f"{name} {value:.3g}" for name, value in largest.items())
-        raise InputError(f"expected scale · q·k within float32, got scale {scale:.3g} and values up to {found}; use smaller ones")
+        peaks = ", ".join(f"{name} {value:.3g}" for name, value in largest.items())
+        raise InputError(f"expected scale · q·k within float32, got scale {scale:.3g} and values up to {peaks}; use smaller ones")
 
 
 def causal_offset(value: Any, *, rows: int, keys: int) -> int:

@@ -141,8 +141,8 @@ def _worker(device: str, cases: Sequence[str]) -> tuple[list[str], str]:
     except subprocess.TimeoutExpired as expired:
         printed = (expired.stdout or b"").decode(errors="replace")
         return printed.splitlines(), f"no answer within {_TIMEOUT_S} s"
-    said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return done.stdout.splitlines(), f"the process ended with status {done.returncode}: {said}"
+    message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return done.stdout.splitlines(), f"the process ended with status {done.returncode}: {message}"
 
 
 def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: GraphForm) -> tuple[float, float, float]:
@@ -155,9 +155,9 @@ def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: 
     seen = torch.isfinite(exact)
     if form.indices:
         expected = torch.sort(exact, dim=2, descending=True, stable=True).indices[..., : shape.top_k]
-        found = torch.stack([torch.isin(o, e) for o, e in zip(out.flatten(0, 1).long(), expected.flatten(0, 1), strict=True)])
+        hits = torch.stack([torch.isin(o, e) for o, e in zip(out.flatten(0, 1).long(), expected.flatten(0, 1), strict=True)])
         differ = (out.long() != expected).any(2)
-        return float(differ.sum()), 1 - float(differ.double().mean()), float(found.double().mean())
+        return float(differ.sum()), 1 - float(differ.double().mean()), float(hits.double().mean())
     steps = out.double()
     if form.requant is not None:
         exact = (exact * form.requant.multiplier(_SCALE, _SCALE)).clamp(-128, 127)
@@ -167,8 +167,8 @@ def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: 
     # An INT8 score is a rounding of the exact one; half a step is no error.
     off = (off - 0.501).clamp(min=0).ceil() if form.requant is not None else off.round()
     keep = max(1, round(_RETENTION * exact.shape[2]))
-    best, found = (x.masked_fill(~seen, -torch.inf).topk(keep, 2).indices.flatten(0, 1) for x in (exact, steps))
-    hit = sum(len(np.intersect1d(a, b)) for a, b in zip(best.numpy(), found.numpy(), strict=True))
+    best, picks = (x.masked_fill(~seen, -torch.inf).topk(keep, 2).indices.flatten(0, 1) for x in (exact, steps))
+    hit = sum(len(np.intersect1d(a, b)) for a, b in zip(best.numpy(), picks.numpy(), strict=True))
     return float(off.max()), float((off == 0).double().mean()), hit / best.numel()
 
 

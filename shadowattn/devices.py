@@ -93,16 +93,16 @@ def drivers() -> dict[str, str]:
 def survey() -> list[Capability]:
     """Every device that OpenVINO lists, tried with a small graph; and NPU and GPU also where they are missing."""
     core = ov.Core()
-    found = []
+    devices = []
     for name in sorted({*core.available_devices, _listed("NPU"), _listed("GPU")}):
         problem = find_problem(name)
         if name not in core.available_devices:
-            found.append(Capability(name, "not found", "none", (), problem))
+            devices.append(Capability(name, "not found", "none", (), problem))
             continue
         driver = "with OpenVINO " + ov.get_version() if name == "CPU" else str(_property(core, name, "DRIVER_VERSION"))
         capabilities = tuple(_property(core, name, "OPTIMIZATION_CAPABILITIES") or ())
-        found.append(Capability(name, str(_property(core, name, "FULL_DEVICE_NAME")), driver, capabilities, problem or ""))
-    return found
+        devices.append(Capability(name, str(_property(core, name, "FULL_DEVICE_NAME")), driver, capabilities, problem or ""))
+    return devices
 
 
 def _property(core: ov.Core, device: str, name: str):

@@ -25,15 +25,15 @@ def cpu() -> dict[str, str]:
     except OSError:
         return {"name": platform.processor() or platform.machine()}
     pairs = [line.split(":", 1) for line in first.splitlines() if ":" in line]
-    known = {_FIELDS[name.strip()]: value.strip() for name, value in pairs if name.strip() in _FIELDS}
-    return {"name": platform.machine()} | known
+    details = {_FIELDS[name.strip()]: value.strip() for name, value in pairs if name.strip() in _FIELDS}
+    return {"name": platform.machine()} | details
 
 
 def processor() -> str:
     """The processor's name with its family, model and stepping, which tell generations of one name apart."""
-    known = cpu()
-    numbers = ", ".join(f"{name} {known[name]}" for name in ("family", "model", "stepping") if name in known)
-    return f"{known['name']} ({numbers})" if numbers else known["name"]
+    details = cpu()
+    numbers = ", ".join(f"{name} {details[name]}" for name in ("family", "model", "stepping") if name in details)
+    return f"{details['name']} ({numbers})" if numbers else details["name"]
 
 
 def cores() -> int:

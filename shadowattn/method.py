@@ -146,10 +146,10 @@ class Method:
         profile = self.retention
         if not isinstance(profile, RetentionProfile):
             return [[float(profile)] * shape.heads] * shape.layers
-        own = fingerprint(model)
-        if profile.fingerprint != own:
+        digest = fingerprint(model)
+        if profile.fingerprint != digest:
             raise InputError(
-                f"profile: it was made for {profile.model} ({profile.fingerprint[:12]}), the model is {own[:12]}; "
+                f"profile: it was made for {profile.model} ({profile.fingerprint[:12]}), the model is {digest[:12]}; "
                 "run the offline stage for this model"
             )
         table = profile.retention
@@ -191,8 +191,8 @@ def attach(
     `retention` is a number, which every head keeps, or a `RetentionProfile`; `options` are the other fields of `Method`, which
     says all the rest, and what is refused.
     """
-    known = sorted({option.name for option in fields(Method)} - {"retention", "bank", "estimator"})
-    unknown = sorted(set(options) - set(known))
+    option_names = sorted({option.name for option in fields(Method)} - {"retention", "bank", "estimator"})
+    unknown = sorted(set(options) - set(option_names))
     if unknown:
-        raise InputError(f"attach: expected options out of {', '.join(known)}, got {', '.join(unknown)}")
+        raise InputError(f"attach: expected options out of {', '.join(option_names)}, got {', '.join(unknown)}")
     return Method(retention, bank, estimator, **options)(model)

@@ -10,13 +10,13 @@ Part = TypeVar("Part")
 
 def parts_of(package: str, base: type[Part]) -> dict[str, type[Part]]:
     """The classes derived from `base` that the files of a package define, by the files' names; abstract ones are none."""
-    found: dict[str, type[Part]] = {}
+    parts: dict[str, type[Part]] = {}
     for module in iter_modules(import_module(package).__path__):
         name = f"{package}.{module.name}"
         for value in vars(import_module(name)).values():
             if inspect.isclass(value) and value.__module__ == name and issubclass(value, base) and not inspect.isabstract(value):
-                found[module.name] = value
-    return found
+                parts[module.name] = value
+    return parts
 
 
 def needs_nothing(part: type) -> bool:

@@ -151,12 +151,12 @@ def select(
     return selected
 
 
-def _ranking(scores: Tensor, sinks: int, own: int, before: int) -> list[int]:
+def _ranking(scores: Tensor, sinks: int, newest: int, before: int) -> list[int]:
     """Keys, the most important first, for `scores` [keys]; equal scores go to the lower index.
 
-    The last `own` keys, then the first `sinks`, then the `before` keys before the own ones, then all others by score.
+    The last `newest` keys, then the first `sinks`, then the `before` keys before the newest, then all others by score.
     """
-    last = len(scores) - own
+    last = len(scores) - newest
     window = [*range(last, len(scores)), *range(min(sinks, last)), *range(last - 1, max(-1, last - 1 - before), -1)]
     by_score = torch.sort(scores, descending=True, stable=True).indices.tolist()
     return list(dict.fromkeys([*window, *by_score]))

@@ -45,8 +45,8 @@ def load_run(folder: str | Path) -> Run:
         raise InputError(f"load_run: expected the path of a run's folder, got {checks.shown(folder)}")
     folder = Path(folder).expanduser()
     if not (folder / "meta.json").is_file():
-        found = sorted(str(path.parent) for path in folder.glob("*/meta.json"))[:3] if folder.is_dir() else []
-        hint = f"; there are {', '.join(found)}" if found else "; finish it with the command that began it"
+        folders = sorted(str(path.parent) for path in folder.glob("*/meta.json"))[:3] if folder.is_dir() else []
+        hint = f"; there are {', '.join(folders)}" if folders else "; finish it with the command that began it"
         raise InputError(f"{folder}: expected the folder of a finished run, found no meta.json in it{hint}")
     remedy = f"measure again with: rm -r {folder}, then the same command"
     meta, path = read_json(folder / "meta.json", remedy), folder / "rows.parquet"

@@ -484,11 +484,11 @@ class RetentionProfile:
             )
         offset = self.scales.key_offset
         if offset is not None:
-            found, expected = (len(offset.values), len(offset.values[0][0])), (len(self.retention), self.head_dim)
-            if found != expected:
+            sizes, expected = (len(offset.values), len(offset.values[0][0])), (len(self.retention), self.head_dim)
+            if sizes != expected:
                 raise InputError(
                     f"key_offset: expected one of {expected[0]} layers and {expected[1]} dimensions, as the profile, got "
-                    f"{found[0]} and {found[1]}; calibrate a key offset on this model"
+                    f"{sizes[0]} and {sizes[1]}; calibrate a key offset on this model"
                 )
 
     @property

@@ -89,8 +89,8 @@ def key_value_records(
     value_of = dict(zip(keys, values, strict=True))
     records = [_record(template, key, value_of[key]) for key in keys]
     text = _hidden(filler, [(rng.random(), record) for record in records]) if filler else "".join(records)
-    asked = [rng.choice(keys) for _ in range(questions)]
-    return _with_questions(text, [(key, value_of[key]) for key in asked], template, "key_value_records")
+    question_keys = [rng.choice(keys) for _ in range(questions)]
+    return _with_questions(text, [(key, value_of[key]) for key in question_keys], template, "key_value_records")
 
 
 def multi_hop_references(
@@ -106,8 +106,8 @@ def multi_hop_references(
     links = [(key, value) for path in paths for key, value in itertools.pairwise(path)]
     rng.shuffle(links)
     records = "".join(_record(template, key, value) for key, value in links)
-    asked = [rng.choice(paths) for _ in range(questions)]
-    pairs = [(path[0], " ".join(path[1:])) for path in asked]
+    question_paths = [rng.choice(paths) for _ in range(questions)]
+    pairs = [(path[0], " ".join(path[1:])) for path in question_paths]
     return _with_questions(records, pairs, template, "multi_hop_references")
 
 
@@ -162,10 +162,10 @@ def passage_to_copy(rng: random.Random, *, filler: str, shots: int, lead: int, w
     """
     text = filler.split()
     starts = _draw(rng, range(0, len(text) - words + 1, words), shots + 1)
-    *shown, asked = (text[start : start + words] for start in starts)
-    lines = [text, *shown, asked[:lead]]
+    *shown, passage = (text[start : start + words] for start in starts)
+    lines = [text, *shown, passage[:lead]]
     prompt = "\n".join(" ".join(line) for line in lines)
-    return _example(prompt, " " + " ".join(asked[lead:]), "passage_to_copy", ())
+    return _example(prompt, " " + " ".join(passage[lead:]), "passage_to_copy", ())
 
 
 def _hidden(filler: str, sentences: Sequence[tuple[float, str]]) -> str:
@@ -179,9 +179,9 @@ def _hidden(filler: str, sentences: Sequence[tuple[float, str]]) -> str:
     return "".join(lines)
 
 
-def _with_questions(records: str, asked: list[tuple[str, str]], template: int, kind: str) -> RetrievalExample:
+def _with_questions(records: str, pairs: list[tuple[str, str]], template: int, kind: str) -> RetrievalExample:
     text, spans = records + "\n", []
-    for key, value in asked:
+    for key, value in pairs:
         question = _record(template, key, value)
         start = len(text) + question.rindex(f" {value}")
         spans.append((start, start + 1 + len(value)))

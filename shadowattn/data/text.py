@@ -120,9 +120,9 @@ def line_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str
     return torch.tensor(ids[: count * tokens]).view(count, tokens)
 
 
-def _too_short(source: str, tokens: int, found: int, key: str) -> InputError:
+def _too_short(source: str, tokens: int, count: int, key: str) -> InputError:
     remedy = f"give more text, or shorter windows by {key}"
-    return InputError(f"{source}: expected at least one window of {tokens} tokens, got {found} tokens; {remedy}")
+    return InputError(f"{source}: expected at least one window of {tokens} tokens, got {count} tokens; {remedy}")
 
 
 def _gather(key: str, path: str, pattern: str) -> str:

@@ -40,7 +40,7 @@ def compare(losses: Mapping[Hashable, Sequence[float]], pairs: Sequence[tuple[Ha
 
     Raises `ValueError` where a method was measured on another number of windows than its rival, or a loss is not finite.
     """
-    gains = [np.subtract(*_paired(losses[rival], losses[own])) for own, rival in pairs]
+    gains = [np.subtract(*_paired(losses[rival], losses[method])) for method, rival in pairs]
     corrected = holm([sign_flip_p(gain) for gain in gains])
     return [replace(_interval(gain), p=p) for gain, p in zip(gains, corrected, strict=True)]
 
@@ -82,10 +82,10 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values corrected for their number by Holm's step-down method, in the given order."""
-    given = np.asarray(p_values, np.float64)
-    order = np.argsort(given, kind="stable")
-    corrected = np.empty_like(given)
-    corrected[order] = np.minimum(1, np.maximum.accumulate(given[order] * np.arange(len(given), 0, -1)))
+    values = np.asarray(p_values, np.float64)
+    order = np.argsort(values, kind="stable")
+    corrected = np.empty_like(values)
+    corrected[order] = np.minimum(1, np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)))
     return corrected.tolist()
 
 

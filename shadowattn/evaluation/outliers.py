@@ -60,8 +60,8 @@ def rescalings(channels: Sequence[Channels], mean_key: KeyOffset) -> dict[str, R
     ones = [torch.ones_like(layer.q) for layer in channels]
     equal = [layer.factor(None) for layer in channels]
     both = [layer.factor(mean_key.of(number)) for number, layer in enumerate(channels)]
-    made = (Rescaling(None, ones), Rescaling(mean_key, ones), Rescaling(None, equal), Rescaling(mean_key, both))
-    return dict(zip(RESCALINGS, made, strict=True))
+    candidates = (Rescaling(None, ones), Rescaling(mean_key, ones), Rescaling(None, equal), Rescaling(mean_key, both))
+    return dict(zip(RESCALINGS, candidates, strict=True))
 
 
 def _rotated(largest: Tensor) -> Tensor:

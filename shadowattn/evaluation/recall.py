@@ -126,15 +126,15 @@ class _Ranking:
 
     def found_by(self, scores: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """By granularity: keys found and keys wanted, [R, H]."""
-        found = {}
+        counts = {}
         for name, order in self._orders(scores).items():
             keep = self._keep[name]
             most = int(keep.max())
             place = self._place[name].gather(-1, order[..., :most])  # where the exact ranking has what this one has first
             hits = (place < keep) & (torch.arange(most, device=place.device) < keep)
             wanted = keep.flatten(1).sum(1)[:, None].expand(-1, len(scores))
-            found[name] = hits.flatten(2).sum(2), wanted
-        return found
+            counts[name] = hits.flatten(2).sum(2), wanted
+        return counts
 
     def _orders(self, scores: Tensor) -> dict[str, Tensor]:
         scores = scores.masked_fill(self._hidden, -torch.inf)
@@ -152,8 +152,8 @@ class _Counts:
         self._found: dict[str, dict[int, list[Tensor]]] = {name: {} for name in GRANULARITIES}
         self._figures: dict[str, list[float]] = {}
 
-    def add(self, layer: int, found: dict[str, tuple[Tensor, Tensor]], figures: dict[str, float]) -> None:
-        for name, (hits, wanted) in found.items():
+    def add(self, layer: int, counts: dict[str, tuple[Tensor, Tensor]], figures: dict[str, float]) -> None:
+        for name, (hits, wanted) in counts.items():
             sums = self._found[name].setdefault(layer, [torch.zeros_like(hits), torch.zeros_like(wanted)])
             sums[0] += hits
             sums[1] += wanted

@@ -113,11 +113,11 @@ class GraphBank:
         checks.instance("profile", profile, RetentionProfile, "run the offline stage, or read one with load_profile")
         if self.built_for.scales == profile.scales:
             return
-        bank, given = (
+        bank, profile_grid = (
             f"{x.model or 'a model'} ({x.fingerprint[:12]}), {_shown_scales(x.scales)}" for x in (self.built_for, profile)
         )
         raise InputError(
-            f"bank: it was built for the scales of {bank}, and the profile's are those of {given}; build a bank for this "
+            f"bank: it was built for the scales of {bank}, and the profile's are those of {profile_grid}; build a bank for this "
             "profile: GraphBank.build(profile, bank.shapes)"
         )
 
@@ -144,11 +144,11 @@ class GraphBank:
         store = storage.Blobs(blobs, self._core, self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
-        known = store.read(todo) if store else {}
+        cached_blobs = store.read(todo) if store else {}
 
         def compiled(key: tuple[GraphShape, int]) -> Graph:
-            if key in known:
-                model = self._core.import_model(known[key], self.device, hints)
+            if key in cached_blobs:
+                model = self._core.import_model(cached_blobs[key], self.device, hints)
             else:
                 model = self._core.compile_model(self._model(key), self.device, hints)
             graph = self._bound(key, model)
@@ -161,10 +161,10 @@ class GraphBank:
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
             graphs = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
         self._graphs |= {(*key, budget): graph for key, graph in graphs.items()}
-        if store and len(known) < len(todo):
+        if store and len(cached_blobs) < len(todo):
             store.write({key: self._graphs[*key, budget].model for key in self.keys})
         _return_freed_memory()
-        return len(known)
+        return len(cached_blobs)
 
     def lookup(self, q_scale: float, k_scale: float, *, heads: int, rows: int, keys: int, head_dim: int, top_k: int = 0) -> Graph:
         """The graph of the nearest scale pair and of the smallest shape with exactly `heads` heads that holds the rest.
@@ -273,8 +273,8 @@ class GraphBank:
     @cached_property
     def _is_large(self) -> bool:
         """Whether the graphs' own memory counts: one with float32 inputs holds its keys again as integers."""
-        own = sum(shape.kv_heads * shape.keys * shape.head_dim for shape, _ in self.keys)
-        return self.form.inputs != "unit" and own > _MOST_OWN_BYTES
+        key_bytes = sum(shape.kv_heads * shape.keys * shape.head_dim for shape, _ in self.keys)
+        return self.form.inputs != "unit" and key_bytes > _MOST_OWN_BYTES
 
     def _release_others(self, keys: int) -> None:
         """In a large bank only graphs of one length hold memory of their own: a prompt uses one length at a time."""
@@ -291,9 +291,9 @@ class GraphBank:
 
 def _check_device(device: str) -> None:
     checks.instance("device", device, str, "give a device as OpenVINO names it, such as CPU")
-    known = ov.Core().available_devices
-    if device not in known and device.split(".")[0] not in known:
-        raise InputError(f"device: expected one of {', '.join(known)}, got {device!r}; OpenVINO lists no other device here")
+    devices = ov.Core().available_devices
+    if device not in devices and device.split(".")[0] not in devices:
+        raise InputError(f"device: expected one of {', '.join(devices)}, got {device!r}; OpenVINO lists no other device here")
 
 
 def _folder(folder: str | Path) -> Path:

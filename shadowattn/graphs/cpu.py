@@ -31,9 +31,9 @@ def multiplies_exactly() -> bool:
     product = op.matmul(*(quantised(x, 1.0) for x in parameters), False, True)
     model = ov.Core().compile_model(ov.Model([op.result(product)], parameters), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     largest = np.full((1, 1, 16, _DIM), INT8_MAX, np.float32)
-    found = [model([a * largest, b * largest])[0] for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
+    products = [model([a * largest, b * largest])[0] for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
     expected = _DIM * INT8_MAX**2
-    return all((np.abs(scores) == expected).all() for scores in found)
+    return all((np.abs(scores) == expected).all() for scores in products)
 
 
 def runs_in_int8(compiled: ov.CompiledModel) -> bool:

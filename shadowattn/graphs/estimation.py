@@ -145,9 +145,9 @@ def quantised(x, scale: float, *, whole: bool = False):
 
     FakeQuantize rounds x / scale + 127 half to even, so a value midway between two steps goes to the odd one.
     """
-    given = [op.constant(np.float32([sign * INT8_MAX * scale])) for sign in (-1, 1)]
-    made = [op.constant(np.float32([sign * INT8_MAX])) for sign in (-1, 1)] if whole else given
-    steps = op.fake_quantize(x, *given, *made, _LEVELS)
+    ends = [op.constant(np.float32([sign * INT8_MAX * scale])) for sign in (-1, 1)]
+    output_ends = [op.constant(np.float32([sign * INT8_MAX])) for sign in (-1, 1)] if whole else ends
+    steps = op.fake_quantize(x, *ends, *output_ends, _LEVELS)
     return op.round(steps, "half_to_even") if whole else steps  # FakeQuantize's own are off by a few units in the last place
 
 
@@ -165,14 +165,14 @@ def _mask(scores, positions, shape: GraphShape, pool: tuple[int, int]):
     row = np.arange(shape.rows, dtype=np.int32) // row_block * row_block
     rows = op.constant(np.tile(row, shape.group)[:, None])
     keys = op.constant(np.arange(shape.keys, dtype=np.int32)[None])
-    own = op.minimum(op.add(rows, first), last)  # of each row, or of the first row of its block
+    row_positions = op.minimum(op.add(rows, first), last)  # of each row, or of the first row of its block
     if row_block == 1:
-        visible = op.less_equal(keys, own)
+        visible = op.less_equal(keys, row_positions)
     elif key_block == 1:
-        visible = op.less(keys, own)
+        visible = op.less(keys, row_positions)
     else:
         size = op.constant(np.int32(key_block))
-        visible = op.less(keys, op.multiply(op.divide(own, size), size))
+        visible = op.less(keys, op.multiply(op.divide(row_positions, size), size))
     return op.select(visible, scores, op.constant(np.float32(MASKED)))
 
 

@@ -79,9 +79,9 @@ class Graph:
     def _run(self, q: Tensor, k: Tensor, q_scales: Tensor | None, k_scales: Tensor | None, first_position: int) -> Tensor:
         heads, rows, dim = q.shape
         kv_heads, keys, k_dim = k.shape
-        given, room = (heads, rows, dim, kv_heads, keys, k_dim), self.shape
+        sizes, room = (heads, rows, dim, kv_heads, keys, k_dim), self.shape
         most = (room.heads, room.rows, room.head_dim, room.kv_heads, room.keys, room.head_dim)
-        if 0 in given or any(a > b for a, b in zip(given, most, strict=True)) or not dim == k_dim == room.head_dim:
+        if 0 in sizes or any(a > b for a, b in zip(sizes, most, strict=True)) or not dim == k_dim == room.head_dim:
             raise InputError(f"expected q and k that fit a graph of {room}, got {list(q.shape)} and {list(k.shape)}")
         # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
         by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)

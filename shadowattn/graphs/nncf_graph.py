@@ -46,12 +46,12 @@ def nncf_graph(shape: GraphShape, samples: Sequence[tuple[np.ndarray, np.ndarray
 
 def input_steps(model: ov.Model) -> dict[str, float]:
     """By name of the input, the step between the integers that NNCF gave it: symmetric, −128 … 127."""
-    made = {}
+    steps = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() == "FakeQuantize":
             low, high = (node.input_value(index).get_node().data.item() for index in (1, 2))
-            made[node.input_value(0).get_any_name()] = (high - low) / (node.get_attributes()["levels"] - 1)
-    return made
+            steps[node.input_value(0).get_any_name()] = (high - low) / (node.get_attributes()["levels"] - 1)
+    return steps
 
 
 def compile_int8(model: ov.Model, *, what: str) -> ov.CompiledModel:

@@ -110,7 +110,7 @@ def _least_waste(lengths: Counter[tuple[int, int]], height: int, longest: int, l
     most_heights = len({_up(rows, step) for rows, _ in lengths} | {height})
     best = None
     for row_count in range(1, min(limit, most_heights) + 1):
-        capacities, found = None, None
+        capacities, candidate = None, None
         while True:
             by_rows, by_keys = Counter(), Counter()
             for (rows, keys), count in lengths.items():
@@ -120,11 +120,11 @@ def _least_waste(lengths: Counter[tuple[int, int]], height: int, longest: int, l
                 by_keys[keys] += count * _fitting(heights, rows)
             capacities = best_capacities(by_keys, longest, limit // len(heights), step)
             plan = _plan(lengths, heights, capacities, "planned")
-            if found is not None and plan.waste > found.waste - 1e-12:
+            if candidate is not None and plan.waste > candidate.waste - 1e-12:
                 break
-            found = plan
-        if best is None or found.waste < best.waste - 1e-12:
-            best = found
+            candidate = plan
+        if best is None or candidate.waste < best.waste - 1e-12:
+            best = candidate
     return best
 
 

@@ -96,8 +96,8 @@ def load(folder: Path) -> Saved:
         expected = {(shape, slot) for shape in shapes for slot in range(len(pairs) if form.bakes_scales else 1)}
         missing, excess = sorted(expected - set(entries)), sorted(set(entries) - expected)
         if missing or excess or len(entries) != len(manifest["graphs"]):
-            said = [f"{word} {_name(keys[0])}" for word, keys in (("misses", missing), ("has no use for", excess)) if keys]
-            raise InputError(f"it {' and '.join(said) or 'names a graph twice'}, of {len(expected)} graphs")
+            faults = [f"{word} {_name(keys[0])}" for word, keys in (("misses", missing), ("has no use for", excess)) if keys]
+            raise InputError(f"it {' and '.join(faults) or 'names a graph twice'}, of {len(expected)} graphs")
         for key, entry in entries.items():
             if entry != _entry(key, pairs, form) | {"files": entry["files"]} or set(entry["files"]) != _files(key):
                 raise InputError(f"{_name(key)} is not the graph of its shape and scales")
@@ -198,9 +198,9 @@ class Blobs:
                 return {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"blobs {self.folder}: no readable {MANIFEST} ({error}); {self._remedy}") from error
-        found = {key: f"{_name(key)}.blob" for key in keys if f"{_name(key)}.blob" in files}
-        _check(self.folder, {name: files[name] for name in found.values()}, f"blobs {self.folder}", self._remedy)
-        return {key: io.BytesIO((self.folder / name).read_bytes()) for key, name in found.items()}
+        names = {key: f"{_name(key)}.blob" for key in keys if f"{_name(key)}.blob" in files}
+        _check(self.folder, {name: files[name] for name in names.values()}, f"blobs {self.folder}", self._remedy)
+        return {key: io.BytesIO((self.folder / name).read_bytes()) for key, name in names.items()}
 
     def write(self, models: dict[Key, ov.CompiledModel]) -> None:
         """Exports all or nothing."""

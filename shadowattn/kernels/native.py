@@ -106,24 +106,24 @@ def path() -> Path | None:
     The environment variable SHADOWATTN_NATIVE names another build of them, such as one with sanitizers (`make sanitize`).
     """
     spec = importlib.util.find_spec("shadowattn.kernels._native")
-    found = os.environ.get("SHADOWATTN_NATIVE") or (spec and spec.origin)
-    return Path(found) if found else None
+    file = os.environ.get("SHADOWATTN_NATIVE") or (spec and spec.origin)
+    return Path(file) if file else None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where there are none. Raises `InputError` where they are of another interface than this."""
-    found = path()
-    if found is None:
+    file = path()
+    if file is None:
         return None
-    loaded = ctypes.CDLL(str(found))
-    _check_interface(loaded, found)
+    loaded = ctypes.CDLL(str(file))
+    _check_interface(loaded, file)
     for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
     return loaded
 
 
-def _check_interface(loaded: ctypes.CDLL, found: Path) -> None:
+def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     """A library of other source would read arguments from wrong places."""
     expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * len(_FUNCTIONS))()
     try:
@@ -132,7 +132,7 @@ def _check_interface(loaded: ctypes.CDLL, found: Path) -> None:
         compiled = ()
     if list(compiled) != expected:
         raise InputError(
-            f"{found}: expected kernels with argument structs of {expected} bytes, got {list(compiled) or 'an older interface'}; "
+            f"{file}: expected kernels with argument structs of {expected} bytes, got {list(compiled) or 'an older interface'}; "
             "compile them again: install shadowattn again"
         )
 

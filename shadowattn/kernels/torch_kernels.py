@@ -53,10 +53,10 @@ class TorchKernels:
         words = torch.zeros(len(lengths) // queries * blocks, keys, dtype=torch.int64)
         places = (tile * keys).repeat_interleave(lengths) + selection.indices
         words.view(-1).index_add_(0, places, bit.repeat_interleave(lengths))
-        found, key = words.nonzero().T
-        counts = found.bincount(minlength=len(words))
+        tile_of_key, key = words.nonzero().T
+        counts = tile_of_key.bincount(minlength=len(words))
         ends = counts.cumsum(0)
-        return UnionTiles(key.to(torch.int32), words[found, key], ends - counts, ends, selection.positions, rows)
+        return UnionTiles(key.to(torch.int32), words[tile_of_key, key], ends - counts, ends, selection.positions, rows)
 
     def attend_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: UnionTiles, heads: Heads, *, scale: float) -> Tensor:
         """By the rows' own lists."""

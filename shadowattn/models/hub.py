@@ -20,8 +20,8 @@ def is_cached(id: str, revision: str | None) -> bool:
 
 
 def _cached(id: str, file: str, revision: str | None) -> str | None:
-    found = try_to_load_from_cache(id, file, revision=revision)
-    return found if isinstance(found, str) else None  # else unknown, or known to be missing
+    path = try_to_load_from_cache(id, file, revision=revision)
+    return path if isinstance(path, str) else None  # else unknown, or known to be missing
 
 
 def check_reached(id: str, revision: str | None) -> None:

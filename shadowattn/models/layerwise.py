@@ -118,9 +118,9 @@ class Layerwise:
         parts = [self._cross_entropy(r, t) for r, t in zip(rows.split(_LOSS_ROWS), targets.split(_LOSS_ROWS), strict=True)]
         return torch.cat(parts).view(batch, tokens - 1).mean(1)
 
-    def check(self, ids: Tensor, own: Tensor) -> None:
-        """Raises `InputError` unless the layers, taken one by one, give the losses `own` [B] of the model for ids [B, T], and
-        unless a layer whose attention's output is given in two copies makes of both what it makes of one."""
+    def check(self, ids: Tensor, expected: Tensor) -> None:
+        """Raises `InputError` unless the layers, taken one by one, give the losses `expected` [B] of the model for ids [B, T],
+        and unless a layer whose attention's output is given in two copies makes of both what it makes of one."""
         hidden = self.embed(ids)
         for index in range(len(self._layers)):
             once = self.layer(index, hidden)
@@ -131,11 +131,11 @@ class Layerwise:
             if twice.shape[1:] != once.shape or float((twice - once).abs().max()) > _tolerance(self._model) * max(size, 1.0):
                 raise self.refusal(f"layer {index} makes something else of two attention outputs at once than of each")
             hidden = once
-        found = self.losses(hidden, ids)
-        if not bool(((found - own).abs() <= _tolerance(self._model) * own.clamp(min=1.0)).all()):
+        losses = self.losses(hidden, ids)
+        if not bool(((losses - expected).abs() <= _tolerance(self._model) * expected.clamp(min=1.0)).all()):
             raise self.refusal(
-                f"its loss is {float(found[0]):.6f}, in one go {float(own[0]):.6f}, so it does more than layers, norm and output "
-                "layer"
+                f"its loss is {float(losses[0]):.6f}, in one go {float(expected[0]):.6f}, so it does more than layers, norm and "
+                "output layer"
             )
 
     def refusal(self, reason: str) -> InputError:
@@ -222,11 +222,11 @@ def layerwise(model: PreTrainedModel, tokens: int, linear: Linear) -> Iterator[L
     """
     with torch.no_grad():
         ids = _probe(model, tokens)
-        own = _own_losses(model, ids)
+        losses = _own_losses(model, ids)
         layers = Layerwise(model, tokens, linear)
         with replace_attention(model, layers._attention, by_layer=True), replace_linears(model, linear):
             try:
-                layers.check(ids, own)
+                layers.check(ids, losses)
             except InputError:
                 raise
             except Exception as error:  # whatever a layer of another make raises when it is called in another way
@@ -299,8 +299,8 @@ def _tolerance(model: PreTrainedModel) -> float:
 
 def _probe(model: PreTrainedModel, tokens: int) -> Tensor:
     """Two windows, so that a layer that mixes up windows and variants is found out."""
-    said = getattr(model.get_output_embeddings(), "out_features", None)  # some models read a token that they never say
-    entries, seeded = min(filter(None, (model.get_input_embeddings().num_embeddings, said))), torch.Generator().manual_seed(0)
+    outputs = getattr(model.get_output_embeddings(), "out_features", None)  # some models read a token that they never say
+    entries, seeded = min(filter(None, (model.get_input_embeddings().num_embeddings, outputs))), torch.Generator().manual_seed(0)
     return torch.randint(0, entries, (2, tokens), generator=seeded).to(model.device)
 
 

@@ -68,33 +68,33 @@ def load_known(
     if source not in SOURCES:
         raise InputError(f"model.source: expected one of {', '.join(SOURCES)}, got {source!r}")
     find_place(device)
-    known = KNOWN_MODELS[name]
+    entry = KNOWN_MODELS[name]
     if source == "fetched":
-        return _load_fetched(name, known, dtype, device)
-    if known.remote_code and not trust_remote_code:
+        return _load_fetched(name, entry, dtype, device)
+    if entry.remote_code and not trust_remote_code:
         raise InputError(
-            f"model={name}: {known.hub_id} runs Python of its own, written for an older transformers; allow it with: "
+            f"model={name}: {entry.hub_id} runs Python of its own, written for an older transformers; allow it with: "
             "model.trust_remote_code=true, or measure its shape with random weights: model=random "
             f"model.shape={name}"
         )
-    options = {"revision": known.revision, "trust_remote_code": trust_remote_code}
-    if hub.is_cached(known.hub_id, known.revision):
-        return _load(known.hub_id, known.hub_id, dtype, device, local_files_only=True, **options)
+    options = {"revision": entry.revision, "trust_remote_code": trust_remote_code}
+    if hub.is_cached(entry.hub_id, entry.revision):
+        return _load(entry.hub_id, entry.hub_id, dtype, device, local_files_only=True, **options)
     try:
-        hub.check_reached(known.hub_id, known.revision)
+        hub.check_reached(entry.hub_id, entry.revision)
     except ConnectionError as error:
-        if source == "auto" and known.fetched and _fetched_folder(name).is_dir():
-            return _load_fetched(name, known, dtype, device)
-        raise InputError(_not_reached(name, known, source, error)) from error
-    return _load(known.hub_id, known.hub_id, dtype, device, **options)
+        if source == "auto" and entry.fetched and _fetched_folder(name).is_dir():
+            return _load_fetched(name, entry, dtype, device)
+        raise InputError(_not_reached(name, entry, source, error)) from error
+    return _load(entry.hub_id, entry.hub_id, dtype, device, **options)
 
 
 def _fetched_folder(name: str) -> Path:
     return cache_folder() / name
 
 
-def _load_fetched(name: str, known: KnownModel, dtype: str, device: str) -> LoadedModel:
-    if not known.fetched:
+def _load_fetched(name: str, entry: KnownModel, dtype: str, device: str) -> LoadedModel:
+    if not entry.fetched:
         fetchable = [f"model={other}" for other, one in KNOWN_MODELS.items() if one.fetched]
         raise InputError(
             f"model={name}: expected a model that can be fetched ({', '.join(fetchable)}), got one of the hub alone; use "
@@ -106,20 +106,20 @@ def _load_fetched(name: str, known: KnownModel, dtype: str, device: str) -> Load
             f"model={name}: expected the model in {folder}, found nothing; fetch it in a checkout with: python -m "
             f"experiments.fetch {name}; or load a folder of your own: shadowattn.models.load_local(path)"
         )
-    return _load(str(folder), known.fetched, dtype, device, local_files_only=True)
+    return _load(str(folder), entry.fetched, dtype, device, local_files_only=True)
 
 
-def _not_reached(name: str, known: KnownModel, source: str, error: ConnectionError) -> str:
-    revision = f" at revision {known.revision}" if known.revision else ""
+def _not_reached(name: str, entry: KnownModel, source: str, error: ConnectionError) -> str:
+    revision = f" at revision {entry.revision}" if entry.revision else ""
     nor, folder = "", "a folder of your own: model=local model.path=FOLDER, in Python shadowattn.models.load_local(FOLDER)"
     remedy = f"use {folder}"
-    if known.fetched and source == "auto":
+    if entry.fetched and source == "auto":
         nor = f", nor is it in {_fetched_folder(name)}"
         remedy = f"fetch it in a checkout with: python -m experiments.fetch {name}; or use {folder}"
-    elif known.fetched:
+    elif entry.fetched:
         remedy = f"use model.source=fetched after, in a checkout: python -m experiments.fetch {name}; or use {folder}"
     return (
-        f"model={name}: {known.hub_id}{revision} is not in the hub's local cache, and the hub was not reached ({error}){nor}; "
+        f"model={name}: {entry.hub_id}{revision} is not in the hub's local cache, and the hub was not reached ({error}){nor}; "
         f"go online for the first run, or {remedy}"
     )
 
@@ -151,8 +151,8 @@ def _load(source: str, name: str, dtype: str, device: str, **options) -> LoadedM
     except expected as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {name}: could not be loaded ({reason}); check the id or folder, or use model=bundled") from error
-    found = fingerprint(model)
-    return LoadedModel(_moved(model.eval(), place), tokenizer, name, found)
+    digest = fingerprint(model)
+    return LoadedModel(_moved(model.eval(), place), tokenizer, name, digest)
 
 
 def _moved(model: PreTrainedModel, place: torch.device) -> PreTrainedModel:
@@ -199,5 +199,5 @@ def load_random(
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()
     name = "_".join([f"random-{shape}", *(f"{key}{value}" for key, value in changed.items())])
-    tokenizer, found = AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True), fingerprint(model)
-    return LoadedModel(_moved(model, place), tokenizer, name, found)
+    tokenizer, digest = AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True), fingerprint(model)
+    return LoadedModel(_moved(model, place), tokenizer, name, digest)

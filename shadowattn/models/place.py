@@ -17,14 +17,14 @@ def find_place(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cpu":
         return device
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not found:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
         raise InputError(
             f"model.device={name}: torch {torch.__version__} finds no GPU; install a torch that was built for yours "
             "(pytorch.org/get-started), or use model.device=cpu"
         )
-    if (device.index or 0) >= found:
-        raise InputError(f"model.device={name}: expected a GPU of cuda:0 … cuda:{found - 1}, which torch finds")
+    if (device.index or 0) >= gpus:
+        raise InputError(f"model.device={name}: expected a GPU of cuda:0 … cuda:{gpus - 1}, which torch finds")
     return device
 
 

@@ -155,10 +155,10 @@ class _AttachedName(str):
 @torch.compiler.disable
 def _begin_logits(model, args, kwargs):
     if model in _REPLACED:
-        asked = kwargs.get("logits_to_keep")
-        if isinstance(asked, int):  # assisted generation never gives the indices of rows
-            check_logits_to_keep(asked)
-            _REPLACED[model][0].logits_to_keep[current_work()] = asked
+        count = kwargs.get("logits_to_keep")
+        if isinstance(count, int):  # assisted generation never gives the indices of rows
+            check_logits_to_keep(count)
+            _REPLACED[model][0].logits_to_keep[current_work()] = count
 
 
 @torch.compiler.disable

@@ -121,13 +121,13 @@ def _asks_registry(module: nn.Module) -> bool:
 
 def check_device(model: nn.Module) -> torch.device:
     """The device that all of a model's weights are on. Raises `InputError` where they are on several, or have no values."""
-    found = {parameter.device for parameter in model.parameters()}
-    if any(device.type == "meta" for device in found):
+    devices = {parameter.device for parameter in model.parameters()}
+    if any(device.type == "meta" for device in devices):
         raise InputError(
             "model: some weights are on the meta device and have no values; load them all (no device_map, no offloading)"
         )
-    if len(found) != 1:
+    if len(devices) != 1:
         raise InputError(
-            f"model: expected all weights on one device, got {', '.join(sorted(map(str, found)))}; call model.to(DEVICE)"
+            f"model: expected all weights on one device, got {', '.join(sorted(map(str, devices)))}; call model.to(DEVICE)"
         )
-    return found.pop()
+    return devices.pop()

@@ -42,8 +42,8 @@ def read_importance(heads: Path, layers: Path, *, base_ppl: float, ablation: str
     models or another than `model`.
     """
     head_ppl = _grid(_entries(Path(heads), 2, model), Path(heads))
-    found = _entries(Path(layers), 1, model)
-    layer_ppl = _sequence({key[0]: value for key, value in found.items()}, Path(layers))
+    layer_entries = _entries(Path(layers), 1, model)
+    layer_ppl = _sequence({key[0]: value for key, value in layer_entries.items()}, Path(layers))
     if len(head_ppl) != len(layer_ppl):
         raise InputError(f"{layers}: expected {len(head_ppl)} layers as in {heads}, got {len(layer_ppl)}; {_REMEDY}")
     return Importance(head_ppl, layer_ppl, base_ppl, ablation, tokens=0)

@@ -32,8 +32,8 @@ def observe_attention_ranges(
     def prepared(chunk: Chunk) -> Chunk:
         return replace(chunk, k=shifted(chunk.k, key_offset, chunk.layer))
 
-    found = observe_prepared_ranges(model, windows, {"": prepared}, chunk_tokens=chunk_tokens, progress=progress)
-    return replace(found[""], key_offset=key_offset)
+    ranges = observe_prepared_ranges(model, windows, {"": prepared}, chunk_tokens=chunk_tokens, progress=progress)
+    return replace(ranges[""], key_offset=key_offset)
 
 
 def observe_prepared_ranges(
@@ -58,9 +58,9 @@ def observe_prepared_ranges(
                 table[chunk.layer] = torch.maximum(table[chunk.layer], x.abs().amax((1, 2)))
 
     observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
-    of = fingerprint(model)
+    digest = fingerprint(model)
     return {
-        name: AttentionRanges(**{key: tuple(map(tuple, table.tolist())) for key, table in tables.items()}, fingerprint=of)
+        name: AttentionRanges(**{key: tuple(map(tuple, table.tolist())) for key, table in tables.items()}, fingerprint=digest)
         for name, tables in largest.items()
     }
 

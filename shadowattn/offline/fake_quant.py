@@ -134,14 +134,14 @@ def _checked(path: Path, top: float, largest: float) -> ActivationRange:
 
 
 def _projections(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    found = {
+    projections = {
         name: module
         for name, module in model.named_modules()
         if name.rsplit(".", 1)[-1] in PROJECTIONS and isinstance(module, nn.Linear)
     }
-    if not found:
+    if not projections:
         raise InputError(f"{type(model).__name__}: expected projections called {', '.join(PROJECTIONS)}, found none")
-    return found
+    return projections
 
 
 def _fake_weight(tensor: Tensor) -> Tensor:

@@ -48,5 +48,5 @@ def observe_key_offset(
         largest[layer] = torch.maximum(largest[layer], new.amax(1))
 
     observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
-    made = total / count[:, None, None] if how == "mean" else (least.double() + largest) / 2
-    return KeyOffset(made.float().tolist(), how)
+    offset = total / count[:, None, None] if how == "mean" else (least.double() + largest) / 2
+    return KeyOffset(offset.float().tolist(), how)

@@ -91,21 +91,21 @@ def race_ablations(
     measure_exactly(model, windows, base, [AblationWork(shape.layers, (), 1.0)], **options)
     plain = base.read(f"L{shape.layers}")
     work = [piece for piece in plan(shape, batch) if piece.layer < shape.layers]
-    found: dict[str, list[float]] = {key: [] for piece in work for key in piece.keys}
+    window_losses: dict[str, list[float]] = {key: [] for piece in work for key in piece.keys}
     for number, part in enumerate(race.rounds(len(windows))):
         if not work:
             break
-        own = Units(units.folder / f"round{number}")
+        round_units = Units(units.folder / f"round{number}")
         mine = shard(work, shard_index, shard_count)
-        measure_exactly(model, windows[part], own, mine, progress=progress, **options)
-        if not all(own.has(key) for piece in work for key in piece.keys):
+        measure_exactly(model, windows[part], round_units, mine, progress=progress, **options)
+        if not all(round_units.has(key) for piece in work for key in piece.keys):
             return None
         for piece in work:
             for key in piece.keys:
-                found[key] += own.read(key)
-        losses = _collect(found, plain, shape.heads, ablation, windows.shape[1])
+                window_losses[key] += round_units.read(key)
+        losses = _collect(window_losses, plain, shape.heads, ablation, windows.shape[1])
         work = _running(work, unsettled(losses, allot, race))
-    return _collect(found, plain, shape.heads, ablation, windows.shape[1])
+    return _collect(window_losses, plain, shape.heads, ablation, windows.shape[1])
 
 
 def replay_race(losses: AblationLosses, allot: Allotment, *, race: Race) -> AblationLosses:
@@ -115,10 +115,10 @@ def replay_race(losses: AblationLosses, allot: Allotment, *, race: Race) -> Abla
     named |= {f"L{i}_H{h}": unit for i, layer in enumerate(losses.heads) for h, unit in enumerate(layer)}
     complete = {name: [unit[window] for window in order] for name, unit in named.items()}
     plain = [losses.base[window] for window in order]
-    found, running = dict(complete), set(complete)
+    window_losses, running = dict(complete), set(complete)
     for part in race.rounds(len(order)):
-        found |= {name: complete[name][: part.stop] for name in running}
-        raced = _collect(found, plain, heads, losses.ablation, losses.window_tokens)
+        window_losses |= {name: complete[name][: part.stop] for name in running}
+        raced = _collect(window_losses, plain, heads, losses.ablation, losses.window_tokens)
         running &= unsettled(raced, allot, race)
         if not running:
             break
@@ -185,12 +185,12 @@ def _running(work: list[AblationWork], names: set[str]) -> list[AblationWork]:
     return running
 
 
-def _collect(found: dict[str, list[float]], plain: list[float], heads: int, ablation: str, tokens: int) -> AblationLosses:
-    layers = len(found) // (heads + 1)
+def _collect(window_losses: dict[str, list[float]], plain: list[float], heads: int, ablation: str, tokens: int) -> AblationLosses:
+    layers = len(window_losses) // (heads + 1)
     return AblationLosses(
         base=tuple(plain),
-        layers=tuple(tuple(found[f"L{layer}"]) for layer in range(layers)),
-        heads=tuple(tuple(tuple(found[f"L{i}_H{h}"]) for h in range(heads)) for i in range(layers)),
+        layers=tuple(tuple(window_losses[f"L{layer}"]) for layer in range(layers)),
+        heads=tuple(tuple(tuple(window_losses[f"L{i}_H{h}"]) for h in range(heads)) for i in range(layers)),
         ablation=ablation,
         window_tokens=tokens,
     )

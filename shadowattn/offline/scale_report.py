@@ -51,8 +51,8 @@ def report_scales(
     counts = {name: _Counts() for name in grids}
 
     def observe(chunk: Chunk) -> None:
-        for name, of in grids.items():
-            grid = of if isinstance(of, ScaleGrid) else of[chunk.layer]
+        for name, choice in grids.items():
+            grid = choice if isinstance(choice, ScaleGrid) else choice[chunk.layer]
             measured = RunningScales(Absmax(), grid.key_offset)(chunk)
             counts[name].add(grid, chunk.q, shifted(chunk.k, grid.key_offset, chunk.layer), measured)
 

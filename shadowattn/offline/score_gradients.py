@@ -24,8 +24,8 @@ def score_gradients(model: PreTrainedModel, windows: Tensor, *, seed: int) -> li
     layers = decoder_layers(model)
     # Drawn on the CPU, so that a model elsewhere says the same tokens.
     draws = torch.rand(windows.shape, generator=torch.Generator().manual_seed(seed)).to(model.device)
-    made = [_of_window(model, layers, *of) for of in zip(windows.to(model.device), draws, strict=True)]
-    return [torch.stack([window[layer] for window in made]) for layer in range(len(layers))]
+    gradients = [_of_window(model, layers, *pair) for pair in zip(windows.to(model.device), draws, strict=True)]
+    return [torch.stack([window[layer] for window in gradients]) for layer in range(len(layers))]
 
 
 @torch.inference_mode(False)

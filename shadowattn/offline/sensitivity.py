@@ -71,12 +71,12 @@ def sensitivity_grid(retentions: Sequence[float]) -> list[float]:
 
 
 def _losses(model, windows: Tensor, units: Units, work: list[AblationWork], retention: float, **options) -> list[list[float]]:
-    own = Units(units.folder / f"loss@{retention:g}")
-    measure_exactly(model, windows, own, work, ablation=TopK(retention), **options)
+    loss_units = Units(units.folder / f"loss@{retention:g}")
+    measure_exactly(model, windows, loss_units, work, ablation=TopK(retention), **options)
     shape = model_shape(model)
-    base = sum(own.read(f"L{shape.layers}"))
+    base = sum(loss_units.read(f"L{shape.layers}"))
     return [
-        [(sum(own.read(f"L{layer}_H{head}")) - base) / len(windows) for head in range(shape.heads)]
+        [(sum(loss_units.read(f"L{layer}_H{head}")) - base) / len(windows) for head in range(shape.heads)]
         for layer in range(shape.layers)
     ]
 
@@ -98,7 +98,7 @@ def _divergence(model: PreTrainedModel, windows: Tensor, seed: int) -> _Cost:
 def _layer_costs(
     model,
     windows: Tensor,
-    own: Units,
+    units: Units,
     work: list[AblationWork],
     grid: list[float],
     make_cost: Callable[[], _Cost],
@@ -108,7 +108,7 @@ def _layer_costs(
     progress: Progress,
 ) -> list[list[list[float]]]:
     """[retention][L][H]. A piece of work is done at all retentions, in one file for each head."""
-    todo = [piece for piece in work if piece.heads and not all(own.has(key) for key in piece.keys)]
+    todo = [piece for piece in work if piece.heads and not all(units.has(key) for key in piece.keys)]
     if todo:
         cost = make_cost()
         with layerwise(model, windows.shape[1], choose_linear(linear)) as layers:
@@ -121,10 +121,10 @@ def _layer_costs(
                     at += 1
                 costs = _head_costs(layers, piece.layer, piece.heads, hidden, grid, cost)
                 for key, values in zip(piece.keys, costs, strict=True):
-                    own.put(key, values)
+                    units.put(key, values)
     shape = model_shape(model)
-    found = [[own.read(f"L{layer}_H{head}") for head in range(shape.heads)] for layer in range(shape.layers)]
-    return [[[head[index] for head in layer] for layer in found] for index in range(len(grid))]
+    table = [[units.read(f"L{layer}_H{head}") for head in range(shape.heads)] for layer in range(shape.layers)]
+    return [[[head[index] for head in layer] for layer in table] for index in range(len(grid))]
 
 
 def _head_costs(
@@ -138,7 +138,7 @@ def _head_costs(
         for first in range(0, len(heads), together):
             some = heads[first : first + together]
             variants = head_variants([(head, TopK(retention)) for head in some for retention in grid])
-            of, of_norm = cost(layer, window, layers.varied(layer, part, variants).double() - dense, dense)
-            total[first : first + together] += of.view(len(some), -1)
+            window_costs, of_norm = cost(layer, window, layers.varied(layer, part, variants).double() - dense, dense)
+            total[first : first + together] += window_costs.view(len(some), -1)
         norm += of_norm
     return (total / norm).tolist()

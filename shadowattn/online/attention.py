@@ -83,8 +83,8 @@ class Counters:
 
 def check_dense_above(value: float | str) -> None:
     """Raises `InputError` on anything but `auto` and a retention; 1 sends only heads dense that keep every key."""
-    known = isinstance(value, str) and value == "auto"
-    if not known and (isinstance(value, str) or not 0 < checks.number("dense_above", value) <= 1):
+    is_auto = isinstance(value, str) and value == "auto"
+    if not is_auto and (isinstance(value, str) or not 0 < checks.number("dense_above", value) <= 1):
         raise InputError(f"dense_above: expected auto or a retention in (0, 1], 1 for never, got {value!r}")
 
 
@@ -180,13 +180,13 @@ class SparseAttention:
         for start in range(0, rows, self.chunk_tokens):
             stop = min(start + self.chunk_tokens, rows)
             first, end = max(0, keys - rows + start - window + 1), keys - rows + stop
-            own = torch.arange(keys - rows + start, keys - rows + stop, device=q.device)[:, None]
+            row = torch.arange(keys - rows + start, keys - rows + stop, device=q.device)[:, None]
             key = torch.arange(first, end, device=q.device)
             out[:, :, start:stop] = torch.nn.functional.scaled_dot_product_attention(
                 q[:, :, start:stop],
                 k[:, :, first:end],
                 v[:, :, first:end],
-                attn_mask=(key <= own) & (key > own - window),
+                attn_mask=(key <= row) & (key > row - window),
                 scale=scale,
                 enable_gqa=True,
             )

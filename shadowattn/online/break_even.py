@@ -42,17 +42,17 @@ def break_even(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
 @cache
 def _kept(dtype: torch.dtype, shared: bool, level: int, folder: Path) -> float:
     key = f"{'shared' if shared else 'own'} {str(dtype).removeprefix('torch.')}"
-    made = f"{processor()}, {cores()} cores, kernels {sha256(native.path())[:12]}, {native.LEVELS[level]}"
+    machine = f"{processor()}, {cores()} cores, kernels {sha256(native.path())[:12]}, {native.LEVELS[level]}"
     path = folder / "break_even.json"
     try:
-        known = read_json(path, "measured again")
+        break_evens = read_json(path, "measured again")
     except InputError:  # not there yet, or damaged
-        known = {}
-    if key not in known.get(made, {}):
+        break_evens = {}
+    if key not in break_evens.get(machine, {}):
         value = measure(NativeKernels(), dtype, _SHARED_ROWS if shared else 1)
-        known[made] = known.get(made, {}) | {key: value}
-        write_json(path, known)
-    return float(known[made][key])
+        break_evens[machine] = break_evens.get(machine, {}) | {key: value}
+        write_json(path, break_evens)
+    return float(break_evens[machine][key])
 
 
 def measure(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:

@@ -224,17 +224,17 @@ class _Run:
             parts = [group.heads] if self._batched else [(head,) for head in group.heads]
             with self._stage("estimate", group.heads, stages.estimator.device, self._threads.estimate) as span:
                 if stages.selects_in_estimate:
-                    made = [stages.choose(_places(some)) for some in parts]
-                    span.bytes = sum(selection.indices.nbytes for selection in made)
+                    outputs = [stages.choose(_places(some)) for some in parts]
+                    span.bytes = sum(selection.indices.nbytes for selection in outputs)
                 else:
                     scores = stages.estimate(group) if self._batched else stages.launch(group)
-                    made = scores.split([len(some) for some in parts])
+                    outputs = scores.split([len(some) for some in parts])
                     if self._pool is not None:
-                        made = [self._pool.copy(some) for some in made]
+                        outputs = [self._pool.copy(some) for some in outputs]
                     span.bytes = scores.nbytes
                 span.bytes += len(group.heads) * chunk.q[0].nbytes
                 span.bytes += len({kv_head[head] for head in group.heads}) * chunk.k[0].nbytes
-            ready.update(zip(parts, made, strict=True))
+            ready.update(zip(parts, outputs, strict=True))
             while following in ready:
                 yield _places(following), ready.pop(following)
                 following = next(order, None)

@@ -75,12 +75,12 @@ class Steps:
     @classmethod
     def of(cls, ranges: AttentionRanges, layer: int, granularity: str, device: torch.device = checks.CPU) -> "Steps":
         """The largest magnitude / 127, of the layer's `tensor` as a whole or of each `head`; for tensors on a device."""
-        made = {}
+        steps = {}
         for name in ("q", "k", "v", "scores"):
             largest = torch.tensor(getattr(ranges, name)[layer], device=device)
             largest = largest.amax().expand_as(largest) if granularity == "tensor" else largest
-            made[name] = largest.clamp(min=torch.finfo(torch.float32).tiny * INT8_MAX) / INT8_MAX
-        return cls(**made, key_offset=ranges.key_offset)
+            steps[name] = largest.clamp(min=torch.finfo(torch.float32).tiny * INT8_MAX) / INT8_MAX
+        return cls(**steps, key_offset=ranges.key_offset)
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class FullInt8:
                 "ranges: they were measured on another model; measure this one's: "
                 "shadowattn.calibrate(model, tokenizer, text).ranges"
             )
-        found = "none" if ranges.key_offset is None else ranges.key_offset.how
-        if found != self.key_offset:
+        kind = "none" if ranges.key_offset is None else ranges.key_offset.how
+        if kind != self.key_offset:
             raise InputError(
-                f"ranges: they were measured with key_offset={found}, got FullInt8(key_offset={self.key_offset!r}); measure them "
+                f"ranges: they were measured with key_offset={kind}, got FullInt8(key_offset={self.key_offset!r}); measure them "
                 f"with shadowattn.calibrate(model, tokenizer, text, key_offset={self.key_offset!r}).ranges"
             )
         attention = FullInt8Attention(self, ranges, chunk_tokens=chunk_tokens, observers=observers, device=device)

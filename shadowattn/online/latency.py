@@ -101,7 +101,7 @@ class LatencyProfile:
 
     def estimate_us(self, heads: int, bucket: int, keys: int) -> float:
         """Of a launch of `heads` heads in `bucket`; a number of heads that has no launch of its own goes into the next larger."""
-        sizes = [size for size, of in self._launches if of == bucket and size >= heads]
+        sizes = [size for size, launch_bucket in self._launches if launch_bucket == bucket and size >= heads]
         steps = self._launches[min(sizes), bucket] if sizes else {}
         capacities = [capacity for capacity in steps if capacity >= keys or not capacity]
         if not capacities:
@@ -134,7 +134,7 @@ class LatencyProfile:
             "keys": lambda p: (p.stage, p.heads, p.bucket, p.capacity, p.retention),
             "retention": lambda p: (p.stage, p.heads, p.bucket, p.capacity, p.keys),
         }
-        made = []
+        summaries = []
         for stage in ("estimate", "select", "attend"):
             for axis, curve_of in along.items():
                 curves = defaultdict(list)
@@ -143,8 +143,8 @@ class LatencyProfile:
                         curves[curve_of(point)].append((getattr(point, axis), point.mean_us))
                 errors = [error for curve in curves.values() for error in _left_out(sorted(curve))]
                 if errors:
-                    made.append(InterpolationError(stage, axis, float(np.median(errors)), max(errors), len(errors)))
-        return made
+                    summaries.append(InterpolationError(stage, axis, float(np.median(errors)), max(errors), len(errors)))
+        return summaries
 
     def check(self, binding: dict[str, str | int]) -> None:
         """Raises `InputError` where a run with `binding` is not one that this was measured for.
@@ -183,26 +183,26 @@ class LatencyProfile:
     @cached_property
     def _launches(self) -> dict[tuple[int, int], dict[int, tuple[list, list]]]:
         """Keys and means of every (heads, bucket) and capacity."""
-        made = defaultdict(lambda: defaultdict(lambda: ([], [])))
+        launches = defaultdict(lambda: defaultdict(lambda: ([], [])))
         for point in sorted(self.points):
             if point.stage == "estimate":
-                _append(made[point.heads, point.bucket][point.capacity], point)
-        return made
+                _append(launches[point.heads, point.bucket][point.capacity], point)
+        return launches
 
     @cached_property
     def _stages(self) -> dict[str, dict[float, tuple[list, list]]]:
         """Keys and means of selection and attention at every retention, ascending."""
-        made = {"select": defaultdict(lambda: ([], [])), "attend": defaultdict(lambda: ([], []))}
+        stages = {"select": defaultdict(lambda: ([], [])), "attend": defaultdict(lambda: ([], []))}
         for point in sorted(self.points):
-            if point.stage in made:
-                _append(made[point.stage][point.retention], point)
-        return made
+            if point.stage in stages:
+                _append(stages[point.stage][point.retention], point)
+        return stages
 
-    def _beyond(self, asked: str) -> InputError:
+    def _beyond(self, request: str) -> InputError:
         longest = max((point.keys for point in self.points), default=0)
         retentions = sorted({point.retention for point in self.points if point.stage == "attend"})
         return InputError(
-            f"latency profile: measured up to {longest} keys at retentions {retentions}, asked for {asked}; {REMEDY} for it"
+            f"latency profile: measured up to {longest} keys at retentions {retentions}, asked for {request}; {REMEDY} for it"
         )
 
 

@@ -108,7 +108,7 @@ class LatencyProfiler:
         in the product's order: head by head, and of several heads by their first.
         """
         draw = random.Random(self.seed)
-        kept, made = _deck(draw, retentions), []
+        kept, layouts = _deck(draw, retentions), []
         for size in sizes:
             pairs_of = self._pairs_by_k_scale()
             k_scales = _deck(draw, list(pairs_of))
@@ -122,10 +122,10 @@ class LatencyProfiler:
                 ]
                 groups = tuple(Group(block, self._slot(pair)) for block, pair in blocks)
                 retention = tuple(next(kept) for _ in range(self.heads))
-                made.append(Layout(tuple(pair for block, pair in blocks for _ in block), retention, groups))
+                layouts.append(Layout(tuple(pair for block, pair in blocks for _ in block), retention, groups))
                 slots -= {group.bucket for group in groups if len(group.heads) == size}
                 unkept -= set(retention)
-        return made
+        return layouts
 
     def measure(
         self, keys: int, retentions: Sequence[float], *, repeats: int, sizes: Sequence[int] | None = None
@@ -139,15 +139,15 @@ class LatencyProfiler:
         chunks = [self.chunk(one.pairs, one.retention, keys, seed=number, v=v) for number, one in enumerate(layouts)]
         calls: list[list[tuple[float, Timeline]]] = [[] for _ in layouts]
         for repeat in range(-1, repeats):  # the first round warms up
-            for layout, chunk, of in zip(layouts, chunks, calls, strict=True):
+            for layout, chunk, layout_calls in zip(layouts, chunks, calls, strict=True):
                 start = time.perf_counter()
                 stages = Stages(chunk.rewound(), self.parts)
                 ran = run_serial(stages, layout.launches, threads=self.threads, keep_lists=False, pool=self.pool)
                 if repeat >= 0:
-                    of.append(((time.perf_counter() - start) * 1e6, ran.timeline))
+                    layout_calls.append(((time.perf_counter() - start) * 1e6, ran.timeline))
         taken = defaultdict(list)
-        for layout, of in zip(layouts, calls, strict=True):
-            for took_us, timeline in without_slowest(of, lambda call: call[0]):
+        for layout, layout_calls in zip(layouts, calls, strict=True):
+            for took_us, timeline in without_slowest(layout_calls, lambda call: call[0]):
                 for point, us in self._spans(layout, timeline, took_us, keys):
                     taken[point].append(us)
         return [
@@ -203,10 +203,10 @@ class LatencyProfiler:
 
     def _pairs_by_k_scale(self) -> dict[float, list[int]]:
         """Indices of the bank's pairs; without a bank one that stands for all."""
-        made = defaultdict(list)
+        pairs = defaultdict(list)
         for pair, (_, k_scale) in enumerate(self.bank.pairs if self.bank is not None else [(1.0, 1.0)]):
-            made[k_scale].append(pair)
-        return made
+            pairs[k_scale].append(pair)
+        return pairs
 
     def _slot(self, pair: int) -> int:
         return -1 if self.bank is None else self.bank.slot(pair)

@@ -75,7 +75,7 @@ class Pipeline:
         if self.mode in ("batched", "serial"):
             return self.threads
         share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
-        return Threads(*(given or share for given in vars(self.threads).values()))
+        return Threads(*(threads or share for threads in vars(self.threads).values()))
 
     def _arrange(self, stages: Stages, threads: Threads) -> tuple[list[Group], list[int]]:
         """The launches in their order, and the order of the heads behind them."""

@@ -58,8 +58,8 @@ class Stages:
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of any neighbouring heads, in as many launches as that takes."""
-        asked = self._asked[group.heads]
-        return check_scores(self.estimator.scores(asked), self.estimator, asked)
+        part = self._asked[group.heads]
+        return check_scores(self.estimator.scores(part), self.estimator, part)
 
     def select(self, scores: Tensor, heads: slice) -> Selection:
         """The lists of some heads from their scores [h, rows, K]."""

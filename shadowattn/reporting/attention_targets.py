@@ -42,14 +42,14 @@ def targets_table(rows: pd.DataFrame) -> Table:
     rows = rows[rows.part.isin(("chunk", "memory"))]
     cases = list(rows[["model", "dtype"]].drop_duplicates().itertuples(index=False, name=None))
     values = rows.set_index(["method", "metric", "model", "dtype"]).value.to_dict()
-    made = Table("method", "metric", "target", *(f"{model} {dtype}" for model, dtype in cases), title="targets")
+    table = Table("method", "metric", "target", *(f"{model} {dtype}" for model, dtype in cases), title="targets")
     for target in TARGETS:
         limits = {"float32": target.float32, "bfloat16": target.bfloat16}
         sign = "≤" if target.at_most else "≥"
         named = " or ".join(dict.fromkeys(f"{limit:g}" for limit in limits.values() if limit is not None))
         cells = [_cell(target, limits[dtype], values.get((target.method, target.metric, model, dtype))) for model, dtype in cases]
-        made.add_row(target.method, target.metric, f"{sign} {named}", *cells)
-    return made
+        table.add_row(target.method, target.metric, f"{sign} {named}", *cells)
+    return table
 
 
 def _cell(target: Target, limit: float | None, value: float | None) -> str:

@@ -33,22 +33,22 @@ def cells(rows: pd.DataFrame, metrics: Sequence[str], most: int) -> Cells:
     Cases are told apart by the columns that differ between rows of one job, method, retention and metric. Where there are too
     many, the column with most values is pooled, and so on.
     """
-    of = _with_intervals(_of_models(rows[rows.metric.isin(metrics)]), rows)
+    metric_rows = _with_intervals(_of_models(rows[rows.metric.isin(metrics)]), rows)
     cases: list[str] = []
-    for column in of.columns.difference(_NO_CASES, sort=False):
-        known = of.groupby([*KEYS, "metric", *cases], dropna=False).ngroups
-        if of.groupby([*KEYS, "metric", *cases, column], dropna=False).ngroups > known:
+    for column in metric_rows.columns.difference(_NO_CASES, sort=False):
+        count = metric_rows.groupby([*KEYS, "metric", *cases], dropna=False).ngroups
+        if metric_rows.groupby([*KEYS, "metric", *cases, column], dropna=False).ngroups > count:
             cases.append(column)
     pooled = []
-    while cases and of.groupby(cases, dropna=False).ngroups > most:
-        pooled.append(max(cases, key=lambda column: of[column].nunique()))
+    while cases and metric_rows.groupby(cases, dropna=False).ngroups > most:
+        pooled.append(max(cases, key=lambda column: metric_rows[column].nunique()))
         cases.remove(pooled[-1])
     keys = [*KEYS, *cases, "metric"]
-    if of.duplicated(keys).any():
+    if metric_rows.duplicated(keys).any():
         pooled = pooled or ["repetition"]
-        of = of.assign(low=float("nan"), high=float("nan"))
+        metric_rows = metric_rows.assign(low=float("nan"), high=float("nan"))
     how = {"value": "median", "low": "median", "high": "median", "unit": "first", "n": "first"}
-    return Cells(of.groupby(keys, sort=False, dropna=False).agg(how).reset_index(), cases, pooled)
+    return Cells(metric_rows.groupby(keys, sort=False, dropna=False).agg(how).reset_index(), cases, pooled)
 
 
 def _of_models(rows: pd.DataFrame) -> pd.DataFrame:
@@ -59,20 +59,20 @@ def _of_models(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def _with_intervals(of: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def _with_intervals(metric_rows: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """`low` and `high` by the rows' own columns, or by rows of the metrics NAME_low and NAME_high, or NAME_error."""
-    own = [column for column in rows.columns if column not in _NO_CASES - set(KEYS)]
-    places = pd.MultiIndex.from_frame(of[[*own, "metric"]].astype(str))
+    columns = [column for column in rows.columns if column not in _NO_CASES - set(KEYS)]
+    places = pd.MultiIndex.from_frame(metric_rows[[*columns, "metric"]].astype(str))
 
     def beside(ending: str) -> pd.Series:
-        others = rows[rows.metric.isin(of.metric + ending)]
-        names = others.assign(metric=others.metric.str.removesuffix(ending))[[*own, "metric"]].astype(str)
-        found = pd.Series(others.value.to_numpy(), pd.MultiIndex.from_frame(names))
-        return pd.Series(found[~found.index.duplicated()].reindex(places).to_numpy(), of.index)
+        others = rows[rows.metric.isin(metric_rows.metric + ending)]
+        names = others.assign(metric=others.metric.str.removesuffix(ending))[[*columns, "metric"]].astype(str)
+        ends = pd.Series(others.value.to_numpy(), pd.MultiIndex.from_frame(names))
+        return pd.Series(ends[~ends.index.duplicated()].reindex(places).to_numpy(), metric_rows.index)
 
     errors = beside("_error")
-    low, high = (of.value - errors).fillna(beside("_low")), (of.value + errors).fillna(beside("_high"))
-    if {"low", "high"} <= set(of.columns):
-        spread = of.high > of.low  # rows of a single value have both ends there
-        low, high = low.fillna(of.low.where(spread)), high.fillna(of.high.where(spread))
-    return of.assign(low=low, high=high)
+    low, high = (metric_rows.value - errors).fillna(beside("_low")), (metric_rows.value + errors).fillna(beside("_high"))
+    if {"low", "high"} <= set(metric_rows.columns):
+        spread = metric_rows.high > metric_rows.low  # rows of a single value have both ends there
+        low, high = low.fillna(metric_rows.low.where(spread)), high.fillna(metric_rows.high.where(spread))
+    return metric_rows.assign(low=low, high=high)

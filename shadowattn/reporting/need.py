@@ -14,9 +14,9 @@ def need_and_signals(rows: pd.DataFrame, retention: float) -> tuple[pd.Series, d
     place = ["layer", "head"]
     heads = rows[rows["head"] >= 0]
     at = heads[heads.retention == retention].groupby("metric")
-    sensitivities = {str(name): of.set_index(place).value for name, of in at if str(name).startswith("sensitivity_")}
+    sensitivities = {str(name): part.set_index(place).value for name, part in at if str(name).startswith("sensitivity_")}
     need = sensitivities.pop("sensitivity_loss")
     signals = {"ablation": heads[heads.metric == "loss_increase"]} if (heads.metric == "loss_increase").any() else {}
     signals |= {"effective_keys": heads[heads.metric == "effective_keys"]}
-    found = {name: of.set_index(place).value for name, of in signals.items() if len(of)} | sensitivities
-    return need, {name: found[name].reindex(need.index) for name in SIGNALS if name in found}
+    series = {name: part.set_index(place).value for name, part in signals.items() if len(part)} | sensitivities
+    return need, {name: series[name].reindex(need.index) for name in SIGNALS if name in series}

@@ -39,12 +39,12 @@ class PredictionError:
 def prediction_errors(rows: pd.DataFrame) -> list[PredictionError]:
     """By mode and source of costs, over the chunks that nothing was fitted on; intervals by Student's t over passes."""
     errors, turns = (rows[(rows.flag == "") & (rows.metric == metric)] for metric in ("error", "turn_error"))
-    made = []
-    for (mode, by), of in errors.groupby(["mode", "by"], sort=False):
-        chunks = of.value.to_numpy()
+    predictions = []
+    for (mode, by), chunk_errors in errors.groupby(["mode", "by"], sort=False):
+        chunks = chunk_errors.value.to_numpy()
         passes = turns[(turns["mode"] == mode) & (turns.by == by)].value.to_numpy()
         half = stats.t.ppf(0.975, len(passes) - 1) * passes.std(ddof=1) / len(passes) ** 0.5
         mean, worst = float(passes.mean()), float(chunks[np.abs(chunks).argmax()])
         within = int((np.abs(chunks) <= PREDICTION_TARGET).sum())
-        made.append(PredictionError(mode, by, mean, float(mean - half), float(mean + half), worst, within, len(chunks)))
-    return made
+        predictions.append(PredictionError(mode, by, mean, float(mean - half), float(mean + half), worst, within, len(chunks)))
+    return predictions

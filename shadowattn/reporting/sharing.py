@@ -14,17 +14,17 @@ def sharing_losses(rows: pd.DataFrame) -> pd.DataFrame:
     sparse = rows[(rows.method != "dense") & (rows.metric == "density")].drop_duplicates("method").set_index("method")
     per_row = sparse[sparse.query_block == 1]
     shared = sparse[(sparse.query_block > 1) & sparse.estimator.isin(per_row.estimator)]
-    found = gains(rows)
-    found = found[found.rival.isin(per_row.index) & found.method.isin(shared.index)]
+    comparisons = gains(rows)
+    comparisons = comparisons[comparisons.rival.isin(per_row.index) & comparisons.method.isin(shared.index)]
     return pd.DataFrame(
         {
-            "block_score": sparse.block_score.reindex(found.method).to_numpy(),
-            "query_block": sparse.query_block.reindex(found.method).to_numpy(),
-            "retention": found.retention.to_numpy(),
-            "n": found.n.to_numpy(),
-            "loss": -found.gain.to_numpy(),
-            "low": -found.high.to_numpy(),
-            "high": -found.low.to_numpy(),
+            "block_score": sparse.block_score.reindex(comparisons.method).to_numpy(),
+            "query_block": sparse.query_block.reindex(comparisons.method).to_numpy(),
+            "retention": comparisons.retention.to_numpy(),
+            "n": comparisons.n.to_numpy(),
+            "loss": -comparisons.gain.to_numpy(),
+            "low": -comparisons.high.to_numpy(),
+            "high": -comparisons.low.to_numpy(),
         }
     )
 
@@ -36,8 +36,8 @@ def largest_blocks(rows: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """
     losses = sharing_losses(rows)
 
-    def largest(of: pd.DataFrame) -> int:
-        within = of.sort_values("query_block").set_index("query_block").high.le(tolerance).cummin()
+    def largest(block_losses: pd.DataFrame) -> int:
+        within = block_losses.sort_values("query_block").set_index("query_block").high.le(tolerance).cummin()
         return int(max(within.index[within], default=1))
 
     order = losses.block_score.drop_duplicates()

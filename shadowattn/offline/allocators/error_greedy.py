@@ -51,7 +51,7 @@ def spend(grid: tuple[float, ...], cost: list[tuple[float, ...]], mean: float) -
         ((gain, head, width) for head, values in enumerate(cost) for gain, width in _hull_steps(grid, values)),
         key=lambda step: -step[0],
     )
-    given = [least] * len(cost)
+    retentions = [least] * len(cost)
     budget = (mean - least) * len(cost)
     at = 0
     while at < len(steps) and budget > 0:
@@ -59,9 +59,9 @@ def spend(grid: tuple[float, ...], cost: list[tuple[float, ...]], mean: float) -
         at += len(level)
         share = min(1.0, budget / sum(width for _, _, width in level))
         for _, head, width in level:
-            given[head] += share * width
+            retentions[head] += share * width
         budget -= share * sum(width for _, _, width in level)
-    return [min(1.0, value) for value in given]
+    return [min(1.0, value) for value in retentions]
 
 
 def _hull_steps(grid: tuple[float, ...], values: tuple[float, ...]) -> list[tuple[float, float]]:

@@ -35,10 +35,10 @@ class Paper(Allocator):
             )
 
     def allocate(self, head_ppl, layer_ppl, *, base_ppl, retention):
-        of = math.log if self.metric == "loss" else float
-        base = of(base_ppl)
+        measure = math.log if self.metric == "loss" else float
+        base = measure(base_ppl)
         importance = [
-            [min(max((of(head) - base) * (of(layer) - base), _FLOOR * self.clamp), self.clamp) for head in heads]
+            [min(max((measure(head) - base) * (measure(layer) - base), _FLOOR * self.clamp), self.clamp) for head in heads]
             for heads, layer in zip(head_ppl, layer_ppl, strict=True)
         ]
         total = sum(value for layer in importance for value in layer)

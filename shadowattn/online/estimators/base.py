@@ -101,9 +101,9 @@ class Estimator(ABC):
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """The lists that `rule` and `lists` call for: by default scores, pooled and ranked."""
-        asked = rule.scored(chunk)
-        scores = check_scores(self.scores(asked), self, asked)
-        return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, asked)), lists)
+        scored = rule.scored(chunk)
+        scores = check_scores(self.scores(scored), self, scored)
+        return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, scored)), lists)
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
         """What a score takes in a chunk of so many rows that see so many keys; None: not known."""
@@ -208,8 +208,8 @@ def check_lists(selection: Selection, lists: Lists, estimator: Estimator) -> Sel
     checks.instance(name, selection, Selection, "make them with shadowattn.types.Selection")
     checks.tensors((torch.int32,), **{f"indices of the {name}": selection.indices})
     checks.tensors((torch.int64,), **{f"indptr of the {name}": selection.indptr, f"positions of the {name}": selection.positions})
-    asked = (lists.indptr, lists.positions)
-    if not all(x.equal(y) for x, y in zip((selection.indptr, selection.positions), asked, strict=True)):
+    expected = (lists.indptr, lists.positions)
+    if not all(x.equal(y) for x, y in zip((selection.indptr, selection.positions), expected, strict=True)):
         raise InputError(
             f"{name}: expected the indptr and the positions that it was asked for, got others; correct the estimator"
         )

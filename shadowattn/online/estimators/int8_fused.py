@@ -154,13 +154,13 @@ class Int8Fused(Estimator):
                 f"block_score: sums over {rule.query_block} rows of {dim} dimensions do not fit int8_fused's 32 bits; "
                 "use smaller blocks or estimator=int8"
             )
-        keys, asked = self._keys(chunk), rule.scored(chunk)
-        q_scales = self._q_scales(asked)
+        keys, scored = self._keys(chunk), rule.scored(chunk)
+        q_scales = self._q_scales(scored)
         exponents = None
         if rule.pooling == "probability":
             exponents = q_scales * keys.scales[chunk.heads.kv] * (chunk.scale * math.log2(math.e))
         indices = ops.estimate_select(
-            asked.q, q_scales, keys.packed, keys.length, chunk.heads.kv, asked.positions + 1, rule.pooling, rule.query_block,
+            scored.q, q_scales, keys.packed, keys.length, chunk.heads.kv, scored.positions + 1, rule.pooling, rule.query_block,
             lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
         )  # fmt: skip
         return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
@@ -181,8 +181,8 @@ class Int8Fused(Estimator):
             keys = None
         self.repacked += keys is None
         kind = PackedKeys if chunk.k.device.type == "cpu" else TorchKeys
-        made = partial(kind, scales, chunk.k.shape[2], self._offset, chunk.layer)
-        return chunk.cache.derived(name, made, chunk.k)
+        factory = partial(kind, scales, chunk.k.shape[2], self._offset, chunk.layer)
+        return chunk.cache.derived(name, factory, chunk.k)
 
     def packed(self, chunk: Chunk) -> PackedKeys | TorchKeys:
         """The chunk's keys as integers, for measuring; in the native layout on the CPU."""

@@ -17,8 +17,8 @@ class Means(Pages):
 
     def sum_up(self, k: Tensor, whole: int) -> tuple[Tensor]:
         full, rest = k.split([whole * self.page, k.shape[1] - whole * self.page], 1)
-        made = full.unflatten(1, (whole, self.page)).mean(2)
-        return (torch.cat([made, rest.mean(1, keepdim=True)], 1) if rest.shape[1] else made,)
+        means = full.unflatten(1, (whole, self.page)).mean(2)
+        return (torch.cat([means, rest.mean(1, keepdim=True)], 1) if rest.shape[1] else means,)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class Pages(ABC):
     def extend(self, k: Tensor) -> None:
         done = self.length // self.page  # of the last page there may be more keys now
         new = k[:, done * self.page :].float()
-        made = self.sum_up(new, new.shape[1] // self.page)
+        figures = self.sum_up(new, new.shape[1] // self.page)
         kept = (old[:, :done] for old in self.figures)
-        self.figures = tuple(torch.cat(both, 1) for both in zip(kept, made, strict=True)) if self.figures else made
+        self.figures = tuple(torch.cat(both, 1) for both in zip(kept, figures, strict=True)) if self.figures else figures
         self.length = k.shape[1]
 
     def crop(self, length: int) -> None:

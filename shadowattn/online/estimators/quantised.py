@@ -63,31 +63,31 @@ class Quantised(Estimator):
         return EstimateCost.of(head_dim, self.bits)
 
     def scores(self, chunk: Chunk) -> Tensor:
-        made = self._integers(chunk)
-        product = products(made.q, made.k)
+        operands = self._integers(chunk)
+        product = products(operands.q, operands.k)
         if self.requant is not None:
-            return torch.round(product * self._multipliers(made)[:, None, None]).clamp(-128, 127)
+            return torch.round(product * self._multipliers(operands)[:, None, None]).clamp(-128, 127)
         if self.smooth:
-            return product * (made.q_scales * made.k_scales)[:, None, None] + chunk.q.float() @ made.mean.mT
+            return product * (operands.q_scales * operands.k_scales)[:, None, None] + chunk.q.float() @ operands.mean.mT
         return product
 
     def units(self, chunk: Chunk) -> Tensor:
         """1 where the mean key is added again, else a step of the product or of an INT8 score."""
-        made = self._integers(chunk)
+        operands = self._integers(chunk)
         if self.smooth:
             return torch.ones(len(chunk.heads), device=chunk.q.device)
-        steps = made.q_scales * made.k_scales
-        return steps if self.requant is None else steps / self._multipliers(made)
+        steps = operands.q_scales * operands.k_scales
+        return steps if self.requant is None else steps / self._multipliers(operands)
 
     def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
-        made, most = self._integers(chunk), 2 ** (self.bits - 1) - 1
-        values = {"q": (chunk.q, made.q, made.q_scales), "k": (made.keys, made.k, made.k_scales)}
-        found = value_figures(values, most)
+        operands, most = self._integers(chunk), 2 ** (self.bits - 1) - 1
+        values = {"q": (chunk.q, operands.q, operands.q_scales), "k": (operands.keys, operands.k, operands.k_scales)}
+        figures = value_figures(values, most)
         if self.requant is None:
-            return found
+            return figures
         seen = scores[:, torch.arange(scores.shape[2], device=scores.device) < visible[:, None]]  # [H, pairs]
         levels = [len(head.unique()) for head in seen]
-        return found | {
+        return figures | {
             "score_zero": float((seen == 0).double().mean()),
             "score_saturated": float(((seen == -128) | (seen == 127)).double().mean()),
             "score_levels": sum(levels) / len(levels) / 256,
@@ -106,9 +106,9 @@ class Quantised(Estimator):
         scales = [x * (INT8_MAX / most) for x in (measured if self.grid is None else self._buckets(*measured))]
         return Integers(integers(q, scales[0], most), integers(keys, scales[1], most), *scales, keys, mean[kv])
 
-    def _multipliers(self, made: Integers) -> Tensor:
-        pairs = zip(made.q_scales.tolist(), made.k_scales.tolist(), strict=True)
-        return made.q_scales.new_tensor([self.requant.multiplier(*pair) for pair in pairs])
+    def _multipliers(self, operands: Integers) -> Tensor:
+        pairs = zip(operands.q_scales.tolist(), operands.k_scales.tolist(), strict=True)
+        return operands.q_scales.new_tensor([self.requant.multiplier(*pair) for pair in pairs])
 
     def _buckets(self, q_scales: Tensor, k_scales: Tensor) -> list[Tensor]:
         pairs = [
@@ -124,15 +124,15 @@ def value_figures(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], most: int
     Shares of heads that are clipped, of values lost to zero and cut at the end, of the 2 · most + 1 integers that a head uses.
     """
     clipped = [x.abs().amax((1, 2)) > scales * most * (1 + 1e-6) for x, _, scales in values.values()]
-    made = {"clipped_heads": float(torch.stack(clipped).any(0).double().mean())}
+    figures = {"clipped_heads": float(torch.stack(clipped).any(0).double().mean())}
     for name, (x, integers, scales) in values.items():
         levels = [len(head.unique()) for head in integers]
-        made |= {
+        figures |= {
             f"{name}_zero": float(((integers == 0) & (x != 0)).double().mean()),
             f"{name}_saturated": float((x.abs() > (most + 0.5) * scales[:, None, None]).double().mean()),
             f"{name}_levels": sum(levels) / len(levels) / (2 * most + 1),
         }
-    return made
+    return figures
 
 
 def integers(x: Tensor, scales: Tensor, most: int, *, least: int | None = None) -> Tensor:

@@ -17,11 +17,11 @@ class Bounds(Pages):
 
     def sum_up(self, k: Tensor, whole: int) -> tuple[Tensor, Tensor]:
         rest = -k.shape[1] % self.page
-        made = []
+        bounds = []
         for fill, extreme in ((torch.inf, torch.amin), (-torch.inf, torch.amax)):
             pages = torch.nn.functional.pad(k, (0, 0, 0, rest), value=fill).unflatten(1, (-1, self.page))
-            made.append(extreme(pages, 2))
-        return made[0], made[1]
+            bounds.append(extreme(pages, 2))
+        return bounds[0], bounds[1]
 
 
 @dataclass(frozen=True)

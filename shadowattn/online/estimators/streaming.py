@@ -30,5 +30,5 @@ class Streaming(Estimator):
         keys = chunk.keys
         key = torch.arange(keys, dtype=torch.float32, device=chunk.q.device)
         # A row's own key comes before the sinks: with a budget of one, attending to itself is the sane choice.
-        own = key == chunk.positions[:, None]  # exact in float32 up to 2²⁴ keys
-        return (torch.where(key < self.sinks, 2 * keys - key, key) + own * 4.0 * keys)[None]
+        diagonal = key == chunk.positions[:, None]  # exact in float32 up to 2²⁴ keys
+        return (torch.where(key < self.sinks, 2 * keys - key, key) + diagonal * 4.0 * keys)[None]

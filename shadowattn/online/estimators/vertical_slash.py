@@ -50,9 +50,9 @@ class VerticalSlash(Estimator):
 
 def last_attention(chunk: Chunk, last: int) -> Tensor:
     """The exact probabilities of the chunk's last rows, `last` of them or all, float32 [H, R, K]."""
-    asked = chunk.asking(chunk.q[:, -last:], chunk.positions[-last:])
-    hidden = torch.arange(chunk.keys, device=chunk.q.device) > asked.positions[:, None]
-    return torch.softmax((Oracle().scores(asked) * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
+    last_rows = chunk.asking(chunk.q[:, -last:], chunk.positions[-last:])
+    hidden = torch.arange(chunk.keys, device=chunk.q.device) > last_rows.positions[:, None]
+    return torch.softmax((Oracle().scores(last_rows) * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
 
 
 def sums(attention: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,13 +98,13 @@ class Optimal:
         solver.parameters.num_workers = self.workers
         solver.parameters.catch_sigint_signal = False  # it would leave SIGINT to end the process, not to interrupt Python
         status = solver.solve(model)
-        found, better = start, length
+        plan, better = start, length
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             tried = plan_of(work, _in_order(solver, select, attend))
             if makespan(work, tried) < length:  # unless by rounding
-                found, better = tried, makespan(work, tried)
+                plan, better = tried, makespan(work, tried)
         bound = max(bound, solver.best_objective_bound * step_us)
-        return Solution(found, better, min(bound, better), status == cp_model.OPTIMAL)
+        return Solution(plan, better, min(bound, better), status == cp_model.OPTIMAL)
 
 
 def _exact(work: Work, plan: Plan, machines: int = 3) -> Solution:

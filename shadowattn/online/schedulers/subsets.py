@@ -35,13 +35,13 @@ def best_order(work: Work, shorter_than: float) -> Plan | None:
                 after = [other for other in left if other != head]
                 select_left, attend_left = sum(select[other] for other in after), sum(attend[other] for other in after)
                 last = min((attend[other] for other in after), default=0.0)
-                _, found = longer.setdefault(done | 1 << head, (released, []))
+                _, longer_front = longer.setdefault(done | 1 << head, (released, []))
                 for clocks in front:
                     selected = max(clocks.selected, released) + select[head]
                     attended = max(clocks.attended, selected) + attend[head]
                     if max(attended + attend_left, selected + select_left + last) < shorter_than:
-                        found.append(_Clocks(selected, attended, clocks, head))
-        fronts = {done: (device, _unbeaten(found)) for done, (device, found) in longer.items() if found}
+                        longer_front.append(_Clocks(selected, attended, clocks, head))
+        fronts = {done: (device, _unbeaten(longer_front)) for done, (device, longer_front) in longer.items() if longer_front}
     if not fronts:
         return None
     ((_, front),) = fronts.values()
@@ -55,10 +55,10 @@ def plan_of(work: Work, heads: Sequence[int]) -> Plan:
     return Plan(tuple(launches), tuple(heads))
 
 
-def _unbeaten(found: list[_Clocks]) -> list[_Clocks]:
+def _unbeaten(front: list[_Clocks]) -> list[_Clocks]:
     """Those that no other is at least as early as on both machines."""
     kept, earliest = [], float("inf")
-    for clocks in sorted(found, key=lambda clocks: clocks[:2]):
+    for clocks in sorted(front, key=lambda clocks: clocks[:2]):
         if clocks.attended < earliest:
             kept.append(clocks)
             earliest = clocks.attended

@@ -14,9 +14,9 @@ from shadowattn.online.simulation.device import Device, Number
 KINDS = ("published", "fitted", "assumed", "datasheet", "measured")
 ESTIMATE_ON = ("CPU", "GPU", "NPU")
 _FOLDER = Path(__file__).parent / "devices"
-_FIELDS = {known.name: known for known in fields(Device)}
+_FIELDS = {field.name: field for field in fields(Device)}
 _NUMBERS = tuple(name for name in _FIELDS if name not in ("name", "estimate_on", "core_speeds"))
-_REQUIRED = tuple(name for name, known in _FIELDS.items() if known.default is MISSING and known.default_factory is MISSING)
+_REQUIRED = tuple(name for name, field in _FIELDS.items() if field.default is MISSING and field.default_factory is MISSING)
 # What others are divided by.
 _ABOVE_ZERO = ("cores", "dense_ns", "score_ns", "bandwidth_gb_s")
 
@@ -42,17 +42,17 @@ def load_device(name: str) -> Device:
 
 def save_device(device: Device, path: Path) -> Path:
     """Writes a description that `load_device` reads as the same device; what is unknown is left out."""
-    known = {name: value for name, value in asdict(device).items() if value not in (None, {})}
-    write_text(path, yaml.safe_dump(known, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1 << 16))
+    content = {name: value for name, value in asdict(device).items() if value not in (None, {})}
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1 << 16))
     return path
 
 
 def _device(where: str, content: Any) -> Device:
     if not isinstance(content, dict):
         raise InputError(f"{where}: expected a field a line, as in the shipped descriptions, got {reprlib.repr(content)}")
-    for given in content:
-        if given not in _FIELDS:
-            raise InputError(f"{where}: expected fields of {', '.join(_FIELDS)}, got {given!r}")
+    for key in content:
+        if key not in _FIELDS:
+            raise InputError(f"{where}: expected fields of {', '.join(_FIELDS)}, got {key!r}")
     missing = [name for name in _REQUIRED if name not in content]
     if missing:
         raise InputError(f"{where}: expected {', '.join(_REQUIRED)}, got no {', '.join(missing)}")
@@ -67,14 +67,14 @@ def _device(where: str, content: Any) -> Device:
     of_cores = content.get("core_speeds", {})
     if not isinstance(of_cores, dict) or not all(map(_is_text, of_cores)):
         raise InputError(f"{where}: core_speeds: expected a number for each kind of core by name, got {reprlib.repr(of_cores)}")
-    speeds = {kind: _number(f"{where}: core_speeds: {kind}", given, True) for kind, given in of_cores.items()}
+    speeds = {kind: _number(f"{where}: core_speeds: {kind}", speed, True) for kind, speed in of_cores.items()}
     return Device(name=content["name"], estimate_on=content["estimate_on"], core_speeds=speeds, **numbers)
 
 
-def _number(where: str, given: Any, above_zero: bool) -> Number:
-    if not isinstance(given, dict) or set(given) != {"value", "kind", "source"}:
-        raise InputError(f"{where}: expected {{value: …, kind: …, source: …}}, got {reprlib.repr(given)}")
-    value, kind, source = given["value"], given["kind"], given["source"]
+def _number(where: str, content: Any, above_zero: bool) -> Number:
+    if not isinstance(content, dict) or set(content) != {"value", "kind", "source"}:
+        raise InputError(f"{where}: expected {{value: …, kind: …, source: …}}, got {reprlib.repr(content)}")
+    value, kind, source = content["value"], content["kind"], content["source"]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{where}: value: expected a number, got {value!r} (YAML takes 1e-3 for text; write 1.0e-3)")
     if not 0 <= value < float("inf") or (above_zero and not value):
@@ -86,5 +86,5 @@ def _number(where: str, given: Any, above_zero: bool) -> Number:
     return Number(float(value), kind, source)
 
 
-def _is_text(given: Any) -> bool:
-    return isinstance(given, str) and bool(given.strip())
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())

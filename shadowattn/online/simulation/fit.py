@@ -54,8 +54,8 @@ def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) 
         source = f"least squares over this machine's latency profile, median error of {stage} {errors[stage]:.1%}"
         numbers |= {column: Number(float(value), "fitted", source) for column, value in zip(work, values, strict=True)}
 
-    known = Number(float(cores), "measured", "the processor's cores")
-    return Fitted(Device(name=name, estimate_on="CPU", cores=known, **numbers), errors)
+    core_count = Number(float(cores), "measured", "the processor's cores")
+    return Fitted(Device(name=name, estimate_on="CPU", cores=core_count, **numbers), errors)
 
 
 def _fit(work: np.ndarray, took: np.ndarray) -> tuple[np.ndarray, float]:

@@ -86,9 +86,9 @@ class Parameters:
             "task_overhead_us": self.task_overhead_us,
         }
         speeds = {"small": self.small_core, "middle": 1.0, "prime": self.prime_core}
-        known = {name: Number(value, "assumed", "a drawn parameter set") for name, value in numbers.items()}
+        constants = {name: Number(value, "assumed", "a drawn parameter set") for name, value in numbers.items()}
         cores = {kind: Number(value, "assumed", "a drawn parameter set") for kind, value in speeds.items()}
-        return Device(name="Snapdragon 8 Gen 3, drawn", estimate_on="NPU", core_speeds=cores, **known)
+        return Device(name="Snapdragon 8 Gen 3, drawn", estimate_on="NPU", core_speeds=cores, **constants)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     panels = {"loss_increase": "loss increase over dense (nat)", "accuracy": "retrieval, exact match"}
     panels = {name: label for name, label in panels.items() if name in set(rows.metric)}
     panels["mass_recall"] = "recall of attention mass"
-    found = gains(rows)
-    found = found[found.rival == "uniform"]
-    count = len(panels) + bool(len(found))
+    comparisons = gains(rows)
+    comparisons = comparisons[comparisons.rival == "uniform"]
+    count = len(panels) + bool(len(comparisons))
     drawn, axes = new_figure(columns=min(2, count), rows=-(-count // 2))
     axes = np.atleast_1d(axes).flat
     looks = {
@@ -28,12 +28,12 @@ def draw(rows: pd.DataFrame) -> Figure:
     }
     errors = sparse[sparse.metric == "loss_increase_error"].set_index(["method", "retention"]).value
     for axis, (metric, label) in zip(axes, panels.items(), strict=False):
-        of = sparse[(sparse.metric == metric) & ((sparse.estimator == estimator) | (metric == "accuracy"))]
+        panel_rows = sparse[(sparse.metric == metric) & ((sparse.estimator == estimator) | (metric == "accuracy"))]
         if metric == "accuracy":
-            _lines_together(axis, of, looks)
+            _lines_together(axis, panel_rows, looks)
             axis.set_ylim(-0.05, 1.05)
         else:
-            _lines(axis, of, looks, errors if metric == "loss_increase" else None)
+            _lines(axis, panel_rows, looks, errors if metric == "loss_increase" else None)
         dense = rows[(rows.metric == metric) & (rows.method == "dense")]
         if len(dense):
             axis.axhline(dense.value.iloc[0], color="0.5", linestyle="--", label="dense")
@@ -42,8 +42,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set_xticks(sorted(sparse.retention.unique()))
     positive = rows[rows.metric == "loss_increase"].value.min() > 0
     drawn.axes[0].set_yscale("log") if positive else drawn.axes[0].set_yscale("symlog", linthresh=0.001)
-    if len(found):
-        _gains(drawn.axes[count - 1], found, looks)
+    if len(comparisons):
+        _gains(drawn.axes[count - 1], comparisons, looks)
     for axis in drawn.axes[count:]:
         axis.axis("off")
     handles = {label: handle for axis in drawn.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -76,21 +76,21 @@ def _lines_together(axis, rows: pd.DataFrame, looks: dict[str, dict]) -> None:
         axis.plot(retentions, values, label=methods[0] if len(methods) == 1 else f"{len(methods)} methods alike", **look)
 
 
-def _gains(axis, found: pd.DataFrame, looks: dict[str, dict]) -> None:
+def _gains(axis, comparisons: pd.DataFrame, looks: dict[str, dict]) -> None:
     """Gains with 95 % intervals side by side, a group for each retention; filled where the difference is significant."""
-    methods, retentions = list(found.method.unique()), sorted(found.retention.unique())
+    methods, retentions = list(comparisons.method.unique()), sorted(comparisons.retention.unique())
     for index, method in enumerate(methods):
-        of = found[found.method == method].sort_values("retention")
-        x = np.array([retentions.index(at) for at in of.retention]) + 0.8 * (index + 0.5) / len(methods) - 0.4
-        shown = of.verdict.isin(("better", "worse")).to_numpy()
+        method_rows = comparisons[comparisons.method == method].sort_values("retention")
+        x = np.array([retentions.index(at) for at in method_rows.retention]) + 0.8 * (index + 0.5) / len(methods) - 0.4
+        shown = method_rows.verdict.isin(("better", "worse")).to_numpy()
         for kept, fill in ((shown, "full"), (~shown, "none")):
-            part = of[kept]
+            part = method_rows[kept]
             reach = [part.gain - part.low, part.high - part.gain]
             axis.errorbar(x[kept], part.gain, yerr=reach, linestyle="none", fillstyle=fill, **looks[method])
     axis.axhline(0, color="0.5", linewidth=0.8)
     axis.set_yscale("symlog", linthresh=0.01)
     axis.set_xticks(range(len(retentions)), [f"{at:g}" for at in retentions])
     axis.set(xlabel="mean retention", ylabel="loss saved against\nuniform (nat, 95 %)")
-    ends = found[["gain", "low", "high"]].to_numpy()  # a single window has no interval
+    ends = comparisons[["gain", "low", "high"]].to_numpy()  # a single window has no interval
     axis.set_ylim(2 * min(np.nanmin(ends), -0.01), 2 * max(np.nanmax(ends), 0.01))  # no marker is cut at the edge
-    axis.set_title(f"n = {found.n.iloc[0]} windows; filled: Holm-corrected p ≤ 0.05", fontsize=8)
+    axis.set_title(f"n = {comparisons.n.iloc[0]} windows; filled: Holm-corrected p ≤ 0.05", fontsize=8)

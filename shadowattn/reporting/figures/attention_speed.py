@@ -41,10 +41,10 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
         for line, dtype in enumerate(dtypes):
             axis, cell = axes[line, column], rows[(rows["model"] == shape) & (rows.dtype == dtype)]
             for name, (colour, style) in SHOWN.items():
-                own = cell[(cell.method == name) & (cell.metric == "times faster than sdpa")].sort_values(x)
-                if own.empty:
+                speeds = cell[(cell.method == name) & (cell.metric == "times faster than sdpa")].sort_values(x)
+                if speeds.empty:
                     continue
-                axis.plot(own[x], own.value, color=colour, linestyle=style, marker="o", markersize=3, label=name)
+                axis.plot(speeds[x], speeds.value, color=colour, linestyle=style, marker="o", markersize=3, label=name)
                 dense = cell[(cell.method == name) & (cell.metric == "times faster than own dense")].sort_values(x)
                 even = break_even(dense[x].to_numpy(), dense.value.to_numpy()) if x == "retention" and "total" in name else None
                 if even:

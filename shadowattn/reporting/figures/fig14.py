@@ -29,16 +29,16 @@ def draw(rows: pd.DataFrame) -> Figure:
     rows = rows[(rows.buckets > 0) & (rows.estimator == "int8")]
     drawn, axes = new_figure(columns=2, rows=len(panels))
     for line, (metric, label) in enumerate(panels.items()):
-        of = rows[rows.metric == metric]
+        panel = rows[rows.metric == metric]
         if metric == "loss":
             estimates = rows[rows.metric == "loss_increase"].set_index("method")[["sigma", "buckets", "lookup"]]
-            of = losses.join(estimates, on="method").assign(value=-losses.gain)
+            panel = losses.join(estimates, on="method").assign(value=-losses.gain)
         if metric == "recall":
-            of = of[(of.granularity == "row") & (of.retention == least)].assign(value=1 - of.value)
+            panel = panel[(panel.granularity == "row") & (panel.retention == least)].assign(value=1 - panel.value)
         for index, lookup in enumerate(("raw", "log")):
             mark = {"marker": MARKERS[index], "markersize": 5, "label": f"{lookup} lookup", "linewidth": 1}
-            counted = of[(of.sigma == 0.5) & (of.lookup == lookup)].sort_values("buckets")
-            stepped = of[(of.buckets == 9) & (of.lookup == lookup)].sort_values("sigma")
+            counted = panel[(panel.sigma == 0.5) & (panel.lookup == lookup)].sort_values("buckets")
+            stepped = panel[(panel.buckets == 9) & (panel.lookup == lookup)].sort_values("sigma")
             aside = (-1, 1)[index]  # side by side, or one would hide the other
             for axis, x, points, style in (
                 (axes[line, 0], "buckets", counted.assign(buckets=counted.buckets + 0.25 * aside), "none"),
@@ -76,6 +76,6 @@ def draw(rows: pd.DataFrame) -> Figure:
 def _differences(axis, x: str, points: pd.DataFrame, **mark) -> None:
     """Points with their 95 % intervals, filled where a difference is shown."""
     shown = points.verdict.isin(("better", "worse"))
-    for of, fill in ((points[shown], "full"), (points[~shown], "none")):
-        reach = [of.gain - of.low, of.high - of.gain]
-        axis.errorbar(of[x], of.value, yerr=reach, linestyle="none", fillstyle=fill, **(mark | {"linewidth": 1}))
+    for part, fill in ((points[shown], "full"), (points[~shown], "none")):
+        reach = [part.gain - part.low, part.high - part.gain]
+        axis.errorbar(part[x], part.value, yerr=reach, linestyle="none", fillstyle=fill, **(mark | {"linewidth": 1}))

@@ -13,9 +13,9 @@ from shadowattn.reporting.style import (
 def draw(rows: pd.DataFrame) -> Figure:
     """Fig. 15: latency by kind of core, ours against dense attention on it."""
     drawn, axes = new_figure(columns=2, rows=2)
-    for axis, (model, of) in zip(axes.flat, rows.groupby("model", sort=False), strict=True):
-        cores = list(of.core.unique())
-        for index, (method, line) in enumerate(of.groupby("method", sort=False)):
+    for axis, (model, model_rows) in zip(axes.flat, rows.groupby("model", sort=False), strict=True):
+        cores = list(model_rows.core.unique())
+        for index, (method, line) in enumerate(model_rows.groupby("method", sort=False)):
             values = line.set_index("core").value
             axis.plot(cores, [values[core] for core in cores], MARKERS[index] + "-", markersize=6, label=method)
         axis.set(yscale="log", ylabel="ms", xlabel="core")
@@ -23,6 +23,6 @@ def draw(rows: pd.DataFrame) -> Figure:
         plain_ticks(axis.yaxis)
     axes.flat[0].legend(fontsize=8)
     title = f"SIMULATED, {rows.device.iloc[0]}, {rows.context_tokens.iloc[0]} tokens, one layer, n = {len(rows)}, one description"
-    known = "the middle core's speed fitted to Fig. 10's mean, the others' assumed; nothing published to hold it to"
-    drawn.suptitle(f"{title}\n{known}", fontsize=9)
+    caveat = "the middle core's speed fitted to Fig. 10's mean, the others' assumed; nothing published to hold it to"
+    drawn.suptitle(f"{title}\n{caveat}", fontsize=9)
     return drawn

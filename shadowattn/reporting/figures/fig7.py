@@ -15,13 +15,13 @@ def draw(rows: pd.DataFrame) -> Figure:
     """Fig. 7: cumulative distribution of the INT8 scales of Q and of K, a line for each head of each layer."""
     drawn, axes = new_figure(columns=2)
     for axis, metric, name in zip(axes, ("q_scale", "k_scale"), "QK", strict=True):
-        of = rows[rows.metric == metric]
-        observed, layers = of[of.method == "observed"], max(1, of.layer.max())
+        scales = rows[rows.metric == metric]
+        observed, layers = scales[scales.method == "observed"], max(1, scales.layer.max())
         for (layer, _), one in observed.groupby(["layer", "head"]):
             values = np.sort(one.value)
             shares = np.arange(1, len(values) + 1) / len(values)
             axis.step(values, shares, color=matplotlib.colormaps["viridis"](layer / layers), linewidth=0.7)
-        for scale in of[of.method == "grid"].value:
+        for scale in scales[scales.method == "grid"].value:
             axis.axvline(scale, color="0.5", linestyle=":")
         axis.set(xscale="log", xlabel=f"INT8 scale of {name} (dotted: buckets)", ylabel="share of chunks")
     axes[0].set_title("a line for each head, dark: first layer", fontsize=8)

@@ -60,8 +60,8 @@ def _memory(axis, rows: pd.DataFrame) -> None:
 
 def _named(rows: pd.DataFrame, name: str) -> str:
     """A bank by its model and number of graphs."""
-    of = rows[(rows.method == name) & (rows.metric == "graphs")].iloc[0]
-    return f"{of.model if name == OWN_BANK else name},\n{of.value:.0f} graphs"
+    bank = rows[(rows.method == name) & (rows.metric == "graphs")].iloc[0]
+    return f"{bank.model if name == OWN_BANK else name},\n{bank.value:.0f} graphs"
 
 
 def _met(rows: pd.DataFrame, metric: str) -> str:
@@ -76,8 +76,8 @@ def _padding(axis, rows: pd.DataFrame) -> None:
     for (policy, marker), line in zip(
         (("planned", "o"), ("multiples", "s"), ("powers", "D"), ("single", "v")), range(4), strict=True
     ):
-        of = waste[waste.method == policy].sort_values("shapes")
-        axis.plot(of.shapes, of.value, marker=marker, markersize=4, label=policy, zorder=5 - line)
+        policy_rows = waste[waste.method == policy].sort_values("shapes")
+        axis.plot(policy_rows.shapes, policy_rows.value, marker=marker, markersize=4, label=policy, zorder=5 - line)
     axis.set(xlabel="shapes that may be built", ylabel="share of scores that is padding", ylim=(0, None))
     axis.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.93))
 

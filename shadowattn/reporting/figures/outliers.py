@@ -17,9 +17,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     errors = placed[placed.metric == "output_error"].set_index(["method", "layer", "head"]).value
     drawn, axes = new_figure(columns=3)
     for axis, (metric, label) in zip(axes, _AGAINST.items(), strict=False):
-        of = placed[placed.metric == metric].set_index(["layer", "head"]).value
+        sizes = placed[placed.metric == metric].set_index(["layer", "head"]).value
         for marker, method in zip("os", ("npu_full", "qkv"), strict=True):
-            axis.plot(of, errors[method].reindex(of.index), marker, markersize=3, fillstyle="none", alpha=0.7, label=method)
+            axis.plot(sizes, errors[method].reindex(sizes.index), marker, markersize=3, fillstyle="none", alpha=0.7, label=method)
         axis.set(xlabel=label, ylabel="relative output error of a head", yscale="log")
         axis.legend(fontsize=7)
     names = [*whole.method]

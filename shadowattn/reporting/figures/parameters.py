@@ -17,9 +17,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     axes[0, 0].bar(counts.method.astype(int), counts.value)
     axes[0, 0].set(xlabel="cases of Fig. 10, of 12, with block-sparse faster", ylabel="share of sets", xticks=range(0, 13, 2))
     each = rows[rows.metric == "set"].pivot(index="number", columns="method", values="value")
-    for index, (chunk, of) in enumerate(each.groupby("chunk_tokens")):
+    for index, (chunk, chunk_sets) in enumerate(each.groupby("chunk_tokens")):
         label = f"chunks of {chunk:.0f}"
-        axes[0, 1].plot(of.launch_us / 1e3, of.largest_speedup, MARKERS[index], markersize=4, label=label)
+        axes[0, 1].plot(chunk_sets.launch_us / 1e3, chunk_sets.largest_speedup, MARKERS[index], markersize=4, label=label)
     published = rows[(rows.metric == "quantity") & (rows.method == "largest_speedup")].published.iloc[0]
     axes[0, 1].axhline(published, color="0.4", linewidth=1, linestyle="--", label=f"published, held out: {published:g}")
     axes[0, 1].set(xlabel="fixed part of a launch, ms", ylabel="largest speed-up over C/G-Full", ylim=(0, None))

@@ -15,11 +15,11 @@ def draw(rows: pd.DataFrame) -> Figure:
     lengths, methods = sorted(times.context_tokens.unique()), list(times.method.unique())
     drawn, axes = new_figure(columns=len(lengths))
     for axis, keys in zip(np.atleast_1d(axes), lengths, strict=True):
-        for index, (shape, of) in enumerate(times[times.context_tokens == keys].groupby("model", sort=False)):
-            of = of.set_index("method").reindex(methods)
+        for index, (shape, medians) in enumerate(times[times.context_tokens == keys].groupby("model", sort=False)):
+            medians = medians.set_index("method").reindex(methods)
             places = np.arange(len(methods)) + 0.2 * (index - 0.5)
-            reach = [of.value - of.low, of.high - of.value]
-            axis.errorbar(of.value, places, xerr=reach, linestyle="none", marker="os"[index % 2], markersize=4, label=shape)
+            reach = [medians.value - medians.low, medians.high - medians.value]
+            axis.errorbar(medians.value, places, xerr=reach, linestyle="none", marker="os"[index % 2], markersize=4, label=shape)
         axis.set_yticks(range(len(methods)), methods if keys == lengths[0] else [], fontsize=7)
         axis.grid(axis="y", color="0.9")
         axis.invert_yaxis()

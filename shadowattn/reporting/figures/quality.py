@@ -30,16 +30,16 @@ def draw(rows: pd.DataFrame) -> Figure:
     panels = [metric for metric in _QUALITY if metric != "kl_divergence" or (rows.metric == metric).any()]
     drawn, axes = new_figure(columns=2 if len(panels) == 4 else 3, rows=2)
     for axis, metric in zip(axes.flat, panels, strict=False):
-        of = (shown if few else sparse)[lambda frame, metric=metric: frame.metric == metric].set_index(["method", "retention"])
-        error = errors.value.reindex(of.index) if metric == "loss_increase" else of.value * 0
-        (_dots if few else _lines_with_errors)(axis, of.value, error)
+        panel = (shown if few else sparse)[lambda frame, metric=metric: frame.metric == metric].set_index(["method", "retention"])
+        error = errors.value.reindex(panel.index) if metric == "loss_increase" else panel.value * 0
+        (_dots if few else _lines_with_errors)(axis, panel.value, error)
         whole_of = whole[whole.metric == metric]
         if not few:
             levels(axis, whole_of)
         axis.set(**{"xlabel" if few else "ylabel": _QUALITY[metric]})
         if metric in ("loss_increase", "kl_divergence"):
             # A bar that ends at 0 or below fits no logarithmic axis.
-            positive = (of.value - error > 0).all() and (whole_of.value > 0).all()
+            positive = (panel.value - error > 0).all() and (whole_of.value > 0).all()
             scale = {"value": "log"} if positive else {"value": "symlog", "linthresh": 0.001}
             (axis.set_xscale if few else axis.set_yscale)(**scale)
         if not few:
@@ -80,11 +80,11 @@ def _dots(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
     values = values.dropna()
     methods = list(values.index.unique("method"))
     for index, (marker, at) in enumerate(zip(MARKERS, sorted(values.index.unique("retention")), strict=False)):
-        of = values.xs(at, level="retention").reindex(methods)
+        dots = values.xs(at, level="retention").reindex(methods)
         places = np.arange(len(methods)) + 0.15 * (index - 0.5)
         reach = errors.xs(at, level="retention").reindex(methods)
         label = f"retention {at:g}" if at < 1 else "every key"  # at 1 only methods that attend to all are drawn
-        axis.errorbar(of, places, xerr=reach, linestyle="none", marker=marker, markersize=5, capsize=2, label=label)
+        axis.errorbar(dots, places, xerr=reach, linestyle="none", marker=marker, markersize=5, capsize=2, label=label)
     axis.set_yticks(range(len(methods)), methods)
     axis.grid(axis="y", color="0.9")
     axis.set_ylim(max(1, len(methods)) - 0.5, -0.5)  # the first at the top; a panel may be empty

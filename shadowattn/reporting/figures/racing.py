@@ -17,8 +17,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     }
     drawn, axes = new_figure(columns=2)
     for axis, (metric, label) in zip(axes, panels.items(), strict=True):
-        for marker, (method, of) in zip("osD", rows[rows.seed > 0].groupby("method", sort=False), strict=True):
-            cells = of.pivot(index="seed", columns="metric", values="value")
+        for marker, (method, races) in zip("osD", rows[rows.seed > 0].groupby("method", sort=False), strict=True):
+            cells = races.pivot(index="seed", columns="metric", values="value")
             axis.plot(cells.times_fewer_forwards, cells[metric], marker, markersize=4, fillstyle="none", label=method)
         axis.set(xlabel="times fewer forward passes than exact on all windows", ylabel=label)
     axes[0].legend(fontsize=7)

@@ -18,8 +18,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     drawn, axes = new_figure(columns=2, rows=2)
     axes = axes.flat
     for axis, granularity in zip(axes, ("row", "pooled"), strict=False):
-        of = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
-        for index, (name, line) in enumerate(of.groupby("method", sort=False)):
+        recalls = rows[(rows.metric == "recall") & (rows.granularity == granularity)]
+        for index, (name, line) in enumerate(recalls.groupby("method", sort=False)):
             line = line.sort_values("retention")
             look = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index % _COLOURS}", "markersize": 4}
             if index >= _COLOURS:  # the colours begin anew
@@ -48,9 +48,9 @@ def title(row: pd.Series) -> str:
 
 def _heads(axis, rows: pd.DataFrame) -> None:
     name = rows.method.iloc[0]
-    of = rows[(rows.metric == "head_recall") & (rows.method == name) & (rows.granularity == "row")]
-    least = of.retention.min()
-    cells = of[of.retention == least].pivot(index="layer", columns="head", values="value")
+    recalls = rows[(rows.metric == "head_recall") & (rows.method == name) & (rows.granularity == "row")]
+    least = recalls.retention.min()
+    cells = recalls[recalls.retention == least].pivot(index="layer", columns="head", values="value")
     image = axis.imshow(cells, aspect="auto", cmap="viridis", vmax=1)
     axis.set(xlabel="head", ylabel="layer", xticks=range(cells.shape[1]), yticks=range(cells.shape[0]))
     axis.set_title(f"recall by head at {least:.0%}: {name}", fontsize=9)

@@ -11,7 +11,7 @@ from shadowattn.reporting.style import by_head, heat_map, new_figure, subject
 def draw(rows: pd.DataFrame) -> Figure:
     """The retention of every head, a panel for each method and mean retention, all on one scale."""
     placed = rows[(rows.metric == "retention") & (rows["head"] >= 0)]
-    maps = {key: by_head(of) for key, of in placed.groupby(["method", "retention"], sort=False)}
+    maps = {key: by_head(heads) for key, heads in placed.groupby(["method", "retention"], sort=False)}
     columns = min(3, len(maps))
     drawn, axes = new_figure(columns=columns, rows=-(-len(maps) // columns))
     flat = np.atleast_1d(axes).ravel()

@@ -17,9 +17,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     flat = axes.flat if len(panels) > 1 else [axes]
     methods = list(dict.fromkeys(shown.method))
     for axis, (task, chat) in zip(flat, panels, strict=False):
-        of = shown[(shown.task == task) & (shown.chat == chat)]
+        answers = shown[(shown.task == task) & (shown.chat == chat)]
         for index, method in enumerate(methods):
-            line = of[of.method == method].sort_values("tokens")
+            line = answers[answers.method == method].sort_values("tokens")
             if line.empty:
                 continue
             places = line.tokens * (1 + 0.03 * (index - len(methods) / 2))  # beside one another

@@ -15,8 +15,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     for line, costs in enumerate(("measured", "random")):
         for column, machines in enumerate((3, 2)):
             axis = axes[line, column]
-            of = rows[(rows.metric == "gap_median") & (rows.costs == costs) & (rows.machines == machines)]
-            for index, (name, part) in enumerate(of[of.method != "optimal"].groupby("method", sort=False)):
+            gaps = rows[(rows.metric == "gap_median") & (rows.costs == costs) & (rows.machines == machines)]
+            for index, (name, part) in enumerate(gaps[gaps.method != "optimal"].groupby("method", sort=False)):
                 axis.plot(part.heads, 100 * part.value, marker=MARKERS[index], markersize=4, linewidth=1, label=name)
             axis.axhline(2, color="0.6", linestyle="--", linewidth=1)
             shared = "three processors" if machines == 3 else "selection and attention share one"
@@ -24,8 +24,8 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.set(ylabel="median % over the optimum", ylim=(0, None))
     for column, costs in enumerate(("measured", "random")):
         axis = axes[2, column]
-        of = rows[(rows.metric == "planning_time") & (rows.costs == costs) & (rows.machines == 3)]
-        for index, (name, part) in enumerate(of.groupby("method", sort=False)):
+        times = rows[(rows.metric == "planning_time") & (rows.costs == costs) & (rows.machines == 3)]
+        for index, (name, part) in enumerate(times.groupby("method", sort=False)):
             axis.plot(part.heads, part.value, marker=MARKERS[index], markersize=4, linewidth=1, label=name)
         axis.axhline(1000, color="0.6", linestyle="--", linewidth=1)
         axis.set(yscale="log", xlabel="heads of a layer", ylabel=f"µs to plan, {costs} costs")

@@ -19,12 +19,12 @@ def draw(rows: pd.DataFrame, metric: str) -> Figure:
     Values are drawn against the retention where it differs, else by job. Methods that attend to every key, dense attention among
     them, are levels: one, or one for each job.
     """
-    of = rows[rows.metric == metric]
-    found = cells(rows, [metric], _MOST_PANELS)
-    jobs = list(dict.fromkeys(found.values.job))
-    whole = {"dense", *attending_to_all(of).method}
-    by_retention = found.values[~found.values.method.isin(whole)].retention.nunique() > 1
-    panels = list(found.values.groupby(found.cases, sort=False)) if found.cases else [((), found.values)]
+    metric_rows = rows[rows.metric == metric]
+    table = cells(rows, [metric], _MOST_PANELS)
+    jobs = list(dict.fromkeys(table.values.job))
+    whole = {"dense", *attending_to_all(metric_rows).method}
+    by_retention = table.values[~table.values.method.isin(whole)].retention.nunique() > 1
+    panels = list(table.values.groupby(table.cases, sort=False)) if table.cases else [((), table.values)]
     columns = min(3, len(panels))
     columns = 2 if columns == 1 and len(jobs) > 4 else columns  # room for the legend, and for long names
     drawn, axes = new_figure(columns=columns, rows=-(-len(panels) // columns))
@@ -32,15 +32,15 @@ def draw(rows: pd.DataFrame, metric: str) -> Figure:
     for axis, (case, values) in zip(every, panels, strict=False):
         _panel(axis, values, jobs, whole, by_retention)
         axis.set_title(
-            ", ".join(f"{name.replace('_', ' ')} {one}" for name, one in zip(found.cases, case, strict=True)), fontsize=8
+            ", ".join(f"{name.replace('_', ' ')} {one}" for name, one in zip(table.cases, case, strict=True)), fontsize=8
         )
     for axis in every[len(panels) :]:
         axis.axis("off")
-    unit = of.unit.iloc[0]
+    unit = metric_rows.unit.iloc[0]
     drawn.supylabel(metric.replace("_", " ") + (f" ({unit})" if unit != "1" else ""), fontsize=9)
     handles = {label: handle for axis in drawn.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     drawn.legend(handles.values(), handles.keys(), fontsize=7, loc="outside right upper")
-    drawn.suptitle(" · ".join(_said(of, found.pooled, bool(found.values.low.notna().any()))), fontsize=8)
+    drawn.suptitle(" · ".join(_said(metric_rows, table.pooled, bool(table.values.low.notna().any()))), fontsize=8)
     return drawn
 
 
@@ -67,11 +67,11 @@ def _panel(axis: Axes, values: pd.DataFrame, jobs: list[str], whole: set[str], b
 
 def _levels(rows: pd.DataFrame) -> Iterator[tuple[str, float]]:
     """A level for each method, or for each job of it where jobs differ."""
-    for method, of in rows.groupby("method", sort=False):
-        if of.value.nunique() == 1:
-            yield str(method), of.value.iloc[0]
+    for method, method_rows in rows.groupby("method", sort=False):
+        if method_rows.value.nunique() == 1:
+            yield str(method), method_rows.value.iloc[0]
         else:
-            yield from ((f"{method} {job}", value) for job, value in zip(of.job, of.value, strict=True))
+            yield from ((f"{method} {job}", value) for job, value in zip(method_rows.job, method_rows.value, strict=True))
 
 
 def _said(rows: pd.DataFrame, pooled: list[str], has_intervals: bool) -> Iterator[str]:

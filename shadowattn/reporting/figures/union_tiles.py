@@ -44,9 +44,9 @@ def draw(rows: pd.DataFrame) -> Figure:
 def _sizes(axes: np.ndarray, rows: pd.DataFrame, retentions: list[float]) -> None:
     sizes = rows[rows.estimator == rows.estimator[rows.metric == "union_ratio"].iloc[0]]
     for marker, retention in zip(MARKERS, retentions, strict=False):
-        of = sizes[sizes.retention == retention].sort_values("tile")
+        tile_rows = sizes[sizes.retention == retention].sort_values("tile")
         ratio, share, best, worst = (
-            of[of.metric == metric].set_index("tile").value
+            tile_rows[tile_rows.metric == metric].set_index("tile").value
             for metric in ("union_ratio", "union_share", "best_head_union_ratio", "worst_head_union_ratio")
         )
         (line,) = axes[0].plot(ratio.index, ratio, marker=marker, markersize=4, label=f"retention {retention:g}")
@@ -64,8 +64,8 @@ def _sizes(axes: np.ndarray, rows: pd.DataFrame, retentions: list[float]) -> Non
         _tile_axis(axis, tiles)
     axes[0].legend(fontsize=7)
     head = sizes[(sizes.metric == "layer_union_ratio") & (sizes.tile == tiles[-1])]
-    for marker, (retention, of) in zip(MARKERS, head.groupby("retention"), strict=False):
-        axes[2].plot(of.layer, of.value, marker=marker, markersize=4, label=f"retention {retention:g}")
+    for marker, (retention, layer_rows) in zip(MARKERS, head.groupby("retention"), strict=False):
+        axes[2].plot(layer_rows.layer, layer_rows.value, marker=marker, markersize=4, label=f"retention {retention:g}")
     axes[2].set(xlabel="layer", ylabel=f"|union| / k, tiles of {tiles[-1]} rows")
     axes[2].xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
 

@@ -25,7 +25,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     for axis, by in zip(axes.flat, sources, strict=True):
         simulated = simulated_by[simulated_by.by == by].set_index(["case", "mode"]).value / 1e3
         for index, mode in enumerate(simulated.index.unique("mode")):
-            x, y = (of.xs(mode, level="mode").sort_index() for of in (measured, simulated))
+            x, y = (times.xs(mode, level="mode").sort_index() for times in (measured, simulated))
             bars = itself.xs(mode, level="mode").sort_index()
             look = {"linestyle": "none", "marker": MARKERS[index], "markersize": 5, "color": f"C{index}", "elinewidth": 0.7}
             axis.errorbar(x[fitted], y[fitted], xerr=bars[fitted], markerfacecolor="none", **look)
