@@ -84,7 +84,7 @@ def _check_importance(lab: "Lab") -> None:
     importance = lab.of("importance")
     choices = {
         "ablation": tuple(ABLATIONS),
-        "method": ("exact", "plain", "racing"),
+        "method": ("shared", "plain", "racing"),
         "lines": ("document", "artifact"),
         "weighting": ("windows", "batches"),
         "dtype": (None, *DTYPES),
@@ -98,7 +98,7 @@ def _check_importance(lab: "Lab") -> None:
     if importance.method == "racing" and "allocator" in lab.needs and "importance" not in build(lab.of("allocator")).needs:
         raise InputError(
             "importance.method: racing stops when the retentions of an allocator by importance are settled, got "
-            f"allocator={part_name(lab.of('allocator'))}; use allocator=waterfill, or importance.method=exact"
+            f"allocator={part_name(lab.of('allocator'))}; use allocator=waterfill, or importance.method=shared"
         )
     scales = importance.activation_scales
     if scales not in (None, OBSERVE) and not Path(scales).expanduser().is_file():

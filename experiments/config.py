@@ -23,12 +23,12 @@ class RaceConfig:
 
 @dataclass
 class ImportanceConfig:
-    """`method` exact, plain or racing; `windows` 0 for all there are; `lines` document, or artifact for its handling of lines;
+    """`method` shared, plain or racing; `windows` 0 for all there are; `lines` document, or artifact for its handling of lines;
     `weighting` windows, or batches for equal weight of each batch; `dtype` null for the model's own; `linear` auto, onednn or
     torch; `activation_scales` a JSON for W8A8 fake quantisation, or `observe` to take them from the windows."""
 
     ablation: str = MISSING
-    method: str = "exact"
+    method: str = "shared"
     window_tokens: int = 128
     windows: int = 32
     batch: int = 8

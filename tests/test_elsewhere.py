@@ -87,7 +87,7 @@ def scales(model, folder):
 
 def ablations(model, folder):
     found = []
-    for method, ablation in (("exact", "zero"), ("exact", "uniform"), ("plain", "uniform")):
+    for method, ablation in (("shared", "zero"), ("shared", "uniform"), ("plain", "uniform")):
         units = Units(folder / method / ablation)
         found.append(asdict(measure_ablations(model, WINDOWS, units, ablation=ablation, method=method, batch=2)))
     with fake_quantised(model, observe_activations(model, WINDOWS, batch=2)):

@@ -1,8 +1,8 @@
 """The whole importance profile: the plain method, one full forward pass for each ablation, against the one that shares work.
 
-`plain` runs the model as transformers does. `exact, torch` shares what ablations have in common; `exact` also runs float32 linear
-layers by oneDNN: what a user gets. Time: the candidates take turns, slice of layers by slice of layers. Memory: each in a process
-of its own, peak over what the loaded model holds, with `batch` windows. Losses are compared window by window.
+`plain` runs the model as transformers does. `shared, torch` shares what ablations have in common; `shared` also runs float32
+linear layers by oneDNN: what a user gets. Time: the candidates take turns, slice of layers by slice of layers. Memory: each in a
+process of its own, peak over what the loaded model holds, with `batch` windows. Losses are compared window by window.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ from shadowattn.offline.shared_ablations import measure_exactly, measure_plainly
 from shadowattn.offline.work import AblationWork, plan
 from shadowattn.reporting.rows import SpreadRow
 
-CANDIDATES = ("plain", "exact, torch", "exact")
+CANDIDATES = ("plain", "shared, torch", "shared")
 SPEED_TARGET = 1.8
 LOSS_TOLERANCE = 1e-5
 
@@ -143,10 +143,10 @@ class OfflineSpeed(Study):
             spread = "–" if np.isnan(faster.low) else f"{faster.low:.2f}–{faster.high:.2f}"
             memory, difference = f"{value.peak_bytes / 2**20:.0f}", f"{value.difference:.1e}"
             table.add_row(name, f"{value.seconds:.1f}", f"{value.times_faster:.2f}", spread, memory, difference)
-        exact, plain = cells.value["exact"], cells.value["plain"]
+        shared, plain = cells.value["shared"], cells.value["plain"]
         targets = {
-            f"at least {SPEED_TARGET} times faster": exact.times_faster >= SPEED_TARGET,
-            "peak memory no higher": exact.peak_bytes <= plain.peak_bytes,
+            f"at least {SPEED_TARGET} times faster": shared.times_faster >= SPEED_TARGET,
+            "peak memory no higher": shared.peak_bytes <= plain.peak_bytes,
             f"losses equal to {LOSS_TOLERANCE:g} relative": rows[rows.metric == "difference"].value.max() <= LOSS_TOLERANCE,
         }
         return Group(table, *(f"{'met' if met else 'NOT MET'}: {target}" for target, met in targets.items()))
@@ -158,7 +158,7 @@ def measure_by(name: str, loaded: LoadedModel, windows: Tensor, units: Units, wo
     if name == "plain":
         measure_plainly(loaded.model, windows, units, work, **options)
     else:
-        linear = "torch" if name == "exact, torch" else "auto"
+        linear = "torch" if name == "shared, torch" else "auto"
         measure_exactly(loaded.model, windows, units, work, linear=linear, **options)
 
 

@@ -84,7 +84,7 @@ class Racing(Study):
         return {"racing": replace(race, seed=order), "racing, loose": replace(race, **asdict(self.loose), seed=order)}
 
     def measure(self, lab: Lab) -> list[Row]:
-        exact, settings = lab.offline.losses_by("exact"), lab.of("importance")
+        exact, settings = lab.offline.losses_by("shared"), lab.of("importance")
         say(f"racing: {len(exact.base)} windows in {self.orders} orders")
         compared = self.compare(exact, lab.offline.allot, Race(**settings.race))
         row = replace(lab.row(), context_tokens=settings.window_tokens, retention=lab.retentions[0])

@@ -33,7 +33,7 @@ from shadowattn.reporting.figures.union_tiles import draw as draw_union_tiles
 from shadowattn.reporting.rows import PlacedRow
 
 # int8: without static scales, as `sparse_attention` estimates.
-ESTIMATES: dict[str, type[Estimator]] = {"oracle": Oracle, "int8": Int8Tensor}
+ESTIMATORS: dict[str, type[Estimator]] = {"oracle": Oracle, "int8": Int8Tensor}
 BASELINES = ("own_dense", "sdpa", "per_row")
 _WARMUP = 1
 
@@ -74,7 +74,7 @@ class UnionTiles(Study):
             if not getattr(self, name) or len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise InputError(f"study.{name}: expected at least one and none twice, got {getattr(self, name)}")
         for estimate in self.estimates:
-            check_choice("study.estimates", estimate, tuple(ESTIMATES))
+            check_choice("study.estimates", estimate, tuple(ESTIMATORS))
         if not all(0 < retention <= 1 for retention in self.retentions):
             raise InputError(f"study.retentions: expected shares of the visible keys, in (0, 1], got {self.retentions}")
         check_count("study.rows", self.rows)
@@ -117,7 +117,7 @@ class UnionTiles(Study):
         return choose(lab.kernel, head_dim=lab.shape.head_dim, dtype=lab.loaded.model.dtype)
 
     def _sizes(self, lab: Lab, window: Tensor) -> dict[str, dict]:
-        estimates = {name: ESTIMATES[name]() for name in self.estimates}
+        estimates = {name: ESTIMATORS[name]() for name in self.estimates}
         unions = measure_unions(lab.loaded.model, window, self.rows, estimates, self.retentions, self.tiles, self._kernels(lab))
         return {_key(*cell): asdict(sizes) for cell, sizes in unions.items()}
 
@@ -144,7 +144,7 @@ class UnionTiles(Study):
 
     def _times(self, lab: Lab, window: Tensor, retention: float) -> dict[str, list[float]]:
         """Seconds of every round by candidate, summed over layers."""
-        kernels, totals, estimate = self._kernels(lab), {}, ESTIMATES[self.estimates[0]]()
+        kernels, totals, estimate = self._kernels(lab), {}, ESTIMATORS[self.estimates[0]]()
         with bar([], f"time at {retention:g}", total=lab.shape.layers) as shown:
 
             def observe(chunk: Chunk) -> None:

@@ -1,7 +1,7 @@
 """Ways to take a head out of a model, wholly or in part: what it puts out instead.
 
 An ablation is a function of one head's q, k and v, [B, T, D] after RoPE, and the score's scale; it returns [B, T, D]. The fast
-measurement (`exact`) calls it beside the output projection, the plain one (`Ablated`) inside the attention.
+measurement (`shared_ablations`) calls it beside the output projection, the plain one (`Ablated`) inside the attention.
 """
 
 from collections.abc import Callable, Sequence

@@ -33,7 +33,7 @@ def measure_ablations(
     units: Units,
     *,
     ablation: str = "zero",
-    method: str = "exact",
+    method: str = "shared",
     batch: int = 8,
     linear: str = "auto",
     shard_index: int = 0,
@@ -42,19 +42,19 @@ def measure_ablations(
 ) -> AblationLosses | None:
     """Loss of every window with each head ablated, with each layer bypassed, and with nothing changed.
 
-    `windows` int64 [W, T] of calibration text; `ablation` is `zero` or `uniform` (see `ablations`); `method` is `exact`, or
+    `windows` int64 [W, T] of calibration text; `ablation` is `zero` or `uniform` (see `ablations`); `method` is `shared`, or
     `plain` for a full forward pass each; `units` keeps what is finished. Of several shards each measures its share; None comes
     back as long as other shards' units are missing. Raises `InputError` on an unknown ablation or method.
     """
     how, shape = named_ablation(ablation), model_shape(model)
     work = plan(shape, batch)
     mine = shard(work, shard_index, shard_count)
-    if method == "exact":
+    if method == "shared":
         measure_exactly(model, windows, units, mine, ablation=how, batch=batch, linear=linear, progress=progress)
     elif method == "plain":
         measure_plainly(model, windows, units, mine, ablation=how, batch=batch, progress=progress)
     else:
-        raise InputError(f"importance.method: expected exact, plain or racing, got {method!r}")
+        raise InputError(f"importance.method: expected shared, plain or racing, got {method!r}")
     if not all(units.has(key) for piece in work for key in piece.keys):
         return None
     return collect(units, shape, ablation, windows.shape[1])

@@ -187,7 +187,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["selection.query_block=48"], "multiple of query_block=48"),
         (["selection.block_score=mean"], "leading_query, pooled_query, max, sum, probability"),
         (["estimator=random", "selection=shared_32", "selection.block_score=probability"], "got Random; use block_score=max"),
-        (["importance=racing"], "use allocator=waterfill, or importance.method=exact"),
+        (["importance=racing"], "use allocator=waterfill, or importance.method=shared"),
         (["importance.ablation=half"], "zero, uniform"),
         (["kernel=cuda"], "kernel"),
         (["device=tpu"], "one of auto, npu, gpu, cpu"),
