@@ -20,9 +20,13 @@ _STRIP_INCHES = 0.16  # at the foot of a figure
 ALL_KEYS = "all"
 
 
-def plain_ticks(axis: matplotlib.axis.Axis) -> None:
-    """Numbers of a logarithmic axis as they are written, at 1, 2 and 5: 0.2, not 2 × 10⁻¹."""
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+def _plain_ticks(axis: matplotlib.axis.Axis) -> None:
+    """Numbers of a logarithmic axis as they are written: 0.2, not 2 × 10⁻¹. At 1, 2 and 5, or on a long axis at powers of ten."""
+    low, high = sorted(abs(end) for end in axis.get_view_interval())
+    if axis.get_scale() == "log":
+        if not (low >= 1e-5 and high < 1e6):
+            return
+        axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
@@ -70,6 +74,9 @@ def save(figure: Figure, path: Path, *, below: str = "") -> Path:
     `below` stands in small print at its foot: where its rows were measured.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), matplotlib.ticker.LogFormatter):  # and no ticks of the figure's own
+            _plain_ticks(axis)
     picture = _pixels(figure)
     if below:  # a strip of its own, so that it meets no legend
         strip = Figure(figsize=(picture.shape[1] / _DPI, _STRIP_INCHES))

@@ -86,7 +86,7 @@ def test_a_damaged_unit_is_refused_with_what_to_do(tmp_path):
 
 
 def test_an_unknown_method_is_refused(tmp_path):
-    with pytest.raises(InputError, match="exact, plain or racing"):
+    with pytest.raises(InputError, match="shared, plain or racing"):
         measure_ablations(tiny_model(), windows(), Units(tmp_path), method="guess")
 
 

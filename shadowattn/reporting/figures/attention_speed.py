@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from shadowattn.online.break_even import crossing
 from shadowattn.reporting.style import (
     new_figure,
-    plain_ticks,
 )
 
 # By part of the study: the column on the horizontal axis, and what it is called.
@@ -45,6 +44,7 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
                 if speeds.empty:
                     continue
                 axis.plot(speeds[x], speeds.value, color=colour, linestyle=style, marker="o", markersize=3, label=name)
+                axis.fill_between(speeds[x], speeds.low, speeds.high, color=colour, alpha=0.15, linewidth=0)
                 dense = cell[(cell.method == name) & (cell.metric == "times faster than own dense")].sort_values(x)
                 even = break_even(dense[x].to_numpy(), dense.value.to_numpy()) if x == "retention" and "total" in name else None
                 if even:
@@ -55,8 +55,6 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
             axis.axhline(1, color="0.7", linewidth=0.8)
             axis.set_title(f"{shape}, {dtype}", fontsize=9)
             axis.set(xscale="log", yscale="log")
-            plain_ticks(axis.xaxis)
-            plain_ticks(axis.yaxis)
             axis.set_xticks(ticks, [f"{v:g}" if x == "retention" else f"{v / 1024:g}k" for v in ticks])
             axis.set_yticks([0.5, 1, 2, 4, 8, 16, 32])
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)

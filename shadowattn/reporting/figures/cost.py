@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.style import MARKERS, new_figure, plain_ticks, subject
+from shadowattn.reporting.style import MARKERS, new_figure, subject
 
 _COLUMNS = 3
 _TICKS = (0, 8, 32, 128, 512, 2048)
@@ -29,8 +29,6 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
         positive = (losses[retention].reindex(costs.index) - errors[retention].reindex(costs.index) > 0).all()
         axis.set_yscale(**({"value": "log"} if positive else {"value": "symlog", "linthresh": 0.01}))
-        if positive:
-            plain_ticks(axis.yaxis)
         axis.set_xlim(left=-2)
         axis.set(xlabel="MAC × bits for each row and key", ylabel="loss increase over dense (nat)")
         axis.set_title(f"retention {retention:g}", fontsize=9)

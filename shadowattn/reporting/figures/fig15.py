@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 from shadowattn.reporting.style import (
     MARKERS,
     new_figure,
-    plain_ticks,
 )
 
 
@@ -20,7 +19,6 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.plot(cores, [values[core] for core in cores], MARKERS[index] + "-", markersize=6, label=method)
         axis.set(yscale="log", ylabel="ms", xlabel="core")
         axis.set_title(model, fontsize=9)
-        plain_ticks(axis.yaxis)
     axes.flat[0].legend(fontsize=8)
     title = f"SIMULATED, {rows.device.iloc[0]}, {rows.context_tokens.iloc[0]} tokens, one layer, n = {len(rows)}, one description"
     caveat = "the middle core's speed fitted to Fig. 10's mean, the others' assumed; nothing published to hold it to"

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 
 from shadowattn.reporting.style import (
     new_figure,
-    plain_ticks,
     subject,
 )
 
@@ -30,7 +29,6 @@ def draw(rows: pd.DataFrame) -> Figure:
     for axis in axes:
         axis.axhline(base, color="0.5", linestyle="--", label=f"nothing ablated: {base:.4g}")
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-    plain_ticks(axes[1].yaxis)
     axes[0].legend(fontsize=7)
     drawn.suptitle(f"{subject(rows)}, n = {heads.n.iloc[0]} tokens", fontsize=9)
     return drawn

@@ -5,7 +5,6 @@ from matplotlib.figure import Figure
 
 from shadowattn.reporting.style import (
     new_figure,
-    plain_ticks,
 )
 
 OWN_BANK = "this run"  # in the column `method`: the bank of the run's own model
@@ -41,7 +40,6 @@ def _seconds(axis, rows: pd.DataFrame) -> None:
         f"{_met(rows, 'build_and_compile_s')},\nloaded in 0.5 s (dotted) {_met(rows, 'load_s')}",
         fontsize=7,
     )
-    plain_ticks(axis.xaxis)
     axis.tick_params(axis="x", which="both", labelsize=6)
     axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
 

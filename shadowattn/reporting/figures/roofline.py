@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from shadowattn.reporting.figures.attention_speed import SHOWN, caption
 from shadowattn.reporting.style import (
     new_figure,
-    plain_ticks,
 )
 
 
@@ -43,7 +42,5 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.scatter([], [], marker=marker, color="0.5", facecolor=look, label=f"{shape}, {dtype}")
     axis.set(xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second")
     figure.legend(loc="outside right upper", fontsize=7)
-    plain_ticks(axis.xaxis)
-    plain_ticks(axis.yaxis)
     axis.set_title(caption(rows).replace(", native", "\nnative"), fontsize=8)  # two lines: the legend stands beside them
     return figure

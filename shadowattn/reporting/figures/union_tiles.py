@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.style import MARKERS, new_figure, plain_ticks
+from shadowattn.reporting.style import MARKERS, new_figure
 
 _TIMES = {
     "shared_lists": "one list for the tile (other keys)",
@@ -58,7 +58,6 @@ def _sizes(axes: np.ndarray, rows: pd.DataFrame, retentions: list[float]) -> Non
         axes[1].plot(share.index, independent, color="0.6", linestyle=":")
     tiles = sorted(sizes.tile[sizes.metric == "union_ratio"].unique())
     axes[0].set(ylabel="|union| / k, mean and range of heads", yscale="log")
-    plain_ticks(axes[0].yaxis)
     axes[1].set(ylabel="|union| / visible keys")
     for axis in axes[:2]:
         _tile_axis(axis, tiles)

@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 from shadowattn.reporting.style import (
     MARKERS,
     new_figure,
-    plain_ticks,
 )
 
 
@@ -36,8 +35,6 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color="0.9", zorder=0)
         axis.set(xscale="log", yscale="log", xlabel="measured ms", ylabel="SIMULATED ms")
         axis.set_title(f"costs from the {by}", fontsize=9)
-        plain_ticks(axis.xaxis)
-        plain_ticks(axis.yaxis)
     axes.flat[0].legend(fontsize=8)
     held_out = makespans.case.nunique() - len(fitted)
     calls = int(makespans[makespans.measured == "measured"].n.max())
