@@ -22,7 +22,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     panels = list(axes.flat)
     for axis, retention in zip(panels, retentions, strict=False):
         for index, method in enumerate(costs.index):
-            look = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index % 10}", "label": method, "capsize": 2}
+            colour = f"C{(index + index // len(MARKERS)) % 10}"  # markers come again with other colours
+            look = {"marker": MARKERS[index % len(MARKERS)], "color": colour, "label": method, "capsize": 2}
             at = (retention, method)
             axis.errorbar(costs[method], losses[at], yerr=errors[at], linestyle="none", markersize=6, **look)
         axis.set_xscale("symlog", linthresh=8, base=2)
