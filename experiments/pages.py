@@ -568,8 +568,8 @@ TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
         quickstart, headline, sweep, estimators, query_block, speed, peak_memory, stages, decode, targets, pipeline,
-        interpolation, bank, waste, recall, grids, schedulers, proven, layer_zero, need, importance_speed, racing, allocators, npu_full,
-        outliers, simulated,
+        interpolation, bank, waste, recall, grids, schedulers, proven, layer_zero, need, importance_speed, racing, allocators,
+        npu_full, outliers, simulated,
     )
 }  # fmt: skip
 
