@@ -181,6 +181,25 @@ def query_block() -> str:
     return _table(header, lines, "study_query_block", f"{cells_say}; n = {windows} windows and {documents} documents")
 
 
+def sharing() -> str:
+    """What lists shared by blocks of rows add to the loss of per-row lists on SmolLM2."""
+    rows = _rows("study_query_block_smollm2")
+    comparisons = gains(rows)
+    comparisons = comparisons[comparisons.rival == "per_row"].set_index("method")
+    blocks = rows.drop_duplicates("method").set_index("method").query_block.reindex(comparisons.index)
+    lines = []
+    for kind in dict.fromkeys(name.replace(f"_{block}", "") for name, block in blocks.items()):
+        score, _, _ = kind.partition("_without_own")
+        names = [name for name, block in blocks.items() if name.replace(f"_{block}", "") == kind]
+        cells = (comparisons.loc[name] for name in names)
+        label = f"`{score}`, lists without the block's own keys" if kind.endswith("_without_own") else f"`{score}`"
+        lines.append([label, *(f"{-cell.gain:+.3f} ({-cell.high:+.3f} … {-cell.low:+.3f})" for cell in cells)])
+    at = comparisons.retention.iloc[0]
+    header = [f"loss above per-row lists at {at:.0%} of the keys, nat", *(f"{block} rows" for block in sorted(blocks.unique()))]
+    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
+    return _table(header, lines, "study_query_block_smollm2", n)
+
+
 _SPEED = {
     "attend, per row": "attend, a list for every row",
     "attend, 32-row blocks": "attend, a list for 32 rows",
@@ -567,7 +586,7 @@ def simulated() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
-        quickstart, headline, sweep, estimators, query_block, speed, peak_memory, stages, decode, targets, pipeline,
+        quickstart, headline, sweep, estimators, query_block, sharing, speed, peak_memory, stages, decode, targets, pipeline,
         interpolation, bank, waste, recall, grids, schedulers, proven, layer_zero, need, importance_speed, racing, allocators,
         npu_full, outliers, simulated,
     )
