@@ -22,6 +22,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         "density": "density: share of visible keys attended to",
         "times_faster_than_dense": "times faster than our own dense",
     }
+    panels = {metric: label for metric, label in panels.items() if (rows.metric == metric).any()}
     whole = attending_to_all(rows)
     sparse = rows[(rows.method != "dense") & ~rows.method.isin(whole.method)]
     per_row = sparse[sparse.query_block == 1]
@@ -48,8 +49,11 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.set_yscale("log")
         axis.set_xticks(sorted(sparse.query_block.unique()), [str(b) for b in sorted(sparse.query_block.unique())])
         axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    axes[1, 2].legend(*axes[0, 1].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
-    axes[1, 2].axis("off")
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    upper = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
+    upper |= dict(zip(*axes[0, 1].get_legend_handles_labels()[::-1], strict=True))  # that of dense attention too
+    axes[1, 2].legend(upper.values(), upper, fontsize=8, loc="center", frameon=False)
     first, windows = sparse.iloc[0], errors.n.iloc[0]
     timed = "; times on random tensors" if (rows.metric == "times_faster_than_dense").any() else ""
     drawn.suptitle(
