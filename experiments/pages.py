@@ -99,6 +99,23 @@ def quickstart() -> str:
     return _table(header, lines, "quickstart", f"n = {_tokens(rows)} tokens")
 
 
+def first_output() -> str:
+    """What the quickstart's table says at its larger retention."""
+    rows = _rows("quickstart")
+    largest = rows.retention[rows.retention < 1].max()
+    rows = rows[rows.retention >= largest]
+    cells = rows[rows.metric.isin(["perplexity", "kl_divergence", "output_error"])]
+    cells = cells.set_index(["method", "retention", "metric"]).value
+    lines = [
+        [method, f"{at:g}", *(_dash(cells.get((method, at, metric), float("nan")), 3) for metric in _FIRST)]
+        for method, at in rows[["method", "retention"]].drop_duplicates().itertuples(index=False)
+    ]
+    return _table(["method", "retention", *_FIRST.values()], lines, "quickstart", f"n = {_tokens(rows)} tokens")
+
+
+_FIRST = {"perplexity": "perplexity", "kl_divergence": "KL from dense, nat", "output_error": "output error"}
+
+
 def _tokens(rows: pd.DataFrame) -> int:
     return int(rows[(rows.method == "dense") & (rows.metric == "loss")].n.iloc[0])
 
@@ -586,9 +603,9 @@ def simulated() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     draw.__name__: draw
     for draw in (
-        quickstart, headline, sweep, estimators, query_block, sharing, speed, peak_memory, stages, decode, targets, pipeline,
-        interpolation, bank, waste, recall, grids, schedulers, proven, layer_zero, need, importance_speed, racing, allocators,
-        npu_full, outliers, simulated,
+        quickstart, first_output, headline, sweep, estimators, query_block, sharing, speed, peak_memory, stages, decode,
+        targets, pipeline, interpolation, bank, waste, recall, grids, schedulers, proven, layer_zero, need,
+        importance_speed, racing, allocators, npu_full, outliers, simulated,
     )
 }  # fmt: skip
 
