@@ -66,16 +66,16 @@ def _recorded(name: str) -> bool:
 
 def _source(name: str, n: str) -> str:
     """Where rows were measured, from the file beside them."""
-    made = _origin(name)
+    origin = _origin(name)
     if not _recorded(name):
         return (
             f"`results/reference/{name}.csv`, {n}; machine and versions **not recorded**, published in commit "
-            f"{made['published_in'][:7]}, older than the code"
+            f"{origin['published_in'][:7]}, older than the code"
         )
-    command = f"`{made['command']}`"
-    if "command_today" in made:
-        command = f"`{made['command_today']}`, which then was {command}"
-    on = origin_line(_rows(name), made["machine"], made["commit"], made["dirty"])
+    command = f"`{origin['command']}`"
+    if "command_today" in origin:
+        command = f"`{origin['command_today']}`, which then was {command}"
+    on = origin_line(_rows(name), origin["machine"], origin["commit"], origin["dirty"])
     return f"`results/reference/{name}.csv`, {n}; {on}; {command}"
 
 
@@ -400,12 +400,12 @@ def recall() -> str:
 def grids() -> str:
     """Recall and loss by number of buckets and by their step."""
     rows = _rows("fig14")
-    found = rows[(rows.metric == "recall") & (rows.granularity == "row")].set_index("method").value
+    recalls = rows[(rows.metric == "recall") & (rows.granularity == "row")].set_index("method").value
     cells = rows.set_index(["method", "metric"]).value
     lines = []
-    for method in dict.fromkeys(rows.method[rows.method.isin(found.index)]):
+    for method in dict.fromkeys(rows.method[rows.method.isin(recalls.index)]):
         loss = [cells.get((method, metric), float("nan")) for metric in _INCREASE]
-        lines.append([method, f"{100 * found[method]:.2f} %", "–" if loss[0] != loss[0] else f"{loss[0]:+.4f} ± {loss[1]:.4f}"])
+        lines.append([method, f"{100 * recalls[method]:.2f} %", "–" if loss[0] != loss[0] else f"{loss[0]:+.4f} ± {loss[1]:.4f}"])
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["buckets, step, lookup", "exact top 20 % found", "loss above dense, nat"]
     return _table(header, lines, "fig14", f"n = {windows} windows")
@@ -468,9 +468,9 @@ _SIGNALS = {
 def need() -> str:
     """How well each signal ranks heads by the loss increase where a head alone keeps few keys."""
     rows = _rows("offline")
-    found = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
-    retentions = sorted(found.index.unique("retention"))
-    lines = [[words, *(f"{found[name, at]:+.2f}" for at in retentions)] for name, words in _SIGNALS.items()]
+    correlations = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
+    retentions = sorted(correlations.index.unique("retention"))
+    lines = [[words, *(f"{correlations[name, at]:+.2f}" for at in retentions)] for name, words in _SIGNALS.items()]
     header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
     return _table(header, lines, "offline", "Spearman, n = 32 heads")
 
@@ -544,11 +544,11 @@ def npu_full() -> str:
     """Loss and divergence of whole attention in INT8, by what of it is rounded, a column a model."""
     cells = [_rows(name).set_index(["method", "metric"]).value for name in _NPU_FULL]
 
-    def cell(of: pd.Series, method: str) -> str:
-        loss, error, divergence = (of[method, metric] for metric in (*_INCREASE, "kl_divergence"))
+    def cell(losses: pd.Series, method: str) -> str:
+        loss, error, divergence = (losses[method, metric] for metric in (*_INCREASE, "kl_divergence"))
         return f"{loss:+.3f} ± {error:.3f} · {divergence:.3f}"
 
-    lines = [[words, *(cell(of, method) for of in cells)] for method, words in _ROUNDED.items()]
+    lines = [[words, *(cell(losses, method) for losses in cells)] for method, words in _ROUNDED.items()]
     windows = [int(_rows(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _NPU_FULL]
     models = [_rows(name).model.iloc[0] for name in _NPU_FULL]
     header = ["rounded to INT8", *models]
@@ -572,18 +572,18 @@ def outliers() -> str:
     ]
     header = ["rounded to INT8", *(f"Q and K {words}" for words in _CHANGES.values()), "of it in heads with a sink"]
     count, with_sinks = heads.groupby("method").size().iloc[0], _one(rows, metric="heads_with_sinks")
-    of = f"median over {count} heads of ‖output − dense‖ / ‖dense‖; {with_sinks:.0f} heads have a sink"
-    return _table(header, lines, "study_outliers_smollm2", f"{of}; n = {heads.n.iloc[0]} tokens")
+    counted = f"median over {count} heads of ‖output − dense‖ / ‖dense‖; {with_sinks:.0f} heads have a sink"
+    return _table(header, lines, "study_outliers_smollm2", f"{counted}; n = {heads.n.iloc[0]} tokens")
 
 
 def allocators() -> str:
     """At how many retentions each allocator is better and worse than a rival."""
-    found, lines = gains(_rows("study_allocators")), []
-    for (method, rival), line in found.groupby(["method", "rival"], sort=False):
+    comparisons, lines = gains(_rows("study_allocators")), []
+    for (method, rival), line in comparisons.groupby(["method", "rival"], sort=False):
         counts = [f"{(line.verdict == decided).sum()} of {len(line)}" for decided in ("better", "worse")]
         lines.append([f"`{method}`", f"`{rival}`", *counts, f"{line.gain.min():+.4f} … {line.gain.max():+.4f}"])
     header = ["allocator", "against", "better at", "worse at", "gain over the retentions, nat"]
-    n = f"{len(found)} comparisons over n = {int(found.n.iloc[0])} windows, sign-flip test, Holm-corrected, p ≤ 0.05"
+    n = f"{len(comparisons)} comparisons over n = {int(comparisons.n.iloc[0])} windows, sign-flip test, Holm-corrected, p ≤ 0.05"
     return _table(header, lines, "study_allocators", n)
 
 

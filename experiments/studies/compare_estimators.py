@@ -76,7 +76,7 @@ class CompareEstimators(Quality):
         kinds = costs.drop_duplicates("method").set_index("method").fillna({"needs": ""})
         tables = []
         for at in sorted(costs.retention.unique()):
-            made = Table(
+            leaderboard = Table(
                 "method", "MAC × bits", "bytes", "goes by", "calibrated", *_SHOWN.values(),
                 title=f"{title}, retention {at:g}", title_justify="left",
             )  # fmt: skip
@@ -84,8 +84,8 @@ class CompareEstimators(Quality):
                 if method != "dense":
                     cost = (_said(line.get(name), ".4g") for name in ("estimate_mac_bits", "estimate_bytes"))
                     kind = (GOES_BY[kinds.sees[method]], kinds.needs[method]) if method in kinds.index else ("", "")
-                    made.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in _SHOWN))
-            tables.append(made)
+                    leaderboard.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in _SHOWN))
+            tables.append(leaderboard)
         return Group(*tables, _LEGEND, verdicts.comparisons(rows))
 
 

@@ -89,8 +89,8 @@ class LmEval(Study):
         if self.chat and lab.loaded.tokenizer.chat_template is None:
             raise InputError("study.chat: expected a model with a chat template, got one without; use study.chat=false")
         manager = self._manager()
-        known = set(manager.all_tasks)
-        if missing := sorted(name for name in self.tasks if name not in known):
+        task_names = set(manager.all_tasks)
+        if missing := sorted(name for name in self.tasks if name not in task_names):
             raise InputError(
                 f"study.tasks: {', '.join(missing)}: the harness has no such task; python -m lm_eval ls tasks lists all, and "
                 "study.include_path=FOLDER adds those of a folder"
@@ -145,7 +145,7 @@ class LmEval(Study):
             lab.loaded.model, tokenizer=lab.loaded.tokenizer, max_length=lab.shape.context_tokens,
             method=None if attached is None else attach,
         )  # fmt: skip
-        found = simple_evaluate(
+        results = simple_evaluate(
             model, tasks=list(self.tasks), task_manager=self._manager(), num_fewshot=self.shots, limit=self.limit,
             apply_chat_template=self.chat, random_seed=lab.seed, numpy_random_seed=lab.seed, torch_random_seed=lab.seed,
             fewshot_random_seed=lab.seed,
@@ -154,16 +154,16 @@ class LmEval(Study):
             self._check_ran(attached, lab, model.counters)
         return {
             task: {
-                "version": str(found["versions"][task]),
-                "shots": int(found["n-shot"].get(task) or 0),
-                "n": int(found["n-samples"][task]["effective"]),
+                "version": str(results["versions"][task]),
+                "shots": int(results["n-shot"].get(task) or 0),
+                "n": int(results["n-samples"][task]["effective"]),
                 "metrics": {
                     name: float(value) for name, value in metrics.items() if "," in name and isinstance(value, int | float)
                 },
-                "questions": _by_question(found["samples"].get(task, [])),
+                "questions": _by_question(results["samples"].get(task, [])),
             }
-            for task, metrics in found["results"].items()
-            if task in found["n-samples"]
+            for task, metrics in results["results"].items()
+            if task in results["n-samples"]
         }
 
     def _check_ran(self, attached: Attachment | FullAttachment, lab: Lab, counters: Counters) -> None:
