@@ -7,10 +7,9 @@ import torch
 
 from shadowattn import Method
 from shadowattn.errors import InputError
+from shadowattn.evaluation import harness
 from shadowattn.models import load_bundled
 from shadowattn.types import RetentionProfile
-
-harness = pytest.importorskip("shadowattn.evaluation.harness", reason="lm_eval is an extra: pip install .[lm-eval]")
 
 TASKS = {
     "choice": """
