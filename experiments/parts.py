@@ -11,6 +11,7 @@ from shadowattn.errors import InputError
 
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
+_OURS = ("shadowattn", "experiments")
 # Settings that may name a file: its content is hashed then, not where it lies.
 _FILES = ("path", "activation_scales", "profile")
 
@@ -36,8 +37,9 @@ def _built(value: Any) -> Any:
 
 
 def part_name(part: Any) -> str:
-    """What a swappable part is called in rows: the file that it is in."""
-    return part._target_.rsplit(".", 2)[-2]
+    """What a swappable part is called in rows: ours as its file, a user's as its class, so that none is called like ours."""
+    module, _, name = part._target_.rpartition(".")
+    return module.rsplit(".", 1)[-1] if module.split(".")[0] in _OURS else name
 
 
 def by_content(settings: Any) -> Any:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda")
 _ATEN = torch.ops.aten
+_NO_CUDA = ("not linked with support", "CUDA driver version is insufficient", "no NVIDIA driver")  # torch with CUDA and without
 _READ = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__bool__, Tensor.__index__)
 
 
@@ -113,7 +114,7 @@ class _Functions(TorchFunctionMode):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if "not linked with support" not in str(error):
+            if not any(reason in str(error) for reason in _NO_CUDA):
                 raise
         # A binding that sets CUDA's device before it dispatches.
         if func is Tensor.copy_ and not isinstance(args[1], Pretended):

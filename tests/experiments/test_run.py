@@ -195,7 +195,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["study=none"], "study: expected a study by its class, got 'none'; choose one with +exp=NAME"),
         (["study._target_=shadowattn.types.Heads"], "expected a class derived from Study, got shadowattn.types.Heads"),
         (["shard.index=2", "shard.count=2"], "shard.index < shard.count"),
-        (["importance.method=guess"], "exact, plain, racing"),
+        (["importance.method=guess"], "shared, plain, racing"),
         (["importance.lines=all"], "document, artifact"),
         (["importance.dtype=int4"], "null, float32, bfloat16"),
         (["importance=racing", "allocator=waterfill", "importance.weighting=batches"], "method=racing"),

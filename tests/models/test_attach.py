@@ -602,6 +602,7 @@ def test_refuses_weights_without_values():
         pass
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower")  # torch of Python 3.13.0
 def test_a_compiled_model_is_attached_by_its_own():
     """Compiled before, called inside and after: dense, sparse, dense."""
     model, ids = tiny_model(), tokens()
