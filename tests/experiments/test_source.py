@@ -126,6 +126,14 @@ def test_parts_of_this_project_are_its_source_and_others_their_files(tmp_path, m
     assert stage_code() == stage_code({"b": settings["b"]})
 
 
+@pytest.mark.parametrize("build", ["", "another/_native.so"])
+def test_the_kernels_are_found_without_their_package(build, monkeypatch):
+    from shadowattn.kernels import native
+
+    monkeypatch.setenv("SHADOWATTN_NATIVE", build)
+    assert source.kernels_path() == native.path()
+
+
 def test_what_differs_is_named():
     code = Code("a", {"mine.Mine": "1"}, "k", {"python": "3", "torch": "2"})
     recorded = {"source": "b", "parts": {"mine.Mine": "1", "other.Part": "2"}, "kernels": "k", "versions": {"python": "3"}}
