@@ -103,7 +103,7 @@ def test_runs_are_joined_by_method_and_retention(tmp_path):
     assert joined.loc[("ours", 0.2)].tolist()[0] == 1.5
     assert joined.loc[("ours", 0.4)].tolist()[1] == 0.5
     assert joined.loc[("dense", 1.0)].tolist() == [0.0, 0.0]
-    assert compare.differences(runs) == []
+    assert compare.differences(runs, "loss_increase") == []
     cells = list(compare.table(joined, "loss").columns[2].cells)
     assert cells == ["0", "1.5", "–"]
     with pytest.raises(InputError, match=r"--metric: expected one of density, loss_increase, got 'taste'"):
@@ -128,14 +128,21 @@ def test_runs_of_another_machine_and_simulated_ones_are_named(tmp_path):
     for run, processor, measured in zip(runs, ("A", "B"), ("measured", "simulated"), strict=True):
         run.meta["machine"] = {"processor": processor, "cores": 2}
         run.rows["measured"] = measured
-    assert compare.differences(runs) == ["measured or simulated", "machine"]
+    assert compare.differences(runs, "loss_increase") == ["measured or simulated", "machine"]
 
 
 def test_runs_of_other_subjects_are_named(tmp_path):
     folders = [finished(tmp_path, "quickstart/0001"), finished(tmp_path, "quickstart/0002", model="another")]
     runs = [load_run(folder) for folder in folders]
-    assert compare.differences(runs) == ["model"]
+    assert compare.differences(runs, "loss_increase") == ["model"]
     assert compare.names(runs) == ["quickstart/0001", "quickstart/0002"]  # no setting tells them apart
+
+
+def test_only_rows_of_the_compared_metric_count(tmp_path):
+    runs = [load_run(finished(tmp_path, f"quickstart/000{i}")) for i in (1, 2)]
+    runs[1].rows.loc[runs[1].rows.metric == "density", "n"] = 9
+    assert compare.differences(runs, "loss_increase") == []
+    assert compare.differences(runs, "density") == ["n"]
 
 
 @pytest.mark.parametrize(("module", "arguments"), [(listing, []), (compare, ["quickstart/0001", "quickstart/0002"])])
