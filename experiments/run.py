@@ -249,8 +249,8 @@ def _print_help(overrides: list[str], folders: list[str]) -> None:
         template = hydra.compose("config", return_hydra_config=True).hydra.help.template
     lines = [
         line
-        for group, names in choices().items()
-        for line in textwrap.wrap(", ".join(names), 112, initial_indent=f"{group:12}", subsequent_indent=" " * 12)
+        for group, names in choices(folders).items()
+        for line in textwrap.wrap(", ".join(names), 112, initial_indent=f"{group:15}", subsequent_indent=" " * 15)
     ]
     page = {"CHOICES": "\n".join(lines), "CONFIG": OmegaConf.to_yaml(_needed(composed(overrides, folders)))}
     print(Template(template).substitute(page))

@@ -349,3 +349,10 @@ def test_help_and_configuration_print():
     assert "+exp=quickstart" in run("--help").stdout
     printed = run("+exp=sweep_retention", "--cfg", "job").stdout
     assert "experiment: sweep_retention" in printed
+
+
+def test_help_names_the_parts_of_the_users_folder_too(tmp_path):
+    (tmp_path / "estimator").mkdir()
+    (tmp_path / "estimator" / "quarters.yaml").write_text("_target_: shadowattn.online.estimators.oracle.Oracle\n")
+    printed = run("--config-dir", str(tmp_path), "--help").stdout
+    assert {"oracle,", "quarters,"} < set(printed.split())
