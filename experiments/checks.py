@@ -21,6 +21,7 @@ from shadowattn.offline.work import shard
 from shadowattn.online.attention import DECODES, check_dense_above
 from shadowattn.online.estimators.base import check_units
 from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.online.pipeline import MODES
 from shadowattn.types import KEY_OFFSETS
 
 if TYPE_CHECKING:
@@ -140,6 +141,11 @@ def _check_decode(lab: "Lab") -> None:
         raise InputError("decode=shared: ranks keys by scores, and graphs that select return none; use decode=dense")
 
 
+def _check_mode(lab: "Lab") -> None:
+    check_choice("pipeline.mode", lab.of("pipeline").mode, MODES)
+    lab.pipeline  # noqa: B018 - refuses what else does not fit
+
+
 def _check_name(lab: "Lab") -> None:
     if "dense" in lab.methods:
         raise InputError("method: 'dense' is the baseline's name and always runs; call the method something else")
@@ -168,7 +174,7 @@ _GROUPS: dict[str, Callable[["Lab"], None]] = {
     "calibration": lambda lab: build(lab.of("calibration")),
     "key_offset": lambda lab: check_choice("key_offset", lab.of("key_offset"), KEY_OFFSETS),
     "grid": lambda lab: build(lab.of("grid")),
-    "pipeline": lambda lab: lab.pipeline,
+    "pipeline": _check_mode,
     "decode": _check_decode,
     "method": _check_name,
     "compare": _check_compare,

@@ -64,11 +64,11 @@ def names(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
-def differences(runs: Sequence[Run]) -> list[str]:
-    """In which subjects the runs differ, so that their numbers are not about the same thing."""
-    subjects = []
+def differences(runs: Sequence[Run], metric: str) -> list[str]:
+    """In which subjects the runs' rows of a metric differ, so that their numbers are not about the same thing."""
+    subjects, rows_of = [], [run.rows[run.rows.metric == metric] for run in runs]
     for column in _SUBJECT:
-        values = [sorted({str(value) for value in run.rows[column].unique()}) for run in runs if column in run.rows]
+        values = [sorted({str(value) for value in rows[column].unique()}) for rows in rows_of if column in rows and len(rows)]
         if any(value != values[0] for value in values):
             subjects.append(_CALLED.get(column, column))
     machines = {(run.meta["machine"]["processor"], run.meta["machine"]["cores"]) for run in runs if "machine" in run.meta}
@@ -110,7 +110,7 @@ def main() -> int:
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     console = Console(width=None if sys.stdout.isatty() else 160)
-    if subjects := differences(loaded):
+    if subjects := differences(loaded, metric):
         console.print(f"these runs differ in {', '.join(subjects)}: their numbers are not about the same thing")
     console.print(table(joined, metric))
     if options.csv:

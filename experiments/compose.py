@@ -34,9 +34,10 @@ def composed(overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfi
         return hydra.compose("config", [*(settable(one) for one in overrides), *further])
 
 
-def choices() -> dict[str, list[str]]:
-    """What each group can be, and the experiments, by the names of their files."""
-    names: dict[str, list[str]] = {}
-    for path in sorted(CONF.glob("*/*.yaml")):
-        names.setdefault(path.parent.name, []).append(path.stem)
-    return names
+def choices(folders: Sequence[str] = ()) -> dict[str, list[str]]:
+    """What each group can be, and the experiments, by the names of their files; `folders` hold further ones."""
+    names: dict[str, set[str]] = {}
+    for folder in (CONF, *map(Path, folders)):
+        for path in folder.glob("*/*.yaml"):
+            names.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(names[group]) for group in sorted(names)}

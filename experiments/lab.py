@@ -72,7 +72,11 @@ class MethodSettings:
 
     @property
     def rule(self) -> Rule:
-        return Rule(**self.rule_options)
+        """Raises `InputError` on a value that does not fit, by the key of the setting."""
+        try:
+            return Rule(**self.rule_options)
+        except InputError as error:
+            raise InputError(f"selection.{error}") from error
 
     @property
     def rule_options(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A run is `done`, `unfinished` (the same command goes on), or done by `other code
 import argparse
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.source import source_hash
+from experiments.source import Code, current_code, part_hashes
 from shadowattn.artifacts import read_json
 from shadowattn.errors import InputError
 
@@ -37,7 +37,8 @@ class Listed:
 def runs(results: Path, experiment: str | None = None) -> list[Listed]:
     """All runs below a results folder, the latest first, unfinished ones at the end."""
     folders = [path for path in results.glob(f"runs/{experiment or '*'}/*") if path.is_dir()]
-    listed = [_listed(folder) for folder in sorted(folders)]
+    code = current_code({})
+    listed = [_listed(folder, code) for folder in sorted(folders)]
     never = datetime.min.replace(tzinfo=UTC)
     return sorted(listed, key=lambda run: run.finished or never, reverse=True)
 
@@ -51,16 +52,25 @@ def table(listed: list[Listed], now: datetime) -> Table:
     return listing
 
 
-def _listed(folder: Path) -> Listed:
+def _listed(folder: Path, code: Code) -> Listed:
+    """`code`: today's, but for the parts that the run names."""
     if not (folder / "meta.json").is_file():
         return Listed(folder, "unfinished", "", "", None)
     try:
         meta = read_json(folder / "meta.json", f"measure again with: rm -r {folder}, then the same command")
-        code = "done" if meta["code"]["source"] == source_hash() else "other code"
+        state = "other code" if _differs(code, meta) else "done"
         model = meta["model"]["name"] if "model" in meta else ""  # a study may need none
-        return Listed(folder, code, model, _settings(meta), datetime.fromisoformat(meta["finished"]))
+        return Listed(folder, state, model, _settings(meta), datetime.fromisoformat(meta["finished"]))
     except (InputError, KeyError, TypeError, ValueError):
         return Listed(folder, "damaged", "", "", None)
+
+
+def _differs(code: Code, meta: dict[str, Any]) -> bool:
+    try:
+        parts = part_hashes(meta["config"])
+    except (ImportError, SyntaxError):  # a part that can no longer be read
+        return True
+    return bool(replace(code, parts=parts).differences(meta["code"]))
 
 
 def _settings(meta: dict[str, Any]) -> str:

@@ -67,14 +67,15 @@ def main() -> None:
     except InputError as error:
         _print_error(str(error))
         sys.exit(2)
-    failed: list[str] = []
-    sweeps.Begun.folders.clear()
+    failed = False
+    sweeps.Begun.sweeps.clear()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def job(config: DictConfig) -> None:
+        nonlocal failed
         hydra_config, swept = HydraConfig.get(), HydraConfig.get().mode == RunMode.MULTIRUN
         overrides = [typed(one) for one in hydra_config.overrides.task]
-        outcome = {"overrides": overrides, "folder": "", "error": "stopped"}
+        outcome = {"overrides": overrides, "folder": "", "error": sweeps.STOPPED}
         name = f"job {hydra_config.job.num} ({' '.join(overrides)}): " if swept else ""
         if swept:
             sweeps.record(hydra_config.job.num, outcome)
@@ -83,14 +84,14 @@ def main() -> None:
         except InputError as error:  # here and not around `job`: the other jobs of a sweep go on
             outcome["error"] = _one_line(error)
             _print_error(f"{name}{outcome['error']}")
-            failed.append(outcome["error"])
-        except Exception as error:  # a defect: its trace is of use
+            failed = True
+        except (Exception, SystemExit) as error:  # a defect: its trace is of use
             if not swept:
                 raise
             outcome["error"] = f"{type(error).__name__}: {_one_line(error)}"
             traceback.print_exc()
             _print_error(f"{name}{outcome['error']}")
-            failed.append(outcome["error"])
+            failed = True
         finally:
             if swept:
                 sweeps.record(hydra_config.job.num, outcome)
@@ -115,16 +116,32 @@ def main() -> None:
         if isinstance(error, OSError) and not isinstance(error, HydraException):
             message = _unwritable(str(error.filename).split("/sweeps")[0], error)
         _print_error(answer(message, [typed(one) for one in arguments]) or message)
-        sys.exit(2)
+        failed = True
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    for folder in sweeps.Begun.folders:
-        failed = sweeps.finish(folder) or failed
-        if failed:
-            _print_error(f"{len(failed)} jobs of the sweep failed, the others are done: {'; '.join(failed)}")
+    except Exception as error:
+        if not sweeps.Begun.sweeps:
+            raise
+        # The launcher's: those of jobs are caught there. It goes on about its workers for many lines.
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        _print_error(f"the launcher of the sweep ended early ({reason}); the same command measures what is missing")
+        failed = True
+    for folder, settings in sweeps.Begun.sweeps.items():
+        failed = _finish_sweep(folder, settings) or failed
     if failed:
         sys.exit(2)
+
+
+def _finish_sweep(folder: Path, settings: DictConfig) -> bool:
+    """Shows what a sweep's jobs measured and names those that failed, unless none began; whether any failed."""
+    failed = sweeps.finish(folder, sweeps.planned(settings)) if any(folder.glob("job_*.json")) else {}
+    for name, error in failed.items():
+        if error in (sweeps.STOPPED, sweeps.NOT_BEGUN):  # the others said it themselves
+            _print_error(f"{name}: {error}")
+    if failed:
+        _print_error(f"{len(failed)} jobs of the sweep failed, the others are done: {'; '.join(failed)}")
+    return bool(failed)
 
 
 def _job(config: DictConfig) -> Path | str:
@@ -232,8 +249,8 @@ def _print_help(overrides: list[str], folders: list[str]) -> None:
         template = hydra.compose("config", return_hydra_config=True).hydra.help.template
     lines = [
         line
-        for group, names in choices().items()
-        for line in textwrap.wrap(", ".join(names), 112, initial_indent=f"{group:12}", subsequent_indent=" " * 12)
+        for group, names in choices(folders).items()
+        for line in textwrap.wrap(", ".join(names), 112, initial_indent=f"{group:15}", subsequent_indent=" " * 15)
     ]
     page = {"CHOICES": "\n".join(lines), "CONFIG": OmegaConf.to_yaml(_needed(composed(overrides, folders)))}
     print(Template(template).substitute(page))

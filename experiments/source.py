@@ -1,5 +1,7 @@
 """Which code a result was made by: results of other code are named as such, and are not taken for today's."""
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -55,11 +57,17 @@ def part_hashes(settings: Any) -> dict[str, str]:
 
 
 def current_code(settings: Any) -> Code:
-    """The code that a run with these settings executes."""
-    from shadowattn.kernels import native  # imports torch
-
-    kernels = native.path()
+    """The code that a run with these settings executes. Imports no torch."""
+    kernels = kernels_path()
     return Code(source_hash(), part_hashes(settings), sha256(kernels)[:12] if kernels else None, versions())
+
+
+def kernels_path() -> Path | None:
+    """`shadowattn.kernels.native.path()`, without an import of its package and with it torch."""
+    name, folders = "shadowattn.kernels._native", [str(_ROOT / "shadowattn" / "kernels")]
+    specs = filter(None, (finder.find_spec(name, folders) for finder in sys.meta_path))
+    path = os.environ.get("SHADOWATTN_NATIVE") or next((spec.origin for spec in specs), None)
+    return Path(path) if path else None
 
 
 def stage_code(*settings: Any) -> str:

@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from experiments.compose import typed
 from experiments.part_settings import declared
 from shadowattn.artifacts import read_json, write_json
 from shadowattn.errors import InputError
@@ -25,15 +28,28 @@ _MOST_CASES = 12  # of a job, method and retention in the table
 # Tells a sweep's jobs, which a launcher may run in other processes, where to leave their outcomes.
 _FOLDER = "SHADOWATTN_SWEEP"
 
+# Errors of jobs that could not report their own.
+STOPPED, NOT_BEGUN = "its process ended before the job did", "never began"
+
 
 class Begun(Callback):
-    """The folders of the sweeps that this process began."""
+    """The sweeps that this process began: Hydra's settings of each, by its folder."""
 
-    folders: ClassVar[list[Path]] = []
+    sweeps: ClassVar[dict[Path, DictConfig]] = {}
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self.folders.append(Path(config.hydra.sweep.dir).absolute())
-        os.environ[_FOLDER] = str(self.folders[-1])
+        folder = Path(config.hydra.sweep.dir).absolute()
+        self.sweeps[folder] = config.hydra
+        os.environ[_FOLDER] = str(folder)
+
+
+def planned(settings: DictConfig) -> list[list[str]]:
+    """The overrides of every job of a sweep, by Hydra's settings; none where another sweeper chooses jobs as it goes."""
+    if not settings.sweeper._target_.endswith(BasicSweeper.__name__):
+        return []
+    words = [*(f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()), *settings.overrides.task]
+    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)
+    return [[typed(one) for one in job] for job in jobs]
 
 
 def record(job: int, outcome: dict[str, Any]) -> None:
@@ -41,11 +57,15 @@ def record(job: int, outcome: dict[str, Any]) -> None:
     write_json(Path(os.environ[_FOLDER]) / f"job_{job}.json", outcome)
 
 
-def finish(folder: Path) -> list[str]:
-    """Prints the sweep's table, writes its rows and its figure, and returns the jobs that failed, each with its settings."""
-    jobs = {int(path.stem.split("_")[1]): read_json(path, "run the sweep again") for path in folder.glob("job_*.json")}
+def finish(folder: Path, plan: list[list[str]]) -> dict[str, str]:
+    """Prints the sweep's table, writes its rows and its figure, and returns what failed: errors by jobs, named by their settings.
+
+    `plan`: the overrides of every job; those that left no outcome never began.
+    """
+    jobs = {number: {"overrides": overrides, "folder": "", "error": NOT_BEGUN} for number, overrides in enumerate(plan)}
+    jobs |= {int(path.stem.split("_")[1]): read_json(path, "run the sweep again") for path in folder.glob("job_*.json")}
     names = dict(zip(sorted(jobs), job_names([jobs[number]["overrides"] for number in sorted(jobs)]), strict=True))
-    failed = [f"job {number} ({name})" for number, name in names.items() if jobs[number]["error"]]
+    failed = {f"job {number} ({name})": jobs[number]["error"] for number, name in names.items() if jobs[number]["error"]}
     done = {names[number]: one for number, one in sorted(jobs.items()) if one["folder"]}
     if done:
         _show(folder, done)

@@ -19,6 +19,7 @@ from shadowattn.errors import InputError
 
 # What a checkout and a wheel hold of this project.
 PACKAGES = ("shadowattn", "experiments")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 
@@ -166,20 +167,30 @@ def _source(names: list[str]) -> tuple[Path | None, list[str]]:
 
 
 def _defined(path: Path) -> set[str] | None:
-    """The names that a module's statements give; None where only running it tells."""
+    """The names that a module has, without those local to its functions and classes; None where only running it tells."""
     try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        tree = ast.parse(path.read_bytes())
     except SyntaxError:  # importing it says where
         return None
+    if any(isinstance(node, ast.Global) or (isinstance(node, ast.Name) and node.id == "globals") for node in ast.walk(tree)):
+        return None
     names: set[str] = set()
-    for node in nodes:
+    for node in _module_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        elif isinstance(node, _SCOPES):
             names.add(node.name)
-        elif isinstance(node, ast.Name):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-    return None if names & {"*", "__getattr__", "globals"} else names
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _module_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one that are not within a function or a class."""
+    for inner in ast.iter_child_nodes(node):
+        yield inner
+        if not isinstance(inner, _SCOPES):
+            yield from _module_nodes(inner)
 
 
 def _shown_path(path: Path) -> Path:

@@ -1,23 +1,27 @@
 """What was run, and several runs side by side."""
 
 import json
+import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from experiments import compare
 from experiments import list as listing
-from experiments.source import source_hash
+from experiments.source import current_code
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.runs import load_run
 
+ROOT = Path(__file__).parents[2]
 NOW = datetime.now(UTC)
 
 
-def finished(results, name, *, retention=0.2, model="bundled", code=None, age=timedelta(hours=3), value=1.0):
+def finished(results, name, *, retention=0.2, model="bundled", code=None, target="", age=timedelta(hours=3), value=1.0):
     folder = results / "runs" / name
     folder.mkdir(parents=True)
     rows = [
@@ -27,10 +31,11 @@ def finished(results, name, *, retention=0.2, model="bundled", code=None, age=ti
     ]
     frame = pd.DataFrame(rows, columns=["method", "retention", "metric", "value"])
     frame.assign(model=model, corpus_sha256="c", context_tokens=64, n=3).to_parquet(folder / "rows.parquet")
+    config = {"retention": retention, "selection": {"sinks": 0}, **({"estimator": {"_target_": target}} if target else {})}
     meta = {
         "command": f"python -m experiments.run +exp=quickstart retention={retention} paths.results=x",
-        "config": {"retention": retention, "selection": {"sinks": 0}},
-        "code": {"source": code or source_hash()},
+        "config": config,
+        "code": asdict(current_code(config)) | (code or {}),
         **({"model": {"name": model}} if model else {}),
         "finished": (NOW - age).isoformat(),
         "rows_sha256": sha256(folder / "rows.parquet"),
@@ -41,7 +46,7 @@ def finished(results, name, *, retention=0.2, model="bundled", code=None, age=ti
 
 def test_runs_are_listed_with_settings_state_and_age(tmp_path):
     finished(tmp_path, "quickstart/0001")
-    finished(tmp_path, "quickstart/0002", retention=0.4, code="older", age=timedelta(days=2))
+    finished(tmp_path, "quickstart/0002", retention=0.4, code={"source": "older"}, age=timedelta(days=2))
     finished(tmp_path, "sweep/0003", age=timedelta(minutes=5))
     (tmp_path / "runs" / "sweep" / "0004").mkdir()
     (tmp_path / "runs" / "sweep" / "0005").mkdir()
@@ -62,6 +67,34 @@ def test_a_run_without_a_model_is_done(tmp_path):
     assert (found.state, found.model, found.settings) == ("done", "", "retention=0.2")
 
 
+def test_runs_of_other_kernels_versions_and_parts_are_of_other_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for part in ("kept", "edited", "broken"):
+        (tmp_path / f"{part}.py").write_text("class Mine: ...\n")
+        finished(tmp_path, f"quickstart/{part}", target=f"{part}.Mine")
+    finished(tmp_path, "quickstart/kernels", code={"kernels": "older"})
+    finished(tmp_path, "quickstart/versions", code={"versions": {"torch": "0.1"}})
+    (tmp_path / "edited.py").write_text("class Mine:\n    bits = 2\n")
+    (tmp_path / "broken.py").write_text("class (\n")
+    done = [run.folder.name for run in listing.runs(tmp_path) if run.state == "done"]
+    assert done == ["kept"]
+    assert {run.state for run in listing.runs(tmp_path)} == {"done", "other code"}
+
+
+def test_a_list_needs_no_torch(tmp_path):
+    finished(tmp_path, "quickstart/0001")
+    code = f"""
+import sys
+from experiments import list
+sys.argv = ["list", "--results", {str(tmp_path)!r}]
+list.main()
+print("torch" in sys.modules, "pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr
+    assert " done " in done.stdout
+
+
 def test_runs_are_joined_by_method_and_retention(tmp_path):
     folders = [finished(tmp_path, f"quickstart/000{i}", retention=r, value=v) for i, r, v in ((1, 0.2, 1.5), (2, 0.4, 0.5))]
     runs = [load_run(folder) for folder in folders]
@@ -70,7 +103,7 @@ def test_runs_are_joined_by_method_and_retention(tmp_path):
     assert joined.loc[("ours", 0.2)].tolist()[0] == 1.5
     assert joined.loc[("ours", 0.4)].tolist()[1] == 0.5
     assert joined.loc[("dense", 1.0)].tolist() == [0.0, 0.0]
-    assert compare.differences(runs) == []
+    assert compare.differences(runs, "loss_increase") == []
     cells = list(compare.table(joined, "loss").columns[2].cells)
     assert cells == ["0", "1.5", "–"]
     with pytest.raises(InputError, match=r"--metric: expected one of density, loss_increase, got 'taste'"):
@@ -95,14 +128,21 @@ def test_runs_of_another_machine_and_simulated_ones_are_named(tmp_path):
     for run, processor, measured in zip(runs, ("A", "B"), ("measured", "simulated"), strict=True):
         run.meta["machine"] = {"processor": processor, "cores": 2}
         run.rows["measured"] = measured
-    assert compare.differences(runs) == ["measured or simulated", "machine"]
+    assert compare.differences(runs, "loss_increase") == ["measured or simulated", "machine"]
 
 
 def test_runs_of_other_subjects_are_named(tmp_path):
     folders = [finished(tmp_path, "quickstart/0001"), finished(tmp_path, "quickstart/0002", model="another")]
     runs = [load_run(folder) for folder in folders]
-    assert compare.differences(runs) == ["model"]
+    assert compare.differences(runs, "loss_increase") == ["model"]
     assert compare.names(runs) == ["quickstart/0001", "quickstart/0002"]  # no setting tells them apart
+
+
+def test_only_rows_of_the_compared_metric_count(tmp_path):
+    runs = [load_run(finished(tmp_path, f"quickstart/000{i}")) for i in (1, 2)]
+    runs[1].rows.loc[runs[1].rows.metric == "density", "n"] = 9
+    assert compare.differences(runs, "loss_increase") == []
+    assert compare.differences(runs, "density") == ["n"]
 
 
 @pytest.mark.parametrize(("module", "arguments"), [(listing, []), (compare, ["quickstart/0001", "quickstart/0002"])])

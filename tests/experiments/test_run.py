@@ -185,7 +185,9 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["data=hub", "data.id=nobody/nothing"], "nobody/nothing"),
         (["evaluation.context_tokens=5000"], "context is 4096 tokens, got 5000"),
         (["selection.query_block=48"], "multiple of query_block=48"),
-        (["selection.block_score=mean"], "leading_query, pooled_query, max, sum, probability"),
+        (["pipeline.mode=sideways"], "error: pipeline.mode: expected one of batched, serial"),
+        (["selection.sinks=-1"], "error: selection.sinks: "),
+        (["selection.block_score=mean"], "selection.block_score: expected one of leading_query, pooled_query, max, sum, "),
         (["estimator=random", "selection=shared_32", "selection.block_score=probability"], "got Random; use block_score=max"),
         (["importance=racing"], "use allocator=waterfill, or importance.method=shared"),
         (["importance.ablation=half"], "zero, uniform"),
@@ -349,3 +351,10 @@ def test_help_and_configuration_print():
     assert "+exp=quickstart" in run("--help").stdout
     printed = run("+exp=sweep_retention", "--cfg", "job").stdout
     assert "experiment: sweep_retention" in printed
+
+
+def test_help_names_the_parts_of_the_users_folder_too(tmp_path):
+    (tmp_path / "estimator").mkdir()
+    (tmp_path / "estimator" / "quarters.yaml").write_text("_target_: shadowattn.online.estimators.oracle.Oracle\n")
+    printed = run("--config-dir", str(tmp_path), "--help").stdout
+    assert {"oracle,", "quarters,"} < set(printed.split())

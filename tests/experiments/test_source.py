@@ -126,6 +126,14 @@ def test_parts_of_this_project_are_its_source_and_others_their_files(tmp_path, m
     assert stage_code() == stage_code({"b": settings["b"]})
 
 
+@pytest.mark.parametrize("build", ["", "another/_native.so"])
+def test_the_kernels_are_found_without_their_package(build, monkeypatch):
+    from shadowattn.kernels import native
+
+    monkeypatch.setenv("SHADOWATTN_NATIVE", build)
+    assert source.kernels_path() == native.path()
+
+
 def test_what_differs_is_named():
     code = Code("a", {"mine.Mine": "1"}, "k", {"python": "3", "torch": "2"})
     recorded = {"source": "b", "parts": {"mine.Mine": "1", "other.Part": "2"}, "kernels": "k", "versions": {"python": "3"}}
@@ -163,7 +171,11 @@ def test_a_part_that_cannot_be_imported_is_one_line(content, message, tmp_path, 
         ("pack.part.Prat", "part.py defines no Prat; did you mean Part?"),
         ("pack.prat.Part", "__init__.py defines no prat"),
         ("shadowattn.online.estimators.oracle.Orcale", "oracle.py defines no Orcale; did you mean Oracle?"),
+        ("mine.losses", "mine.py defines no losses"),
+        ("mine.Loss", "mine.py defines no Loss; check the spelling"),
         ("mine.Mine", None),
+        ("mine.Other", None),
+        ("switched.Anything", None),
         ("pack.part.Part.of", None),
         ("dynamic.Anything", None),
         ("wrong.Anything", None),
@@ -175,7 +187,8 @@ def test_a_misspelt_part_of_a_known_module_is_named_before_anything_is_imported(
     (tmp_path / "pack").mkdir()
     never = "raise AssertionError('imported')\n"
     for name, content in (
-        ("mine.py", "class Mine: ...\n"),
+        ("mine.py", "class Mine:\n    def measure(self):\n        losses = 1\ntry:\n    Other = Mine\nfinally: ...\n"),
+        ("switched.py", "def switch():\n    global Anything\n"),
         ("pack/__init__.py", ""),
         ("pack/part.py", "from mine import Mine as Part\n"),
         ("dynamic.py", "def __getattr__(name): ...\n"),

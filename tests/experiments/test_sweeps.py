@@ -19,12 +19,16 @@ from tests.experiments.test_source import SMALL as SMALL_ONE
 SMALL = [one for one in SMALL_ONE if not one.startswith("retention=")]
 
 
+PROCESSES = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+LAUNCHERS = pytest.mark.parametrize("launcher", [[], PROCESSES], ids=["in turn", "processes"])
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "experiments.run", *arguments, *SMALL]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]], ids=["in turn", "processes"])
+@LAUNCHERS
 def test_all_jobs_end_in_one_table_one_figure_and_a_status(launcher, tmp_path):
     done = run("-m", *launcher, "retention=0.1,2,0.3", f"paths.results={tmp_path}")
     assert done.returncode == 2
@@ -39,13 +43,6 @@ def test_all_jobs_end_in_one_table_one_figure_and_a_status(launcher, tmp_path):
     assert list(rows.job.unique()) == ["retention=0.1", "retention=0.3"]
     assert set(rows[rows.method == "oracle"].retention) == {0.1, 0.3}
     assert json.loads((folder / "job_1.json").read_text())["error"].startswith("retention: expected a share")
-
-
-def test_a_job_that_was_killed_counts_as_failed(tmp_path, monkeypatch):
-    monkeypatch.setenv("SHADOWATTN_SWEEP", str(tmp_path))
-    sweeps.record(0, {"overrides": ["seed=0"], "folder": str(tmp_path / "run"), "error": ""})
-    sweeps.record(1, {"overrides": ["seed=1"], "folder": "", "error": "stopped"})
-    assert sweeps.finish(tmp_path) == ["job 1 (seed=1)"]
 
 
 def test_jobs_are_named_by_what_they_differ_in():
@@ -120,6 +117,9 @@ def test_an_experiment_of_other_rows_is_gathered_too(tmp_path):
 
 
 STUDY = """
+import os
+import sys
+import time
 from dataclasses import dataclass
 from experiments.studies.base import Study
 
@@ -130,6 +130,12 @@ class Odd(Study):
     def measure(self, lab):
         if self.count == 2:
             raise RuntimeError("boom")
+        if self.count == 4:
+            sys.exit(3)
+        if self.count == 5:
+            while not list(lab.root.glob("runs/*/*/meta.json")):
+                time.sleep(0.1)  # until another job is done
+            os._exit(9)  # as the kernel does to one that takes all memory
         return [lab.row()]
 
     def table(self, rows, title):
@@ -137,16 +143,52 @@ class Odd(Study):
 """
 
 
-@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]], ids=["in turn", "processes"])
+def run_odd(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    (folder / "odd.py").write_text(STUDY)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    command = [sys.executable, "-m", "experiments.run", "-m", "study._target_=odd.Odd", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@LAUNCHERS
 def test_a_defect_in_one_job_is_named_and_the_others_run(launcher, tmp_path):
-    (tmp_path / "odd.py").write_text(STUDY)
-    how = ["study._target_=odd.Odd", "study.count=1,2,3", f"paths.results={tmp_path / 'a'},{tmp_path / 'b'}"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-m", "experiments.run", "-m", *launcher, *how]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_odd(tmp_path, *launcher, "study.count=1,2,3", f"paths.results={tmp_path / 'a'},{tmp_path / 'b'}")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: 2 jobs of the sweep failed, the others are done: job ")
     assert last.count("study.count=2") == 2
     assert "RuntimeError: boom" in done.stderr  # with its trace
     assert len(list(tmp_path.glob("[ab]/runs/*/*/meta.json"))) == 4
+
+
+@LAUNCHERS
+def test_a_job_that_exits_is_named_and_the_others_run(launcher, tmp_path):
+    done = run_odd(tmp_path, *launcher, "study.count=4,1", f"paths.results={tmp_path}")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors[0].startswith("error: job 0 (study._target_=odd.Odd study.count=4")
+    assert errors[0].endswith(": SystemExit: 3")
+    assert errors[1:] == ["error: 1 jobs of the sweep failed, the others are done: job 0 (study.count=4)"]
+    assert len(list(tmp_path.glob("sweeps/*/rows.csv"))) == 1
+
+
+def test_a_killed_worker_costs_no_other_job_its_result(tmp_path):
+    """Two workers, of which one is killed once the other has measured; the launcher then begins no further job."""
+    done = run_odd(tmp_path, *PROCESSES, "hydra.launcher.pre_dispatch=2", "study.count=1,5,6,7,8,9", f"paths.results={tmp_path}")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors[0].startswith("error: the launcher of the sweep ended early (TerminatedWorkerError: ")
+    assert "error: job 1 (study.count=5): its process ended before the job did" in errors
+    assert errors[-1].startswith(f"error: {len(errors) - 2} jobs of the sweep failed, the others are done: job 1 (study.count=5)")
+    (folder,) = (tmp_path / "sweeps").iterdir()
+    assert (folder / "sweep.png").is_file()
+    measured = set(pd.read_csv(folder / "rows.csv").job)
+    assert "study.count=1" in measured
+    assert len(measured) + len(errors) - 2 == 6
+
+
+def test_a_job_that_never_began_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHADOWATTN_SWEEP", str(tmp_path))
+    sweeps.record(0, {"overrides": ["seed=0"], "folder": "", "error": ""})
+    assert sweeps.finish(tmp_path, [["seed=0"], ["seed=1"]]) == {"job 1 (seed=1)": sweeps.NOT_BEGUN}
