@@ -70,7 +70,7 @@ class Fig9(LatencyStudy):
         for mode, timing in timings.items():
             timelines = [one.timeline for one in ran[mode][-self.rounds :]]
             low, high = timing.quartiles_s
-            at = replace(row, method=mode)
+            at = replace(row, method=mode, scheduler=part_name(lab.of("scheduler")) if mode == "planned" else "")
             rows += [
                 replace(at, metric=metric, value=value * 1e3)
                 for metric, value in {"wall_time": timing.median_s, "wall_time_low": low, "wall_time_high": high}.items()

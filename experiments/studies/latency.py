@@ -36,7 +36,7 @@ class LatencyStudy(Study):
             raise InputError(f"study.retentions: expected at least one value in (0, 1], got {self.retentions or 'none'}")
 
     def check(self, lab: Lab) -> None:
-        mode = lab.pipeline.mode
+        mode = lab.of("pipeline").mode
         if mode not in ("overlap", "grouped"):
             raise InputError(f"pipeline: {type(self).__name__} measures stages that overlap, got {mode}; use pipeline=grouped")
 

@@ -20,6 +20,10 @@ from shadowattn.reporting.rows import StageRow
 class MeasureLatency(LatencyStudy):
     """Every point of the profile, and what interpolation between them costs."""
 
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "seed", "method", "estimator", "selection", "calibration", "key_offset", "grid"),
+        *("graphs", "device", "kernel", "pipeline", "threads"),
+    )
     headline: ClassVar[tuple[str, ...]] = ("median",)
 
     def measure(self, lab: Lab) -> list[StageRow]:

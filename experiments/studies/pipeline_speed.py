@@ -16,7 +16,7 @@ from rich.table import Table
 
 from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
-from experiments.parts import build
+from experiments.parts import build, part_name
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
 from experiments.studies.base import Study
@@ -40,6 +40,13 @@ from shadowattn.reporting.rows import SpreadRow
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 ESTIMATORS = ("int8", "int8_fused")
+
+
+@dataclass(frozen=True)
+class PipelineRow(SpreadRow):
+    """A row about one of the pipeline's modes; `scheduler` is who ordered its heads, empty: nobody."""
+
+    scheduler: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,11 @@ class PipelineSpeed(Study):
     def check(self, lab: Lab) -> None:
         native.require()
 
-    def measure(self, lab: Lab) -> list[SpreadRow]:
+    def measure(self, lab: Lab) -> list[PipelineRow]:
         cases = [(shape, keys, name) for shape in self.shapes for keys in self.keys for name in ESTIMATORS]
         say(f"pipeline: {len(cases)} chunks in up to six modes, {self.rounds} rounds each")
         scheduler, units = build(lab.of("scheduler")), lab.units("cells")
-        row = replace(lab.timing_row(SpreadRow), kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds, unit="ms")
+        row = replace(lab.timing_row(PipelineRow), kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds, unit="ms")
         row = replace(row, retention=self.retention, chunk_rows=self.rows)
         rows = []
         for shape, keys, name in bar(cases, "time"):
@@ -88,7 +95,8 @@ class PipelineSpeed(Study):
             for mode, times in seconds.items():
                 low, median, high = (1e3 * float(x) for x in np.percentile(times, (25, 50, 75)))
                 faster = float(np.median(np.divide(seconds["batched"], times)))
-                one = replace(at, method=f"{name} {mode}")
+                planner = part_name(lab.of("scheduler")) if mode == "planned" else ""
+                one = replace(at, method=f"{name} {mode}", scheduler=planner)
                 rows.append(replace(one, metric="time", value=median, low=low, high=high))
                 rows.append(replace(one, metric="times_faster_than_batched", value=faster, unit="1", low=faster, high=faster))
         return rows

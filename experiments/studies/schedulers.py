@@ -1,19 +1,22 @@
 """Schedulers against the optimum: how much longer their order takes, on measured and on random costs, and how long they plan."""
 
+import inspect
 import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from experiments.checks import check_count
 from experiments.lab import Lab
+from experiments.parts import build, part_name
 from experiments.progress import bar, say
 from experiments.studies.latency import LatencyStudy
 from shadowattn.errors import InputError
@@ -21,13 +24,8 @@ from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.makespan import MACHINES, makespan
 from shadowattn.online.plan import Group, Launch, Work
 from shadowattn.online.schedulers import Scheduler
-from shadowattn.online.schedulers.fifo import Fifo
-from shadowattn.online.schedulers.greedy import Greedy
-from shadowattn.online.schedulers.greedy_guarded import GreedyGuarded
-from shadowattn.online.schedulers.johnson import Johnson
-from shadowattn.online.schedulers.local_search import LocalSearch
 from shadowattn.online.schedulers.optimal import Optimal
-from shadowattn.online.schedulers.sequential import Sequential
+from shadowattn.plugins import parts_of
 from shadowattn.reporting.figures.schedulers import draw as draw_schedulers
 from shadowattn.reporting.rows import Row
 
@@ -70,8 +68,11 @@ class RandomCosts:
 
 @dataclass(frozen=True)
 class Schedulers(LatencyStudy):
-    """`works` works for each number of `heads`, kind of costs and number of machines; the optimum of each is searched for
-    `limit_s` seconds, and a plan timed `repeats_of_plan` times."""
+    """Every scheduler there is, and the chosen one with its settings.
+
+    `works` works for each number of `heads`, kind of costs and number of machines; the optimum of each is searched for `limit_s`
+    seconds, and a plan timed `repeats_of_plan` times.
+    """
 
     works: int = 12
     limit_s: float = 5.0
@@ -90,6 +91,14 @@ class Schedulers(LatencyStudy):
         if not self.limit_s > 0:
             raise InputError(f"study.limit_s: expected a time above 0 s, got {self.limit_s:g}")
 
+    def check(self, lab: Lab) -> None:
+        super().check(lab)
+        if part_name(lab.of("scheduler")) == "optimal":
+            raise InputError(
+                "scheduler: expected one to hold to the optimum, got the optimum itself; leave scheduler out, and set "
+                "study.limit_s=SECONDS for how long the optimum is searched"
+            )
+
     def measure(self, lab: Lab) -> list[SchedulerRow]:
         """Rows of every scheduler for each number of heads, machines and kind of costs; finished cells are not measured again."""
         units, (profile, _) = lab.units("cells"), self.measure_profile(lab)
@@ -99,23 +108,23 @@ class Schedulers(LatencyStudy):
         for costs, heads, machines in bar(cells, "schedule"):
             measured = units.get(
                 f"{costs}-{heads}-{machines}",
-                lambda costs=costs, heads=heads, machines=machines: self._cell(lab.seed, profile, costs, heads, machines),
+                lambda costs=costs, heads=heads, machines=machines: self._cell(lab, profile, costs, heads, machines),
             )
             row = replace(lab.row(SchedulerRow), heads=heads, machines=machines, costs=costs)
             rows += self._rows(row, measured)
         return rows
 
-    def _cell(self, seed: int, profile: LatencyProfile, costs: str, heads: int, machines: int) -> dict:
+    def _cell(self, lab: Lab, profile: LatencyProfile, costs: str, heads: int, machines: int) -> dict:
         """Gap to the bound and planning time, per scheduler and work; and how many optima were proven."""
-        draw = random.Random(f"{seed} {costs} {heads}")
-        figures = {name: {"gap": [], "us": []} for name in schedulers(machines)}
+        draw, candidates = random.Random(f"{lab.seed} {costs} {heads}"), schedulers(lab.of("scheduler"), machines)
+        figures = {name: {"gap": [], "us": []} for name in candidates}
         proven, best = 0, []
         for _ in range(self.works):
             work = random_work(draw, heads, self.random) if costs == "random" else measured_work(draw, profile, heads)
             solution = Optimal(machines, limit_s=self.limit_s).solve(work)
             proven += solution.proven
             best.append(solution.makespan_us / solution.bound_us - 1)
-            for name, scheduler in schedulers(machines).items():
+            for name, scheduler in candidates.items():
                 seconds = []
                 for _ in range(self.repeats_of_plan):
                     start = time.perf_counter()
@@ -157,10 +166,16 @@ class Schedulers(LatencyStudy):
         return table
 
 
-def schedulers(machines: int) -> dict[str, Scheduler]:
-    """All but the optimum, by name."""
-    candidates = (Sequential(), Fifo(), Greedy(), GreedyGuarded(machines), Johnson(), LocalSearch(machines))
-    return {type(scheduler).__module__.rsplit(".", 1)[-1]: scheduler for scheduler in candidates}
+def schedulers(chosen: DictConfig, machines: int) -> dict[str, Scheduler]:
+    """All but the optimum, by name, and the `chosen` one with its settings; for so many machines where one asks for them."""
+    kinds = parts_of("shadowattn.online.schedulers", Scheduler)
+    parts = {name: kind(**_machines(inspect.signature(kind).parameters, machines)) for name, kind in kinds.items()}
+    parts[part_name(chosen)] = build(OmegaConf.merge(chosen, _machines(chosen, machines)))
+    return {name: part for name, part in parts.items() if not isinstance(part, Optimal)}
+
+
+def _machines(settings: Collection[str], machines: int) -> dict[str, int]:
+    return {"machines": machines} if "machines" in settings else {}
 
 
 def random_work(draw: random.Random, heads: int, random_costs: RandomCosts) -> Work:

@@ -80,7 +80,7 @@ class StageRow(PlacedRow):
     """A row about a stage of the pipeline (`estimate`, `select`, `attend`; empty: about all of them).
 
     `heads` lists the places of the heads of a span, `start` is where it begins, in the row's unit; `launch_heads`, `bucket` and
-    `capacity` name a launch of the estimate as in `online.latency.Latency`.
+    `capacity` name a launch of the estimate as in `online.latency.Latency`. `scheduler` is who ordered the heads; empty: nobody.
     """
 
     stage: str = ""
@@ -90,6 +90,7 @@ class StageRow(PlacedRow):
     launch_heads: int = 1
     bucket: int = -1
     capacity: int = 0
+    scheduler: str = ""
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> pd.DataFrame:

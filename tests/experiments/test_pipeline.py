@@ -61,6 +61,8 @@ def test_fig9_leaves_four_panels_and_a_trace(run):
     folder = run("fig9", "+exp=fig9", "study.rounds=3", short, *LITTLE)
     rows = pd.read_parquet(folder / "rows.parquet")
     assert set(rows[rows.metric == "wall_time"].method) == {"batched", "serial", "overlap", "grouped", "planned"}
+    assert set(rows[rows.method == "planned"].scheduler) == {"local_search"}
+    assert set(rows[rows.method != "planned"].scheduler) == {""}
     assert set(rows.measured) == {"measured"}
     trace = json.loads((folder / "trace.json").read_text())
     assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == (rows.metric == "span").sum()

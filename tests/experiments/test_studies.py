@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from experiments.publish import read_reference
 from experiments.studies import graph_banks, query_block, validate_simulator
+from experiments.studies.schedulers import schedulers
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
 from shadowattn import device_check
 from shadowattn.errors import InputError
@@ -266,6 +268,39 @@ def test_schedulers_are_held_to_the_optimum(run):
     assert set(gaps.measured) == {"simulated"}
 
 
+BACKWARDS = """from dataclasses import dataclass
+
+from shadowattn.online.plan import Plan, Work
+
+
+@dataclass(frozen=True)
+class Backwards:
+    machines: int = 3
+
+    def plan(self, work: Work) -> Plan:
+        return Plan(tuple(range(len(work.launches)))[::-1], tuple(range(len(work.select_us)))[::-1])
+"""
+
+
+def test_a_scheduler_of_ones_own_is_held_to_the_optimum(run, tmp_path, monkeypatch):
+    (tmp_path / "backwards.py").write_text(BACKWARDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    few = ["study.works=2", "study.limit_s=0.5", "study.heads=[16]", *LITTLE]
+    folder = run("study_schedulers", "+exp=study_schedulers", "scheduler._target_=backwards.Backwards", *few)
+    rows = rows_of(folder)
+    assert {"backwards", "fifo", "optimal"} < set(rows.method)
+    worst = rows[(rows.metric == "gap_worst") & (rows.costs == "random")].groupby("method").value.max()
+    assert worst["backwards"] > worst["local_search"]
+
+
+def test_the_chosen_scheduler_has_its_settings_and_the_machines_of_the_works():
+    chosen = OmegaConf.create({"_target_": "shadowattn.online.schedulers.local_search.LocalSearch", "machines": 3, "limit_us": 9})
+    candidates = schedulers(chosen, 2)
+    assert list(candidates) == ["fifo", "greedy", "greedy_guarded", "johnson", "local_search", "sequential"]
+    assert (candidates["local_search"].machines, candidates["local_search"].limit_us) == (2, 9)
+    assert candidates["greedy_guarded"].machines == 2
+
+
 def slow_down_later_passes(monkeypatch) -> None:
     """Every pass after the first: the same times as in the first, three times as long, of the profile and of the calls."""
     study, first = validate_simulator.ValidateSimulator, {}
@@ -456,6 +491,8 @@ def test_modes_of_the_pipeline_are_timed_side_by_side(run):
     assert set(times.index) == {f"int8 {mode}" for mode in modes} | {
         f"int8_fused {mode}" for mode in ("batched", "serial", "overlap")
     }
+    assert set(times.scheduler) == {"", "local_search"}
+    assert times.scheduler["int8 planned"] == "local_search"
     assert (times.low <= times.value).all()
     assert (times.value <= times.high).all()
     faster = rows[rows.metric == "times_faster_than_batched"].set_index("method").value

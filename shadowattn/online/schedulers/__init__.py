@@ -3,11 +3,12 @@
 To add one: a frozen dataclass with a `plan` method in a file of its own name, and a YAML of that name in `conf/scheduler/`.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shadowattn.online.plan import Plan, Work
 
 
+@runtime_checkable
 class Scheduler(Protocol):
     def plan(self, work: Work) -> Plan:
         """An order for the launches, and one for the heads in selection and attention.
