@@ -37,13 +37,13 @@ def test_an_estimator_of_somebodys_runs_in_an_experiment(how, tmp_path):
     """As the page says, from the folder that holds it."""
     written("own_estimator.md", tmp_path)
     (tmp_path / "mine" / "estimator").mkdir(parents=True)
-    (tmp_path / "mine" / "estimator" / "float8.yaml").write_text("_target_: float8.Float8\nbits: 3\n")
-    chosen = ["estimator._target_=float8.Float8"] if how == "by its class" else ["estimator=float8", "estimator.bits=2"]
-    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "method=float8", "allocator=uniform"]
+    (tmp_path / "mine" / "estimator" / "own_pages.yaml").write_text("_target_: own_pages.OwnPages\npage: 16\n")
+    chosen = ["estimator._target_=own_pages.OwnPages"] if how == "by its class" else ["estimator=own_pages", "estimator.page=8"]
+    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "method=own_pages", "allocator=uniform"]
     command += ["evaluation.windows=1", "evaluation.context_tokens=64", "graphs.calibration_windows=1", "graphs.chunk_tokens=32"]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "float8" in done.stdout
+    assert "own_pages" in done.stdout
 
 
 def test_a_study_of_somebodys_runs(tmp_path):
