@@ -76,7 +76,8 @@ def _padding(axis, rows: pd.DataFrame) -> None:
     ):
         policy_rows = waste[waste.method == policy].sort_values("shapes")
         axis.plot(policy_rows.shapes, policy_rows.value, marker=marker, markersize=4, label=policy, zorder=5 - line)
-    axis.set(xlabel="shapes that may be built", ylabel="share of scores that is padding", ylim=(0, None))
+    label = f"shapes that may be built (counted, n = {waste.n.max()} chunks)"
+    axis.set(xlabel=label, ylabel="share of scores that is padding", ylim=(0, None))
     axis.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.93))
 
 
@@ -90,4 +91,4 @@ def _forms(axis, rows: pd.DataFrame) -> None:
     axis.barh(forms.method, values, color=colours, xerr=[values - low, high - values], error_kw={"linewidth": 0.8})
     axis.invert_yaxis()
     axis.tick_params(axis="y", labelsize=6)
-    axis.set(xlabel=f"ms a launch: {forms.model.iloc[0]}, {forms.context_tokens.iloc[0]} keys")
+    axis.set(xlabel=f"ms, medians of {forms.n.max()}: {forms.model.iloc[0]}, {forms.context_tokens.iloc[0]} keys")

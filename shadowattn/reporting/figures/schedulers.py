@@ -31,6 +31,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set(yscale="log", xlabel="heads of a layer", ylabel=f"µs to plan, {costs} costs")
     axes[0, 0].legend(fontsize=7)
     drawn.suptitle(
-        f"n = {rows.n.max()} works a point; lengths of orders simulated, planning time measured; dashed: targets", fontsize=9
+        f"measured costs: latencies of {rows.model.iloc[0]} on this machine; n = {rows.n.max()} works a point; lengths of orders "
+        "simulated, planning time measured; dashed: targets",
+        fontsize=9,
     )
     return drawn
