@@ -1,6 +1,7 @@
 """One run: a study measured into a folder of its own, or found there.
 
-A run's folder holds results of one code (`code.json`). A finished run of other code moves aside until today's is done.
+A run's folder holds results of one code (`code.json`), and says what was asked and when (`begun.json`). A finished run of other
+code moves aside until today's is done.
 """
 
 import shutil
@@ -112,13 +113,15 @@ def _set_aside(folder: Path, replaced: Path, others: list[str]) -> None:
 
 
 def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.DataFrame:
-    """Rows and figures; `meta.json` comes last and makes the run count."""
+    """Rows and figures; `begun.json` comes first, `meta.json` last and makes the run count."""
     folder, on = lab.folder, describe_machine(lab.gpu)  # before anything is measured, with the commit that was checked out then
+    asked = {"command": command, "started": started.isoformat(timespec="seconds")}
     write_json(folder / "code.json", asdict(lab.code))
+    write_json(folder / "begun.json", asked | lab.meta())
     try:
         measured = study.measure(lab)
     except (InputError, ShardDoneError):  # nothing half-written is left of what came to nothing
-        if [path.name for path in folder.iterdir()] == ["code.json"]:
+        if {path.name for path in folder.iterdir()} <= {"code.json", "begun.json"}:
             shutil.rmtree(folder)
             _remove_empty(folder.parent, lab.root.parent)
         raise
@@ -127,13 +130,12 @@ def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.Data
         save(figure, folder / f"{name}.png", below=origin_line(rows, on, on["git_commit"], on["git_dirty"]))
     meta = {
         "experiment": folder.parent.name,
-        "command": command,
+        **asked,
         "config_hash": folder.name,
         **lab.meta(),
         "code": asdict(lab.code),
         "machine": on,
         "versions": versions(),
-        "started": started.isoformat(timespec="seconds"),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows_sha256": sha256(folder / "rows.parquet"),
     }

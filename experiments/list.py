@@ -1,6 +1,7 @@
 """What was run: `python -m experiments.list`, each run with what it was asked for, its state and its age.
 
-A run is `done`, `unfinished` (the same command goes on), or done by `other code` (the same command measures again).
+A run is `done`, `unfinished` (the same command goes on), or done by `other code` (the same command measures again). Its age is
+the time since it finished, or since it began where it has not.
 """
 
 import argparse
@@ -18,16 +19,18 @@ from experiments.source import Code, current_code, part_hashes
 from shadowattn.artifacts import read_json
 from shadowattn.errors import InputError
 
+_FINISHED = ("done", "other code")
+
 
 @dataclass(frozen=True)
 class Listed:
-    """One run's folder. `settings`: what its command changed; empty where it is not finished."""
+    """One run's folder. `settings`: what its command changed; `since`: when it finished, or began where it has not."""
 
     folder: Path
     state: str
     model: str
     settings: str
-    finished: datetime | None
+    since: datetime | None
 
     @property
     def experiment(self) -> str:
@@ -40,7 +43,7 @@ def runs(results: Path, experiment: str | None = None) -> list[Listed]:
     code = current_code({})
     listed = [_listed(folder, code) for folder in sorted(folders)]
     never = datetime.min.replace(tzinfo=UTC)
-    return sorted(listed, key=lambda run: run.finished or never, reverse=True)
+    return sorted(listed, key=lambda run: (run.state in _FINISHED, run.since or never), reverse=True)
 
 
 def table(listed: list[Listed], now: datetime) -> Table:
@@ -48,19 +51,22 @@ def table(listed: list[Listed], now: datetime) -> Table:
     listing = Table("run", "model", "settings", "state", "age")
     for run in listed:
         name = f"{run.experiment}/{run.folder.name}"
-        listing.add_row(name, run.model, run.settings, run.state, "" if run.finished is None else _age(now - run.finished))
+        listing.add_row(name, run.model, run.settings, run.state, "" if run.since is None else _age(now - run.since))
     return listing
 
 
 def _listed(folder: Path, code: Code) -> Listed:
     """`code`: today's, but for the parts that the run names."""
-    if not (folder / "meta.json").is_file():
+    finished = (folder / "meta.json").is_file()
+    record = folder / ("meta.json" if finished else "begun.json")
+    if not record.is_file():
         return Listed(folder, "unfinished", "", "", None)
     try:
-        meta = read_json(folder / "meta.json", f"measure again with: rm -r {folder}, then the same command")
-        state = "other code" if _differs(code, meta) else "done"
+        meta = read_json(record, f"measure again with: rm -r {folder}, then the same command")
+        state = "unfinished" if not finished else "other code" if _differs(code, meta) else "done"
         model = meta["model"]["name"] if "model" in meta else ""  # a study may need none
-        return Listed(folder, state, model, _settings(meta), datetime.fromisoformat(meta["finished"]))
+        since = datetime.fromisoformat(meta["finished" if finished else "started"])
+        return Listed(folder, state, model, _settings(meta), since)
     except (InputError, KeyError, TypeError, ValueError):
         return Listed(folder, "damaged", "", "", None)
 

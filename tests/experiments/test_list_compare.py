@@ -1,6 +1,7 @@
 """What was run, and several runs side by side."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -17,6 +18,21 @@ from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.runs import load_run
 
+KILLED = """
+import os
+from dataclasses import dataclass
+from experiments.studies.base import Study
+
+@dataclass(frozen=True)
+class Odd(Study):
+    count: int = 1
+
+    def measure(self, lab):
+        os._exit(9)
+
+    def table(self, rows, title):
+        return title
+"""
 ROOT = Path(__file__).parents[2]
 NOW = datetime.now(UTC)
 
@@ -59,6 +75,20 @@ def test_runs_are_listed_with_settings_state_and_age(tmp_path):
     shown = listing.table(found, NOW)
     assert list(shown.columns[4].cells)[:3] == ["5 min", "3 h", "2 d"]
     assert [run.folder.name for run in listing.runs(tmp_path, "quickstart")] == ["0001", "0002"]
+
+
+def test_an_unfinished_run_is_listed_with_what_it_was_asked_for(tmp_path):
+    """Killed while it measured: by `os._exit`, after which nothing more is written."""
+    (tmp_path / "odd.py").write_text(KILLED)
+    command = [sys.executable, "-m", "experiments.run", "study._target_=odd.Odd", "study.count=2", f"paths.results={tmp_path}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300, check=False)
+    assert killed.returncode == 9
+    (unfinished,) = listing.runs(tmp_path)
+    assert (unfinished.state, unfinished.settings) == ("unfinished", "study._target_=odd.Odd study.count=2")
+    assert timedelta() < datetime.now(UTC) - unfinished.since < timedelta(minutes=5)
+    finished(tmp_path, "quickstart/0001", age=timedelta(days=9))
+    assert [run.state for run in listing.runs(tmp_path)] == ["done", "unfinished"]
 
 
 def test_a_run_without_a_model_is_done(tmp_path):
