@@ -6,6 +6,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from experiments.targets import PACKAGES
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 
@@ -36,8 +37,9 @@ def _built(value: Any) -> Any:
 
 
 def part_name(part: Any) -> str:
-    """What a swappable part is called in rows: the file that it is in."""
-    return part._target_.rsplit(".", 2)[-2]
+    """What a swappable part is called in rows: ours by its file, anyone else's as MODULE.CLASS, which is nobody else's name."""
+    target = part._target_
+    return target.rsplit(".", 2)[-2] if target.split(".")[0] in PACKAGES else target
 
 
 def by_content(settings: Any) -> Any:

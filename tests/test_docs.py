@@ -38,12 +38,14 @@ def test_an_estimator_of_somebodys_runs_in_an_experiment(how, tmp_path):
     written("own_estimator.md", tmp_path)
     (tmp_path / "mine" / "estimator").mkdir(parents=True)
     (tmp_path / "mine" / "estimator" / "float8.yaml").write_text("_target_: float8.Float8\nbits: 3\n")
-    chosen = ["estimator._target_=float8.Float8"] if how == "by its class" else ["estimator=float8", "estimator.bits=2"]
-    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "method=float8", "allocator=uniform"]
+    chosen = (
+        ["estimator._target_=float8.Float8"] if how == "by its class" else ["estimator=float8", "estimator.bits=2", "method=mine"]
+    )
+    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "allocator=uniform"]
     command += ["evaluation.windows=1", "evaluation.context_tokens=64", "graphs.calibration_windows=1", "graphs.chunk_tokens=32"]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "float8" in done.stdout
+    assert ("float8.Float8" if how == "by its class" else "mine") in done.stdout
 
 
 def test_a_study_of_somebodys_runs(tmp_path):
