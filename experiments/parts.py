@@ -6,12 +6,12 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from experiments.targets import PACKAGES
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
-_OURS = ("shadowattn", "experiments")
 # Settings that may name a file: its content is hashed then, not where it lies.
 _FILES = ("path", "activation_scales", "profile")
 
@@ -37,9 +37,9 @@ def _built(value: Any) -> Any:
 
 
 def part_name(part: Any) -> str:
-    """What a swappable part is called in rows: ours as its file, a user's as its class, so that none is called like ours."""
-    module, _, name = part._target_.rpartition(".")
-    return module.rsplit(".", 1)[-1] if module.split(".")[0] in _OURS else name
+    """What a swappable part is called in rows: ours by its file, anyone else's as MODULE.CLASS, which is nobody else's name."""
+    target = part._target_
+    return target.rsplit(".", 2)[-2] if target.split(".")[0] in PACKAGES else target
 
 
 def by_content(settings: Any) -> Any:

@@ -38,12 +38,16 @@ def test_an_estimator_of_somebodys_runs_in_an_experiment(how, tmp_path):
     written("own_estimator.md", tmp_path)
     (tmp_path / "mine" / "estimator").mkdir(parents=True)
     (tmp_path / "mine" / "estimator" / "own_pages.yaml").write_text("_target_: own_pages.OwnPages\npage: 16\n")
-    chosen = ["estimator._target_=own_pages.OwnPages"] if how == "by its class" else ["estimator=own_pages", "estimator.page=8"]
-    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "method=own_pages", "allocator=uniform"]
+    chosen = (
+        ["estimator._target_=own_pages.OwnPages"]
+        if how == "by its class"
+        else ["estimator=own_pages", "estimator.page=8", "method=mine"]
+    )
+    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "allocator=uniform"]
     command += ["evaluation.windows=1", "evaluation.context_tokens=64", "graphs.calibration_windows=1", "graphs.chunk_tokens=32"]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "own_pages" in done.stdout
+    assert ("own_pages.OwnPages" if how == "by its class" else "mine") in done.stdout
 
 
 def test_a_study_of_somebodys_runs(tmp_path):

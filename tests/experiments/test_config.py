@@ -15,7 +15,7 @@ from experiments.config import Config
 from experiments.lab import Lab
 from experiments.overrides import answer, check_known, check_used
 from experiments.part_settings import complete, declared, settings_of
-from experiments.parts import build
+from experiments.parts import build, part_name
 from experiments.studies.base import Study
 from experiments.targets import definition
 from shadowattn.errors import InputError
@@ -284,6 +284,13 @@ def test_further_configuration_is_printed_too(tmp_path, monkeypatch, capsys):
 def test_a_method_without_a_name_is_called_by_its_estimator(overrides, name):
     config = compose(overrides)
     assert Lab(config, ("method", "estimator", "selection", "allocator")).main.name == name
+
+
+def test_parts_of_others_share_no_name_with_ours_or_each_other():
+    ours = ["shadowattn.online.estimators.oracle.Oracle", "shadowattn.offline.allocators.uniform.Uniform"]
+    others = ["oracle.A", "oracle.B", "mine.oracle.A", "shadowattn_mine.oracle.A"]
+    names = [part_name(OmegaConf.create({"_target_": target})) for target in (*ours, *others)]
+    assert names == ["oracle", "uniform", *others]
 
 
 def test_a_setting_below_a_single_value_is_refused_in_our_words():

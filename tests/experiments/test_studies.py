@@ -288,9 +288,9 @@ def test_a_scheduler_of_ones_own_is_held_to_the_optimum(run, tmp_path, monkeypat
     few = ["study.works=2", "study.limit_s=0.5", "study.heads=[16]", *LITTLE]
     folder = run("study_schedulers", "+exp=study_schedulers", "scheduler._target_=backwards.Backwards", *few)
     rows = rows_of(folder)
-    assert {"backwards", "fifo", "optimal"} < set(rows.method)
+    assert {"backwards.Backwards", "fifo", "optimal"} < set(rows.method)
     worst = rows[(rows.metric == "gap_worst") & (rows.costs == "random")].groupby("method").value.max()
-    assert worst["backwards"] > worst["local_search"]
+    assert worst["backwards.Backwards"] > worst["local_search"]
 
 
 def test_the_chosen_scheduler_has_its_settings_and_the_machines_of_the_works():
