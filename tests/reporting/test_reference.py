@@ -48,7 +48,7 @@ def test_rows_have_the_columns_of_every_row(path):
         "measured",
     ]
     assert set(columns) <= set(rows.columns)
-    assert set(rows.measured) <= {"measured", "simulated"}
+    assert set(rows.measured) <= {"measured", "simulated", "counted"}
     if path.stem in SIMULATED:
         assert set(rows.measured) == {"simulated"}
 
