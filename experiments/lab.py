@@ -43,8 +43,6 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 _DEFAULT_CONTEXT = 1024
 # What stands in the hash by its content: the weights, both texts, and what was found for `auto`.
 _BY_CONTENT = ("model", "data")
-# Estimators whose method is called `shadowattn` where the configuration gives no name.
-_INT8 = "shadowattn.online.estimators.int8"
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ class Lab:
         """The method put together from the groups."""
         allocator = self.of("allocator") if "allocator" in self.needs else None
         estimator = self.of("estimator")
-        ours = estimator._target_.startswith(_INT8)
+        ours = get_class(estimator._target_).is_papers
         name = (self.of("method") if "method" in self.needs else None) or ("shadowattn" if ours else part_name(estimator))
         return MethodSettings(name, estimator, allocator, self.of("selection"))
 

@@ -100,23 +100,37 @@ _FUNCTIONS = {
 }
 
 
+_REMEDY = "set it to such a file (`make sanitize` makes one), or unset SHADOWATTN_NATIVE for the installed kernels"
+
+
 def path() -> Path | None:
     """The file of the compiled kernels, or None where the installation found no compiler.
 
-    The environment variable SHADOWATTN_NATIVE names another build of them, such as one with sanitizers (`make sanitize`).
+    The environment variable SHADOWATTN_NATIVE names another build of them, such as one with sanitizers (`make sanitize`); raises
+    `InputError` where that is no file.
     """
+    if named := os.environ.get("SHADOWATTN_NATIVE"):
+        if not Path(named).is_file():
+            raise InputError(f"SHADOWATTN_NATIVE: expected a file of compiled kernels, got {named!r}; {_REMEDY}")
+        return Path(named)
     spec = importlib.util.find_spec("shadowattn.kernels._native")
-    file = os.environ.get("SHADOWATTN_NATIVE") or (spec and spec.origin)
-    return Path(file) if file else None
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there are none. Raises `InputError` where they are of another interface than this."""
+    """The compiled kernels, or None where there are none. Raises `InputError` where they cannot be loaded, or are of another
+    interface than this.
+    """
     file = path()
     if file is None:
         return None
-    loaded = ctypes.CDLL(str(file))
+    try:
+        loaded = ctypes.CDLL(str(file.absolute()))
+    except OSError as error:
+        named = os.environ.get("SHADOWATTN_NATIVE")
+        remedy = f"SHADOWATTN_NATIVE names them; {_REMEDY}" if named else "compile them again: install shadowattn again"
+        raise InputError(f"{file}: expected compiled kernels for this machine, got {error}; {remedy}") from error
     _check_interface(loaded, file)
     for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))

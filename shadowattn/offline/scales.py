@@ -116,7 +116,7 @@ def scale_grid(observations: ScaleObservations, grid: Grid | None = None) -> Sca
     """Static scales for Q and for K: 3 × 3 buckets by default, mean × 0.5, 1 and 2; with the key offset that K was less of."""
     grid = grid or Mean()
     q, k = ([pair[axis] for pair in observations.pairs] for axis in (2, 3))
-    return ScaleGrid(grid.scales(q), grid.scales(k), getattr(grid, "pattern", "product"), observations.key_offset)
+    return ScaleGrid(grid.scales(q), grid.scales(k), grid.pattern, observations.key_offset)
 
 
 def layer_grids(observations: ScaleObservations, grid: Grid | None = None) -> tuple[ScaleGrid, ...]:

@@ -18,7 +18,7 @@ from shadowattn.plugins import needs_nothing, parts_of
 
 # Those that can be made without a bank or anything else; INT8 without a bank measures its scales on the tensors.
 _NAMED = {
-    name.removesuffix("_tensor"): kind
+    kind.short_name or name: kind
     for name, kind in parts_of("shadowattn.online.estimators", Estimator).items()
     if needs_nothing(kind)
 }

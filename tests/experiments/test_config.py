@@ -286,6 +286,17 @@ def test_a_method_without_a_name_is_called_by_its_estimator(overrides, name):
     assert Lab(config, ("method", "estimator", "selection", "allocator")).main.name == name
 
 
+def test_a_method_is_called_by_the_class_of_its_estimator_wherever_that_is_imported_from(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from shadowattn.online.estimators.int8_fused import Int8Fused\n\nclass Coarse(Int8Fused):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    for target, name in (("mine.Int8Fused", "shadowattn"), ("mine.Coarse", "mine.Coarse")):
+        config = compose([f"estimator._target_={target}"])
+        assert Lab(config, ("method", "estimator", "selection", "allocator")).main.name == name
+
+
 def test_parts_of_others_share_no_name_with_ours_or_each_other():
     ours = ["shadowattn.online.estimators.oracle.Oracle", "shadowattn.offline.allocators.uniform.Uniform"]
     others = ["oracle.A", "oracle.B", "mine.oracle.A", "shadowattn_mine.oracle.A"]

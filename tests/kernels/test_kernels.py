@@ -391,6 +391,21 @@ def test_one_copy_of_openmp_is_loaded():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_kernels_that_cannot_be_loaded_are_refused(tmp_path, monkeypatch):
+    load = native.library.__wrapped__
+    monkeypatch.setenv("SHADOWATTN_NATIVE", "/nope.so")
+    with pytest.raises(InputError, match=r"SHADOWATTN_NATIVE: expected a file .* got '/nope.so'.* unset SHADOWATTN_NATIVE"):
+        load()
+    (tmp_path / "text.so").write_text("no library")
+    monkeypatch.setenv("SHADOWATTN_NATIVE", str(tmp_path / "text.so"))
+    with pytest.raises(InputError, match=r"text.so: expected compiled kernels .* unset SHADOWATTN_NATIVE"):
+        load()
+    monkeypatch.delenv("SHADOWATTN_NATIVE")
+    monkeypatch.setattr(native, "path", lambda: tmp_path / "text.so")
+    with pytest.raises(InputError, match=r"text.so: expected compiled kernels .* install shadowattn again"):
+        load()
+
+
 def test_a_library_of_another_interface_is_refused(monkeypatch):
     """Its structs would be read at wrong places; so would an older one be, which cannot say how large they are."""
     if native.path() is None:

@@ -16,6 +16,7 @@ from shadowattn.offline.calibrations.percentile import Percentile
 from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.grids.quantile import Quantile
+from shadowattn.offline.scales import ScaleObservations
 from shadowattn.types import ScaleGrid
 from tests.tiny import tiny_model
 
@@ -140,3 +141,7 @@ def test_concentration_is_that_of_dense_attention_and_chunks_do_not_matter():
     assert np.array(found.top_weight) == pytest.approx(weights.amax(-1).mean((1, 3)).numpy(), rel=1e-4)
     entropy = torch.special.entr(weights).sum(-1)
     assert np.array(found.effective_keys) == pytest.approx(entropy.exp().mean((1, 3)).numpy(), rel=1e-3)
+
+
+def test_a_grid_that_says_nothing_of_its_pattern_pairs_every_scale_with_every_other():
+    assert scale_grid(ScaleObservations(((0, 0, 1.0, 2.0),)), Quantile((0.5, 1.0))).pattern == Quantile.pattern == "product"

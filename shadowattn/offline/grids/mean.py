@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shadowattn.errors import InputError
+from shadowattn.offline.grids import Grid
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Grid):
     """`sigma` is the paper's step σ; `steps` how many of them on either side: 1 makes 3 × 3 buckets, 0 a single one.
 
     σ and 1/σ make the same grid. `pattern` as in `types.ScaleGrid`.

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shadowattn.errors import InputError
+from shadowattn.offline.grids import Grid
 
 
 @dataclass(frozen=True)
-class Quantile:
+class Quantile(Grid):
     quantiles: Sequence[float] = field(default=(0.25, 0.75, 1.0))
 
     def __post_init__(self):

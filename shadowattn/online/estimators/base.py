@@ -38,6 +38,8 @@ class Estimator(ABC):
       does.
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
+    - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
+    - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
       make their tensors where q is.
 
@@ -51,6 +53,8 @@ class Estimator(ABC):
     selects: ClassVar[bool] = False
     scores_are_finite: ClassVar[bool] = False
     lists_are_sound: ClassVar[bool] = False
+    is_papers: ClassVar[bool] = False
+    short_name: ClassVar[str] = ""
     reads_cpu_memory: ClassVar[bool] = False
     # What it did so far: launches of graphs, and heads whose measured scale exceeded the static one that served them.
     launched = 0
@@ -60,6 +64,7 @@ class Estimator(ABC):
         super().__init_subclass__(**options)
         if "select" in vars(cls) and "selects" not in vars(cls):
             cls.selects = True
+        cls.is_papers = vars(cls).get("is_papers", False)
         if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
             cls.lists_are_sound = False
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked

@@ -69,6 +69,7 @@ class Int8(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"bank"})
     reads_cpu_memory: ClassVar[bool] = True
     scores_are_finite: ClassVar[bool] = True  # products of integers
+    is_papers: ClassVar[bool] = True
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)

@@ -34,6 +34,8 @@ class Int8Tensor(Estimator):
     key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
+    is_papers: ClassVar[bool] = True
+    short_name: ClassVar[str] = "int8"
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Tensor":
