@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 
 from experiments.part_settings import declared
+from experiments.progress import show
 from shadowattn.errors import InputError
 from shadowattn.runs import Run, load_run
 
@@ -109,10 +109,9 @@ def main() -> int:
         joined = join(loaded, metric)
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
-    console = Console(width=None if sys.stdout.isatty() else 160)
     if subjects := differences(loaded, metric):
-        console.print(f"these runs differ in {', '.join(subjects)}: their numbers are not about the same thing")
-    console.print(table(joined, metric))
+        show(f"these runs differ in {', '.join(subjects)}: their numbers are not about the same thing")
+    show(table(joined, metric))
     if options.csv:
         options.csv.parent.mkdir(parents=True, exist_ok=True)
         joined.to_csv(options.csv)

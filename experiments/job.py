@@ -5,7 +5,6 @@ code moves aside until today's is done.
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ import pandas as pd
 import transformers
 from hydra.utils import get_object
 from omegaconf import DictConfig
-from rich.console import Console
 
 from experiments.checks import check, check_place
 from experiments.config import Config
@@ -24,7 +22,7 @@ from experiments.errors import ShardDoneError
 from experiments.lab import Lab
 from experiments.overrides import check_used
 from experiments.parts import build
-from experiments.progress import say
+from experiments.progress import say, show
 from experiments.provenance import origin_line
 from experiments.source import Code
 from experiments.studies.base import Study
@@ -76,8 +74,7 @@ def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> 
             _set_aside(lab.folder, replaced, others)
         rows = _measure(study, lab, started, command)
         shutil.rmtree(replaced, ignore_errors=True)
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(study.table(rows, title))
+    show(study.table(rows, title))
     for path in sorted(lab.folder.glob("*.png")):
         print(path)
     return lab.folder

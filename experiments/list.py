@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from experiments.progress import show
 from experiments.source import Code, current_code, part_hashes
 from shadowattn.artifacts import read_json
 from shadowattn.errors import InputError
@@ -106,7 +106,7 @@ def main() -> int:
     if not listed:
         scope = f" of {options.experiment}" if options.experiment else ""
         parser.exit(2, f"error: {options.results}: found no runs{scope}; begin with: python -m experiments.run +exp=quickstart\n")
-    Console(width=None if sys.stdout.isatty() else 160).print(table(listed, datetime.now(UTC)))
+    show(table(listed, datetime.now(UTC)))
     return 0
 
 

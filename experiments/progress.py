@@ -1,8 +1,10 @@
 """What a waiting person sees."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from tqdm import tqdm
 
 from shadowattn.offline.work import AblationWork
@@ -16,6 +18,15 @@ def bar(items: Iterable, title: str, *, total: int | None = None) -> tqdm:
 def say(text: str) -> None:
     """One line on what is going on, to standard error: standard output is for results."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def show(result: RenderableType) -> None:
+    """A result on standard output, as wide as the terminal, or 160 columns in a file. Nothing in a table is cut short."""
+    for part in result.renderables if isinstance(result, Group) else (result,):
+        for column in part.columns if isinstance(part, Table) else ():
+            column.overflow = "fold"
+            column.no_wrap = column.header == "method"  # of a name in two lines, neither is found again
+    Console(width=None if sys.stdout.isatty() else 160).print(result)
 
 
 def work_bar(work: Sequence[AblationWork], title: str) -> Iterator[AblationWork]:

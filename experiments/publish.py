@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 
 from experiments.compose import composed
 from experiments.part_settings import complete
 from experiments.parts import build
-from experiments.progress import bar
+from experiments.progress import bar, show
 from experiments.provenance import objections, origin_line, origin_of_run, sidecar, state, write_csv
 from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256
@@ -119,7 +118,7 @@ def main() -> int:
     if options.check + options.redraw + (options.run is not None) != 1:
         parser.error("expected one run to publish, --redraw or --check")
     if options.check:
-        Console(width=None if sys.stdout.isatty() else 140).print(check())
+        show(check())
         return int(any(state(path) != "ok" for path in (ROOT / "results" / "reference").glob("*.csv")))
     try:
         if options.redraw:

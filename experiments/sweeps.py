@@ -74,8 +74,8 @@ def finish(folder: Path, plan: list[list[str]]) -> dict[str, str]:
 
 def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
     import pandas as pd  # a second to import, and only a finished sweep needs it
-    from rich.console import Console
 
+    from experiments.progress import say, show
     from experiments.provenance import origin_line
     from shadowattn.reporting.figures.sweep import draw
     from shadowattn.reporting.style import save
@@ -86,7 +86,7 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
         try:
             run = load_run(one["folder"])
         except InputError as error:
-            Console(stderr=True).print(f"{name}: {error}", markup=False)
+            say(f"{name}: {error}")
             continue
         on = run.meta["machine"]
         parts.append(run.rows.assign(job=name))
@@ -97,7 +97,7 @@ def _show(folder: Path, jobs: dict[str, dict[str, Any]]) -> None:
     rows = pd.concat(parts, ignore_index=True)
     rows.to_csv(folder / "rows.csv", index=False)
     shown = metrics(rows, headline)
-    Console(width=160, soft_wrap=True).print(table(rows, shown))
+    show(table(rows, shown))
     print(save(draw(rows, shown[0]), folder / "sweep.png", below="; ".join(places)))
     print(folder / "rows.csv")
 

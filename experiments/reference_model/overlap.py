@@ -3,9 +3,9 @@
 python -m experiments.reference_model.overlap          seconds
 """
 
-from rich.console import Console
 from rich.table import Table
 
+from experiments.progress import show
 from shadowattn.data.overlap import line_runs, load_runs, shared_fraction
 from shadowattn.data.stdlib import stdlib_text
 from shadowattn.data.text import TRAINING_RUNS, stdlib_corpus
@@ -24,7 +24,7 @@ def main() -> None:
         table.add_column(heading, justify="right")
     for name, text in texts.items():
         table.add_row(name, f"{len(line_runs(text))}", f"{shared_fraction(text, seen):.2%}")
-    Console(width=100).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """lm-evaluation-harness with a method: its model for transformers, whose prompts go through `attach` (`shadowattn[lm-eval]`)."""
 
 import inspect
-import logging
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
@@ -21,7 +21,6 @@ from shadowattn.online.attention import Counters
 Attach = Callable[[PreTrainedModel], AbstractContextManager]
 
 _METHOD_OPTIONS = {option.name for option in fields(Method)} - {"observers", "pipeline"}
-_log = logging.getLogger(__name__)
 
 
 @register_model("shadowattn")
@@ -48,7 +47,7 @@ class ShadowAttnLM(HFLM):
             )
         self.attach = _method(method_options) if method_options else method
         if str(batch_size) != "1":
-            _log.warning("batch_size=%s: prompts go one at a time, so that none is padded", batch_size)
+            warnings.warn(f"batch_size={batch_size}: prompts go one at a time, so that none is padded", stacklevel=2)
         super().__init__(pretrained, batch_size=1, **options)
         if self.backend != "causal":
             raise InputError(f"pretrained: expected a causal language model, got one of backend {self.backend}")

@@ -11,6 +11,7 @@ from experiments.part_settings import complete, declared
 from experiments.parts import build, by_content
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device, save_device
+from tests.evaluation.test_harness import write_tasks
 
 
 @dataclass
@@ -90,14 +91,17 @@ def test_times_depend_on_the_number_of_threads():
 
 
 @pytest.mark.parametrize("name", choices()["exp"])
-def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name):
-    """With the settings of importance that ask for most; where the experiment's model has to be fetched, with the bundled one and
-    windows that fit it.
+def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tmp_path, monkeypatch):
+    """With the settings of importance that ask for most; where the experiment's model or tasks have to be fetched, with
+    the bundled one and windows that fit it, and with tasks of local files.
     """
     chosen = composed([f"+exp={name}"])
     needs = declared(chosen.study._target_, "needs")
     most = [one for one in ("importance=racing", "allocator=waterfill") if one.partition("=")[0] in needs]
     most += ["model=bundled", "evaluation.context_tokens=1024"] if chosen.model.get("source") == "fetched" else []
+    if chosen.study._target_.endswith("LmEval"):
+        monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+        most += [f"study.include_path={write_tasks(tmp_path)}", "study.tasks=[choice]"]
     config = composed([f"+exp={name}", *most])
     complete(config)
     study = build(config.study)
