@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from tqdm import tqdm
 
-from shadowattn.offline.work import AblationWork
+if TYPE_CHECKING:  # with torch, which a list of runs does without
+    from shadowattn.offline.work import AblationWork
 
 
 def bar(items: Iterable, title: str, *, total: int | None = None) -> tqdm:
@@ -29,7 +31,7 @@ def show(result: RenderableType) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(result)
 
 
-def work_bar(work: Sequence[AblationWork], title: str) -> Iterator[AblationWork]:
+def work_bar(work: Sequence["AblationWork"], title: str) -> Iterator["AblationWork"]:
     """A progress bar over pieces of work of different cost, so that the time left is right; silent where there is no terminal."""
     form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
     with tqdm(total=sum(piece.cost for piece in work), desc=title, bar_format=form, disable=None, leave=False) as shown:

@@ -126,11 +126,12 @@ def test_parts_of_this_project_are_its_source_and_others_their_files(tmp_path, m
     assert stage_code() == stage_code({"b": settings["b"]})
 
 
-@pytest.mark.parametrize("build", ["", "another/_native.so"])
-def test_the_kernels_are_found_without_their_package(build, monkeypatch):
+@pytest.mark.parametrize("build", ["", "_native.so"])
+def test_the_kernels_are_found_without_their_package(build, tmp_path, monkeypatch):
     from shadowattn.kernels import native
 
-    monkeypatch.setenv("SHADOWATTN_NATIVE", build)
+    (tmp_path / "_native.so").touch()
+    monkeypatch.setenv("SHADOWATTN_NATIVE", build and str(tmp_path / build))
     assert source.kernels_path() == native.path()
 
 
