@@ -99,13 +99,13 @@ def test_a_run_without_a_model_is_done(tmp_path):
 
 def test_runs_of_other_kernels_versions_and_parts_are_of_other_code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    for part in ("kept", "edited", "broken"):
+    for part in ("kept", "edited", "unreadable"):
         (tmp_path / f"{part}.py").write_text("class Mine: ...\n")
         finished(tmp_path, f"quickstart/{part}", target=f"{part}.Mine")
     finished(tmp_path, "quickstart/kernels", code={"kernels": "older"})
     finished(tmp_path, "quickstart/versions", code={"versions": {"torch": "0.1"}})
     (tmp_path / "edited.py").write_text("class Mine:\n    bits = 2\n")
-    (tmp_path / "broken.py").write_text("class (\n")
+    (tmp_path / "unreadable.py").write_text("class (\n")
     done = [run.folder.name for run in listing.runs(tmp_path) if run.state == "done"]
     assert done == ["kept"]
     assert {run.state for run in listing.runs(tmp_path)} == {"done", "other code"}
