@@ -27,7 +27,7 @@ def show(result: RenderableType) -> None:
     for part in result.renderables if isinstance(result, Group) else (result,):
         for column in part.columns if isinstance(part, Table) else ():
             column.overflow = "fold"
-            column.no_wrap = column.header == "method"  # of a name in two lines, neither is found again
+            column.no_wrap |= column.header == "method"  # of a name in two lines, neither is found again
     Console(width=None if sys.stdout.isatty() else 160).print(result)
 
 

@@ -3,9 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.style import (
-    new_figure,
-)
+from shadowattn.reporting.style import new_figure
 
 OWN_BANK = "this run"  # in the column `method`: the bank of the run's own model
 _STEPS = {"build_s": "build", "save_s": "save", "compile_s": "compile, all cores", "load_s": "load from blobs"}
@@ -52,7 +50,7 @@ def _memory(axis, rows: pd.DataFrame) -> None:
         axis.barh([_named(rows, name) for name in names], values, 0.6, label=label)
     axis.tick_params(axis="y", labelsize=7)
     axis.axvline(_TARGETS["resident_bytes"] / 1e6, color="0.4", linestyle="--", linewidth=1)
-    axis.set_xlabel(f"MB; banks of 54 graphs: at most 300 (dashed) {_met(rows, 'resident_bytes')}", fontsize=7)
+    axis.set_xlabel(f"MB; banks of 54 graphs:\nat most 300 (dashed) {_met(rows, 'resident_bytes')}", fontsize=7)
     axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
 
 
@@ -76,7 +74,7 @@ def _padding(axis, rows: pd.DataFrame) -> None:
     ):
         policy_rows = waste[waste.method == policy].sort_values("shapes")
         axis.plot(policy_rows.shapes, policy_rows.value, marker=marker, markersize=4, label=policy, zorder=5 - line)
-    label = f"shapes that may be built (counted, n = {waste.n.max()} chunks)"
+    label = f"shapes that may be built\n(counted, n = {waste.n.max()} chunks)"
     axis.set(xlabel=label, ylabel="share of scores that is padding", ylim=(0, None))
     axis.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.93))
 
@@ -91,4 +89,4 @@ def _forms(axis, rows: pd.DataFrame) -> None:
     axis.barh(forms.method, values, color=colours, xerr=[values - low, high - values], error_kw={"linewidth": 0.8})
     axis.invert_yaxis()
     axis.tick_params(axis="y", labelsize=6)
-    axis.set(xlabel=f"ms, medians of {forms.n.max()}: {forms.model.iloc[0]}, {forms.context_tokens.iloc[0]} keys")
+    axis.set(xlabel=f"ms, medians of {forms.n.max()}:\n{forms.model.iloc[0]}, {forms.context_tokens.iloc[0]} keys")

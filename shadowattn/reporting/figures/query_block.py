@@ -19,7 +19,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         "loss_increase": "loss increase over dense, nat",
         "accuracy": "retrieval accuracy",
         "mass_recall": "recall of attention mass",
-        "density": "density: share of visible keys attended to",
+        "density": "density: share of\nvisible keys attended to",
         "times_faster_than_dense": "times faster than our own dense",
     }
     panels = {metric: label for metric, label in panels.items() if (rows.metric == metric).any()}
