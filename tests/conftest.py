@@ -31,6 +31,15 @@ def hub_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path):
+    """What a test imports from its folder goes with the test: a module of that name is another one in the next."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """What is measured of this machine, once for all tests of a process, and nothing of the user's."""

@@ -74,8 +74,8 @@ def sign_flip_p(differences: Sequence[float]) -> float:
         flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
     else:
         flipped = np.random.default_rng(0).integers(0, 2, (_DRAWS, len(values)), dtype=np.int8)
-    # Sums that are equal but for their order of summation are equal.
-    reached = abs(float(np.sum(differences))) * (1 - 1e-9)
+    # Sums that are equal but for their order of summation are equal: rounding grows with the terms, which may cancel out.
+    reached = abs(float(np.sum(differences))) - 1e-12 * float(values.sum())
     extreme = int((np.abs((1 - 2 * flipped) @ values) >= reached).sum())
     return extreme / len(flipped) if exact else (1 + extreme) / (1 + _DRAWS)
 

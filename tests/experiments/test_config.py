@@ -246,8 +246,6 @@ def test_awkward_parts_are_read_as_python_reads_them(name, settings, others, tmp
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "streams.py").write_text("from dataclasses import dataclass\n\n@dataclass\nclass Base:\n    sinks: int = 5\n")
     (tmp_path / "awkward.py").write_text(AWKWARD)
-    for module in ("awkward", "streams"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
     for cached in (settings_of, definition):
         cached.cache_clear()
     found = settings_of(f"awkward.{name}")
@@ -291,7 +289,6 @@ def test_a_method_is_called_by_the_class_of_its_estimator_wherever_that_is_impor
         "from shadowattn.online.estimators.int8_fused import Int8Fused\n\nclass Coarse(Int8Fused):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     for target, name in (("mine.Int8Fused", "shadowattn"), ("mine.Coarse", "mine.Coarse")):
         config = compose([f"estimator._target_={target}"])
         assert Lab(config, ("method", "estimator", "selection", "allocator")).main.name == name

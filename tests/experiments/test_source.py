@@ -152,9 +152,8 @@ def test_what_differs_is_named():
         ("\n1 / 0", "ZeroDivisionError: division by zero (broken.py:2)"),
     ],
 )
-def test_a_part_that_cannot_be_imported_is_one_line(content, message, tmp_path, monkeypatch, request):
+def test_a_part_that_cannot_be_imported_is_one_line(content, message, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    request.addfinalizer(lambda: sys.modules.pop("broken", None))
     if content is not None:
         (tmp_path / "broken.py").write_text(content)
     with pytest.raises(InputError) as refused:
