@@ -15,6 +15,7 @@ from experiments.source import stage_code
 from shadowattn.artifacts import content_hash, write_text
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.nncf_graph import NNCFGraph, compiled_nncf_graph
 from shadowattn.graphs.planner import (
     ShapePlan,
     best_capacities,
@@ -25,6 +26,7 @@ from shadowattn.graphs.planner import (
     with_top_k,
 )
 from shadowattn.graphs.storage import MANIFEST
+from shadowattn.offline.nncf_samples import nncf_samples
 from shadowattn.offline.requantisation import OutputObservations, observe_outputs
 from shadowattn.threads import thread_budget
 from shadowattn.types import Requant, RetentionProfile, ScaleGrid
@@ -94,6 +96,16 @@ class Banks:
             )
             stage.finish(asdict(observations))
         return OutputObservations(tuple(tuple(pair) for pair in stage.read()["observed"])).requant(mode)
+
+    def nncf_graph(self, keys: int, *, samples: int) -> NNCFGraph:
+        """The graph that NNCF quantises from calibration text, for chunks of the run's rows and up to so many keys."""
+        lab, graphs, model = self._lab, self._lab.of("graphs"), self._lab.shape
+        group = model.heads // model.kv_heads
+        shape = GraphShape(group, graphs.chunk_tokens, model.head_dim, keys, group)
+        say(f"nncf: one graph of {group} query heads, {shape.rows} rows and {keys} keys, calibrated on {samples} samples")
+        windows = lab.calibration(tokens=keys, windows=graphs.calibration_windows)
+        pairs = nncf_samples(lab.loaded.model, windows, shape, count=samples)
+        return compiled_nncf_graph(shape, pairs, fingerprint=lab.loaded.fingerprint)
 
     def shapes(self, form: GraphForm, *, pairs: int, step: int = 1) -> tuple[tuple[GraphShape, ...], ShapePlan]:
         """Shapes for the prompts of this run, and their plan. Where scales are built in, each takes `pairs` graphs."""

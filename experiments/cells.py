@@ -110,6 +110,8 @@ def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | N
     built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in method.needs else {}
     built |= {"key_offset": lab.offline.key_offset} if "key_offset" in method.needs else {}
     built |= {"channels": lab.offline.channels} if "channels" in method.needs else {}
+    if "nncf_graph" in method.needs:
+        built["nncf_graph"] = lab.banks.nncf_graph(max(lab.prompt_tokens), samples=lab.of("graphs").nncf_samples)
     return build(method.estimator, **built)
 
 

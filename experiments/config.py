@@ -1,6 +1,7 @@
 """The schema of the configuration that studies share: names and types, so that a misspelt key or a wrong type is an error.
 
-Values live in `conf/`. What a part or a study takes is told by its class alone (`part_settings`).
+Values live in `conf/`. What a part, a study or a group takes is told by its class alone (`part_settings`); what belongs to no
+class of the library is written here.
 """
 
 from dataclasses import dataclass, field, fields
@@ -9,16 +10,14 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
+from experiments.part_settings import schema_of
 
-@dataclass
-class RaceConfig:
-    """When `method: racing` stops an ablation; see `shadowattn.offline.racing`."""
-
-    first: int = 48
-    z: float = 3.0
-    tolerance: float = 0.08
-    overlap: float = 0.2
-    seed: int = 0
+# When `method: racing` stops an ablation.
+Race = schema_of("shadowattn.offline.racing.Race")
+# Which keys a list ranks, and by which scores.
+Rule = schema_of("shadowattn.online.selection.Rule")
+# How the heads of a chunk go through the stages, without what a run builds.
+Pipeline = schema_of("shadowattn.online.pipeline.Pipeline")
 
 
 @dataclass
@@ -38,7 +37,7 @@ class ImportanceConfig:
     linear: str = "auto"
     activation_scales: str | None = None
     clip_threshold: float = 64.0
-    race: RaceConfig = field(default_factory=RaceConfig)
+    race: Race = field(default_factory=Race)
 
 
 @dataclass
@@ -60,29 +59,17 @@ class SensitivityConfig:
 
 
 @dataclass
-class SelectionConfig:
-    """`place` host or device, where whole blocks of `key_block` keys can be chosen. The rest is `online.selection.Rule`."""
+class SelectionConfig(Rule):
+    """Beside the rule, `place` host or device, where whole blocks of `key_block` keys can be chosen."""
 
-    query_block: int = 1
-    block_score: str = "leading_query"
-    sinks: int = 0
-    recent: int = 0
     place: str = "host"
     key_block: int = 1
 
 
 @dataclass
-class PipelineConfig:
-    """`mode` as in `shadowattn.online.pipeline.Pipeline`; threads null: all where one stage runs at a time, else a share each.
+class PipelineConfig(Pipeline):
+    """Beside the modes and `threads`, `profile`: what `+exp=latency_profile` leaves, for `planned`."""
 
-    `profile` is what `+exp=latency_profile` leaves, for `planned`.
-    """
-
-    mode: str = "batched"
-    queue_heads: int = 2
-    estimate_threads: int | None = None
-    select_threads: int | None = None
-    attend_threads: int | None = None
     profile: str | None = None
 
 
@@ -103,6 +90,7 @@ class GraphsConfig:
     passed once. `inputs` static, unit or runtime; `output` float, target_requant or fixed_output; `lookup` raw or log.
     `shapes` planned, powers, multiples or single, with at most `limit` graphs: a launch size, a length and a bucket each.
     `top_k_buckets`: how many k there are, for graphs that select. `compile_threads` null for all cores.
+    `nncf_samples`: of the calibration text, for `estimator=nncf`.
     """
 
     chunk_tokens: int = 128
@@ -116,6 +104,7 @@ class GraphsConfig:
     top_k_buckets: int = 4
     compile_threads: int | None = None
     calibration_windows: int = 4
+    nncf_samples: int = 64
 
 
 @dataclass

@@ -15,18 +15,18 @@ import transformers
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
-from experiments.checks import check, check_place
 from experiments.config import Config
 from experiments.environment import describe_machine
 from experiments.errors import ShardDoneError
 from experiments.lab import Lab
 from experiments.overrides import check_used
+from experiments.part_targets import check_targets
 from experiments.parts import build
 from experiments.progress import say, show
 from experiments.provenance import origin_line
+from experiments.refusals import check, check_place
 from experiments.source import Code
 from experiments.studies.base import Study
-from experiments.targets import check_targets
 from shadowattn.artifacts import read_json, sha256, versions, write_json
 from shadowattn.errors import InputError
 from shadowattn.reporting.rows import write_rows

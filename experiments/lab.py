@@ -230,7 +230,7 @@ class Lab:
         """Raises `InputError` on options or a latency profile that do not fit."""
         settings = self.of("pipeline")
         profile = LatencyProfile.load(Path(settings.profile).expanduser()) if settings.profile else None
-        threads = Threads(settings.estimate_threads, settings.select_threads, settings.attend_threads)
+        threads = Threads(**settings.threads)
         scheduler = build(self.of("scheduler")) if "scheduler" in self.needs else None
         return Pipeline(settings.mode, queue_heads=settings.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
 

@@ -8,7 +8,7 @@ by a run and is no setting.
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Optional, Union
@@ -17,7 +17,7 @@ import omegaconf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.targets import Definition, definition
+from experiments.part_targets import Definition, definition
 from shadowattn.errors import InputError
 
 _PLAIN = {
@@ -57,7 +57,7 @@ def settings_of(target: str) -> Settings | None:
     parameters = dict(_parameters(source))
     if "**" in parameters:
         return None
-    fields, others = [("_target_", str, field(default=target))], []
+    entries, others = [("_target_", str, field(default=target))], []
     for name, (annotation, default, where) in parameters.items():
         kind = _type(annotation, where)
         if kind is None:
@@ -68,13 +68,29 @@ def settings_of(target: str) -> Settings | None:
         if value is _UNREAD:
             others.append(name)
         elif isinstance(value, str) and value == _NESTED:
-            fields.append((name, kind, field(default_factory=kind)))
+            entries.append((name, kind, field(default_factory=kind)))
         elif isinstance(value, list | dict):
-            fields.append((name, _storable(kind, value), field(default_factory=lambda value=value: value)))
+            entries.append((name, _storable(kind, value), field(default_factory=lambda value=value: value)))
         else:
             value = "???" if value is _REQUIRED else value
-            fields.append((name, _storable(kind, value), field(default=value)))
-    return Settings(make_dataclass(target.rsplit(".", 1)[-1], fields), tuple(others))
+            entries.append((name, _storable(kind, value), field(default=value)))
+    return Settings(make_dataclass(target.rsplit(".", 1)[-1], entries), tuple(others))
+
+
+def schema_of(target: str) -> type:
+    """A dataclass of the settings of a class, for a group of the configuration that says more than them."""
+    return _without_target(settings_of(target).schema)
+
+
+def _without_target(schema: type) -> type:
+    entries = []
+    for one in fields(schema):
+        if is_dataclass(one.type):
+            nested = _without_target(one.type)
+            entries.append((one.name, nested, field(default_factory=nested)))
+        elif one.name != "_target_":
+            entries.append((one.name, one.type, field(default=one.default, default_factory=one.default_factory)))
+    return make_dataclass(schema.__name__, entries)
 
 
 def _storable(kind: Any, value: Any) -> Any:
@@ -152,7 +168,8 @@ def _parameters(source: Definition) -> Iterator[tuple[str, tuple[ast.expr | None
         return
     constructor = next((part for part in source.node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
     if constructor is not None:
-        yield from _arguments(constructor, source)
+        built = set(_built_by_a_run(source))
+        yield from ((name, how) for name, how in _arguments(constructor, source) if name not in built)
         return
     inherited: dict[str, Any] = {}
     for base in reversed(list(_bases(source))):  # of two, the first counts

@@ -6,7 +6,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from experiments.targets import PACKAGES
+from experiments.part_targets import PACKAGES
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 

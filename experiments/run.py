@@ -36,7 +36,7 @@ from experiments.config import ALWAYS, Config
 from experiments.errors import ShardDoneError
 from experiments.overrides import answer, check_known, check_used
 from experiments.part_settings import complete, declared
-from experiments.targets import check_modules
+from experiments.part_targets import check_modules
 from shadowattn.errors import InputError
 
 REUSE = ("same", "any")

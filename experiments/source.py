@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.targets import PACKAGES, named_targets, source_files
+from experiments.part_targets import PACKAGES, named_targets, source_files
 from shadowattn import artifacts
 from shadowattn.artifacts import content_hash, sha256, versions
 

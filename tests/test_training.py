@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import experiments.train_reference_model  # noqa: F401 - stores the schema
+from experiments.reference_model.abilities import Samples, repeated_block_losses
 from experiments.reference_model.card import training_command
 from experiments.reference_model.checkpoint import load_checkpoint, replacing, save_checkpoint
-from experiments.reference_model.checks import Samples, repeated_block_losses
 from experiments.reference_model.corpus import Mixture, draw_batch
 from experiments.reference_model.export import export_model
 from experiments.reference_model.fast_forward import FastForward

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from experiments.environment import describe_machine
-from experiments.reference_model.checks import SHORT_CONTEXT, Checks, Samples
+from experiments.reference_model.abilities import SHORT_CONTEXT, Checks, Samples
 from experiments.reference_model.settings import ModelSize, Training
 from experiments.reference_model.targets import TARGETS, Target
 from experiments.reference_model.trainer import Trainer
@@ -57,7 +57,7 @@ standard library and the retrieval documents of `shadowattn.data.retrieval`; the
 
 ## What it can do
 
-`experiments/reference_model/checks.py` measures the exported weights with dense attention in float32. The intervals are 95 %
+`experiments/reference_model/abilities.py` measures the exported weights with dense attention in float32. The intervals are 95 %
 intervals: Student's over rows or windows, Clopper and Pearson's over documents. A target is met where the whole interval lies
 beyond it.
 

@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
+from experiments.reference_model.abilities import Samples, heldout_loss_by_position, measure_checks
 from experiments.reference_model.card import LOSS_CURVE, Measured, render_card
 from experiments.reference_model.checkpoint import replacing
-from experiments.reference_model.checks import Samples, heldout_loss_by_position, measure_checks
 from experiments.reference_model.trainer import Trainer, build_model
 from shadowattn.data.overlap import shared_fraction
 from shadowattn.data.stdlib import stdlib_text

@@ -11,8 +11,8 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from experiments.reference_model.abilities import Samples, measure_checks
 from experiments.reference_model.checkpoint import load_checkpoint, save_checkpoint
-from experiments.reference_model.checks import Samples, measure_checks
 from experiments.reference_model.corpus import Batch, build_corpus, draw_batch, training_files
 from experiments.reference_model.fast_forward import FastForward
 from experiments.reference_model.optimizer import MuonAdamW

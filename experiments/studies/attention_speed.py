@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
 
-from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
 from experiments.own_process import check_memory, in_own_process
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
+from experiments.refusals import check_choice, check_count
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.attention_candidates import BASELINES, FLEX_BLOCK
 from experiments.studies.base import Study

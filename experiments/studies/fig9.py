@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.cells import estimator_of
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import part_name
 from experiments.progress import say
+from experiments.refusals import check_count
 from experiments.studies.latency import LatencyStudy
 from shadowattn.artifacts import write_json
 from shadowattn.evaluation.perplexity import window_losses

@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
 from experiments.own_process import check_memory
 from experiments.progress import bar, say
+from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from experiments.studies.graph_banks import SHAPES, UNITS, Recipe, counts, measure_bank
 from experiments.studies.graph_forms import BASELINE, measure_forms

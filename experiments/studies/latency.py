@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from experiments.cells import estimator_of
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from shadowattn.artifacts import Stage, sha256
 from shadowattn.errors import InputError

@@ -16,6 +16,7 @@ from scipy import stats
 from experiments.lab import Lab, MethodSettings
 from experiments.parts import build
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from experiments.studies.quality import budget_rows, head_rows
 from shadowattn.artifacts import Units
@@ -25,7 +26,6 @@ from shadowattn.offline.artifact_files import write_importance, write_measuremen
 from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.grids.quantile import Quantile
-from shadowattn.offline.stability import RESAMPLES
 from shadowattn.reporting.figures.fig6 import draw as draw_fig6
 from shadowattn.reporting.figures.fig7 import draw as draw_fig7
 from shadowattn.reporting.figures.importance import draw as draw_importance
@@ -38,14 +38,21 @@ from shadowattn.types import Importance, RetentionProfile
 
 @dataclass(frozen=True)
 class Offline(Study):
-    """Every allocator of the compared methods at every retention; importance, sensitivities and scales by what they measure."""
+    """Every allocator of the compared methods at every retention; importance, sensitivities and scales by what they measure.
 
+    `resamples`: of the windows, for how much a head's retention depends on them.
+    """
+
+    resamples: int = 20
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "estimator", "allocator"),
         *("selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs"),
     )
     headline: ClassVar[tuple[str, ...]] = ("sparse_mean_retention", "largest_retention", "q_clipped_heads")
+
+    def __post_init__(self):
+        check_count("study.resamples", self.resamples, least=2)
 
     def measure(self, lab: Lab) -> list[PlacedRow]:
         """Rows of importance, retention, stability and scales; profiles and the artifact's files go to the run's folder."""
@@ -61,7 +68,7 @@ class Offline(Study):
                 method_row = replace(row, method=name, allocator=profile.allocator, retention=retention)
                 rows += _retention_rows(method_row, profile)
                 if "importance" in build(method.allocator).needs and len(offline.losses.base) > 1:
-                    rows += _stability_rows(method_row, _stability(lab, method, retention))
+                    rows += _stability_rows(method_row, self._stability(lab, method, retention), self.resamples)
         rows += _sensitivity_rows(lab, row)
         rows += _concentration_rows(lab, row, lab.units("concentration"))
         rows += _signal_rows(row, pd.DataFrame([asdict(one) for one in rows]))
@@ -69,6 +76,12 @@ class Offline(Study):
         rows += _observed_rows(lab, row)
         rows += _scale_rows(lab, row, lab.units("scale_report"))
         return rows
+
+    def _stability(self, lab: Lab, method: MethodSettings, retention: float) -> Stability:
+        def allotted(importance: Importance) -> list[list[float]]:
+            return allot(build(method.allocator), lab.shape, retention, importance)
+
+        return stability(lab.offline.losses, allotted, resamples=self.resamples, seed=lab.seed)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """Importance, retention by every allocator, and the paper's Fig. 6 and Fig. 7."""
@@ -176,20 +189,12 @@ def _signal_rows(row: PlacedRow, rows: pd.DataFrame) -> Iterator[PlacedRow]:
             yield replace(signal_row, metric="need_rank_correlation", value=correlation)
 
 
-def _stability(lab: Lab, method: MethodSettings, retention: float) -> Stability:
-    return stability(
-        lab.offline.losses,
-        lambda importance: allot(build(method.allocator), lab.shape, retention, importance),
-        seed=lab.seed,
-    )
-
-
-def _stability_rows(row: PlacedRow, rank_stability: Stability) -> Iterator[PlacedRow]:
+def _stability_rows(row: PlacedRow, rank_stability: Stability, resamples: int) -> Iterator[PlacedRow]:
     heads = sum(map(len, rank_stability.retention_spread))
     yield replace(row, metric="head_rank_correlation", value=rank_stability.head_rank, n=heads)
     yield replace(row, metric="layer_rank_correlation", value=rank_stability.layer_rank, n=len(rank_stability.retention_spread))
-    yield replace(row, metric="retention_spread", value=rank_stability.mean_spread, n=RESAMPLES)
-    yield replace(row, metric="largest_spread", value=rank_stability.largest_spread, n=RESAMPLES)
+    yield replace(row, metric="retention_spread", value=rank_stability.mean_spread, n=resamples)
+    yield replace(row, metric="largest_spread", value=rank_stability.largest_spread, n=resamples)
 
 
 def _observed_rows(lab: Lab, row: PlacedRow) -> Iterator[PlacedRow]:

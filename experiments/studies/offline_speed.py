@@ -20,11 +20,11 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.own_process import check_memory, in_own_process, peak_bytes
 from experiments.parts import build
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from shadowattn.artifacts import Units
 from shadowattn.errors import InputError

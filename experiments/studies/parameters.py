@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.online.simulation import parameters, ttft

@@ -14,11 +14,11 @@ import torch
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
 from experiments.parts import build, part_name
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
+from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape

@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from rich.console import Group
 from rich.table import Table
 
-from experiments.checks import check_count, check_method
 from experiments.lab import Lab, MethodSettings
 from experiments.parts import part_name
 from experiments.progress import say
+from experiments.refusals import check_count, check_method
 from experiments.studies.quality import Pair, Quality
 from shadowattn.errors import InputError
 from shadowattn.interleave import Timing, interleave, ratio

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
 
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import build, part_name
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.offline import Race, rank_correlation, replay_race, summarise

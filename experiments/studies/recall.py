@@ -4,7 +4,6 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Group
@@ -13,26 +12,23 @@ from torch import Tensor
 
 from experiments.banks import OUTPUTS
 from experiments.cells import Attachment, Cell, measure_cell, paired_error
-from experiments.checks import check_choice, check_count
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab
 from experiments.offline import UNIFORM
 from experiments.progress import bar, say
+from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from shadowattn.artifacts import Units
-from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
-from shadowattn.evaluation.recall import GRANULARITIES, POOLED_ROWS, measure_recall, measured_rows
+from shadowattn.evaluation.recall import GRANULARITIES, measure_recall, measured_rows
 from shadowattn.evaluation.recall import Recall as Found
-from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs import GraphBank, GraphForm
 from shadowattn.graphs.buckets import DISTANCES
-from shadowattn.graphs.nncf_graph import compile_int8, input_steps, nncf_graph
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid
-from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.nncf import NNCF
 from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.fig14 import draw as draw_fig14
@@ -112,7 +108,7 @@ class Recall(Study):
     """Recall of every one of `estimates` at `retentions`, one after the other.
 
     The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
-    them; null: the first. NNCF is calibrated on `nncf_samples` samples; 0 leaves it out.
+    them; null: the first. NNCF is calibrated on `nncf_samples` samples; 0 leaves it out. `sampled_rows` of each chunk are ranked.
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -120,6 +116,7 @@ class Recall(Study):
     reference: str | None = None
     quality_windows: int = 16
     nncf_samples: int = 64
+    sampled_rows: int = 32
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
@@ -142,6 +139,7 @@ class Recall(Study):
             )
         check_count("study.quality_windows", self.quality_windows)
         check_count("study.nncf_samples", self.nncf_samples, least=0)
+        check_count("study.sampled_rows", self.sampled_rows)
 
     def check(self, lab: Lab) -> None:
         for name, estimate in self._estimates.items():
@@ -169,11 +167,12 @@ class Recall(Study):
     def _recall(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Found:
         estimators = {"one": self._estimator(lab, estimate)}
         chunk_tokens = lab.of("graphs").chunk_tokens
-        return measure_recall(lab.loaded.model, windows, estimators, self.retentions, chunk_tokens=chunk_tokens)["one"]
+        rows = {"chunk_tokens": chunk_tokens, "sampled": self.sampled_rows}
+        return measure_recall(lab.loaded.model, windows, estimators, self.retentions, **rows)["one"]
 
     def _estimator(self, lab: Lab, estimate: Estimate) -> Estimator:
         if estimate.nncf:
-            return self._nncf(lab)
+            return NNCF(lab.banks.nncf_graph(lab.context_tokens, samples=self.nncf_samples))
         if estimate.dynamic:
             offset = lab.offline.key_offset_by(estimate.offset_kind(lab))
             return Quantised(None, estimate.lookup, estimate.bits, estimate.smooth, key_offset=offset)
@@ -181,32 +180,11 @@ class Recall(Study):
         requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
         return Quantised(grid, estimate.lookup, estimate.bits, estimate.smooth, requant)
 
-    def _nncf(self, lab: Lab) -> FixedGraph:
-        """NNCF's graph for a key head and its query heads, calibrated on samples of all layers of the calibration text."""
-        model, chunk_tokens = lab.shape, lab.of("graphs").chunk_tokens
-        group = model.heads // model.kv_heads
-        shape = GraphShape(group, chunk_tokens, model.head_dim, lab.context_tokens, group)
-        samples = []
-
-        def observe(chunk: Chunk) -> None:
-            if chunk.keys == lab.context_tokens:  # the last one, the only one that fills the graph
-                for g in range(model.kv_heads):
-                    rows = np.zeros((1, 1, group * chunk_tokens, model.head_dim), np.float32)
-                    queries = chunk.q[g * group : (g + 1) * group].float().numpy().reshape(1, 1, -1, model.head_dim)
-                    rows[:, :, : queries.shape[2]] = queries
-                    samples.append((rows, chunk.k[None, g : g + 1].float().numpy().copy()))
-
-        windows = lab.calibration(tokens=lab.context_tokens, windows=lab.of("graphs").calibration_windows)
-        observe_prefill(lab.loaded.model, windows, observe, chunk_tokens=chunk_tokens)
-        kept = samples[:: -(-len(samples) // self.nncf_samples)]
-        graph = nncf_graph(shape, kept)
-        return FixedGraph(compile_int8(graph, what="nncf"), shape, input_steps(graph))
-
     def _rows(self, lab: Lab, name: str, settings: Estimate, recall: Found) -> list[RecallRow]:
         windows = lab.heldout()
         chunk = lab.of("graphs").chunk_tokens
-        row = _common(lab, name, settings, n=len(windows) * measured_rows(windows.shape[1], chunk))
-        row, rows = replace(row, sampled=POOLED_ROWS, chunk=chunk), []
+        row = _common(lab, name, settings, n=len(windows) * measured_rows(windows.shape[1], chunk, self.sampled_rows))
+        row, rows = replace(row, sampled=self.sampled_rows, chunk=chunk), []
         for at, retention in enumerate(self.retentions):
             for granularity in GRANULARITIES:
                 recall_row = replace(row, retention=retention, granularity=granularity)

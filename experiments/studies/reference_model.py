@@ -15,7 +15,7 @@ from experiments.cells import Attachment, measure_cell
 from experiments.lab import Lab
 from experiments.offline import UNIFORM
 from experiments.progress import say
-from experiments.reference_model.checks import Checks, Samples, heldout_loss_by_position, measure_checks
+from experiments.reference_model.abilities import Checks, Samples, heldout_loss_by_position, measure_checks
 from experiments.reference_model.targets import TARGETS
 from experiments.studies.base import Study
 from experiments.studies.offline import ablation_rows
@@ -30,11 +30,15 @@ from shadowattn.types import AblationLosses
 
 @dataclass(frozen=True)
 class ReferenceModel(Study):
-    """Copying, context, retrieval, and the loss with random keys at `random_retention` and exact ones at `oracle_retention`."""
+    """Copying, context, retrieval, and the loss with random keys at `random_retention` and exact ones at `oracle_retention`.
+
+    `resamples`: of the windows, for the interval of the largest importance over the median.
+    """
 
     samples: Samples = field(default_factory=Samples)
     random_retention: float = 0.05
     oracle_retention: float = 0.2
+    resamples: int = 2000
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "allocator", "importance", "calibration", "key_offset"),
         *("grid", "graphs", "kernel", "dense_above"),
@@ -71,7 +75,9 @@ class ReferenceModel(Study):
             "needle_accuracy": checks.needle_accuracy,
             "random_loss_increase": increase("random", Random(lab.seed), self.random_retention),
             "oracle_loss_increase": increase("oracle", Oracle(), self.oracle_retention),
-            "importance_ratio": resampled_largest_to_median(_head_increases(lab.offline.losses), seed=lab.seed),
+            "importance_ratio": resampled_largest_to_median(
+                _head_increases(lab.offline.losses), resamples=self.resamples, seed=lab.seed
+            ),
         }
         row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
         rows = [line for name, interval in measured.items() for line in _interval_rows(row, name, interval)]

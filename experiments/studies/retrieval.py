@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.cells import Attachment, FullAttachment, attachment
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import part_name
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError

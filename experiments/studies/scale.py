@@ -6,8 +6,8 @@ from typing import ClassVar
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.checks import check_count
 from experiments.progress import bar
+from experiments.refusals import check_count
 from experiments.studies.simulated import Simulated, SimulatedRow
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.device import LAYERS, Device, Layer

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import build, part_name
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.latency import LatencyStudy
 from shadowattn.errors import InputError
 from shadowattn.online.latency import LatencyProfile

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pandas as pd
 from rich.table import Table
 
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.progress import say
+from experiments.refusals import check_count
 from experiments.studies.base import Study
 from shadowattn.online.simulation.description import load_device
 from shadowattn.online.simulation.device import Device, Layer

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.checks import check_count
 from experiments.progress import bar
+from experiments.refusals import check_count
 from experiments.studies.simulated import PAPER_CHUNK_TOKENS, PAPER_RETENTION, Simulated, SimulatedRow
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device

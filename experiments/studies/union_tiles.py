@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor
 
-from experiments.checks import check_choice, check_count
 from experiments.lab import Lab
 from experiments.progress import bar, say
+from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.evaluation.unions import UnionSizes, measure_unions, observe_last_rows, row_lists

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from scipy import stats
 
-from experiments.checks import check_count
 from experiments.lab import Lab
 from experiments.parts import part_name
 from experiments.progress import bar, say
+from experiments.refusals import check_count
 from experiments.studies.latency import LatencyStudy, make_profiler
 from shadowattn.errors import InputError
 from shadowattn.interleave import interleave

@@ -9,7 +9,6 @@ from scipy import stats
 from shadowattn.errors import InputError
 
 _LEVEL = 0.95
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,15 @@ def share_interval(hits: int, count: int) -> Interval:
     return Interval(hits / count, float(ends.low), float(ends.high), count)
 
 
-def resampled_largest_to_median(increases: np.ndarray, *, seed: int = 0) -> Interval:
-    """The largest mean of heads [H, W] over their median mean, and the interval from 2000 resamples of the W windows.
+def resampled_largest_to_median(increases: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """The largest mean of heads [H, W] over their median mean, and the interval from `resamples` resamples of the W windows.
 
     Infinite where the median is not above zero and the largest is.
     """
     windows = increases.shape[1]
     if windows < 2:
         raise InputError(f"interval: expected at least 2 windows, got {windows}; set importance.windows")
-    counts = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=_RESAMPLES)
+    counts = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=resamples)
     low, high = np.quantile(_ratio(increases @ counts.T), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], method="nearest")
     return Interval(float(_ratio(increases.sum(1))), float(low), float(high), windows)
 

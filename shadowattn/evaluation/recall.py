@@ -1,8 +1,9 @@
 """How many of the keys that exact scores rank highest an estimate ranks highest too, head by head (the paper's table 4, Fig. 14).
 
 Two granularities. `row`: each query row has its own top-k, keep = max(1, ceil(retention × visible)), as on the device. `pooled`:
-32 rows share one budget for all their visible keys, keep = int(retention × visible in all) + 1, as in the authors' offline tool.
-The rows are 32 of each chunk, evenly spread over it (`sampled_rows`): neighbours would be much alike.
+the rows share one budget for all their visible keys, keep = int(retention × visible in all) + 1, as in the authors' offline tool.
+The rows are some of each chunk, 32 as there unless told otherwise, evenly spread over it (`sampled_rows`): neighbours would be
+much alike.
 The paper does not say which of them its table means. Ties go to the lower row, then to the lower index.
 """
 
@@ -21,7 +22,7 @@ from shadowattn.online.estimators import Estimator, check_scores
 from shadowattn.online.estimators.base import check_place
 
 GRANULARITIES = ("row", "pooled")
-POOLED_ROWS = 32
+SAMPLED_ROWS = 32  # of each chunk, as in the authors' tool, unless told otherwise
 # What the authors' validation tool asks for.
 TARGET_MEAN, TARGET_WORST_HEAD = 0.90, 0.50
 
@@ -55,30 +56,29 @@ def measure_recall(
     retentions: Sequence[float],
     *,
     chunk_tokens: int,
+    sampled: int = SAMPLED_ROWS,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> dict[str, Recall]:
     """Runs the windows [W, T] through the model, dense, and ranks every chunk's keys by every estimate.
 
-    Of each chunk 32 rows are looked at, evenly spread over it, and of a shorter chunk at a window's end none; scales are still
-    measured over the whole chunk, as online.
+    Of each chunk `sampled` rows are looked at, evenly spread over it, and of a shorter chunk at a window's end none; scales are
+    still measured over the whole chunk, as online.
     """
-    if chunk_tokens < POOLED_ROWS:
+    if chunk_tokens < sampled:
         raise InputError(
-            f"graphs.chunk_tokens: expected at least {POOLED_ROWS} rows, which recall is measured on, got {chunk_tokens}"
+            f"graphs.chunk_tokens: expected at least {sampled} rows, which recall is measured on, got {chunk_tokens}"
         )
-    if windows.shape[1] < POOLED_ROWS:
-        raise InputError(
-            f"expected windows of at least {POOLED_ROWS} tokens, which recall is measured on, got {windows.shape[1]}"
-        )
+    if windows.shape[1] < sampled:
+        raise InputError(f"expected windows of at least {sampled} tokens, which recall is measured on, got {windows.shape[1]}")
     for estimate in estimates.values():
         check_place(model.device, type(estimate))
     wanted = torch.tensor(list(retentions), dtype=torch.float64, device=model.device)
     counts = {name: _Counts(len(retentions)) for name in estimates}
 
     def observe(chunk: Chunk) -> None:
-        if chunk.q.shape[1] < POOLED_ROWS:
+        if chunk.q.shape[1] < sampled:
             return
-        rows = sampled_rows(chunk.q.shape[1])
+        rows = sampled_rows(chunk.q.shape[1], sampled)
         visible = 1 + chunk.positions[rows]
         chunk = replace(chunk, q=chunk.q.float(), k=chunk.k.float())
         exact = chunk.q[:, rows] @ chunk.k[chunk.heads.kv].mT
@@ -93,17 +93,17 @@ def measure_recall(
     return {name: count.recall() for name, count in counts.items()}
 
 
-def sampled_rows(chunk_rows: int) -> slice:
-    """Which rows of a chunk recall is measured on: 32 at equal distances, the middle ones of as many equal parts."""
-    step = chunk_rows // POOLED_ROWS
-    first = (chunk_rows - step * (POOLED_ROWS - 1)) // 2
-    return slice(first, first + step * (POOLED_ROWS - 1) + 1, step)
+def sampled_rows(chunk_rows: int, sampled: int = SAMPLED_ROWS) -> slice:
+    """Which rows of a chunk recall is measured on: so many at equal distances, the middle ones of as many equal parts."""
+    step = chunk_rows // sampled
+    first = (chunk_rows - step * (sampled - 1)) // 2
+    return slice(first, first + step * (sampled - 1) + 1, step)
 
 
-def measured_rows(window_tokens: int, chunk_tokens: int) -> int:
+def measured_rows(window_tokens: int, chunk_tokens: int, sampled: int = SAMPLED_ROWS) -> int:
     """How many rows of one window recall is measured on."""
     whole, rest = divmod(window_tokens, chunk_tokens)
-    return POOLED_ROWS * (whole + (rest >= POOLED_ROWS))
+    return sampled * (whole + (rest >= sampled))
 
 
 def _correlation(exact: Tensor, scores: Tensor, visible: Tensor) -> float:

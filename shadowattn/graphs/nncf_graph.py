@@ -5,7 +5,8 @@ forms have 255.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
@@ -16,6 +17,25 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 
 PRESETS = ("performance", "mixed")
+
+
+@dataclass(frozen=True)
+class NNCFGraph:
+    """A compiled graph, the largest chunk that it takes, and `steps`: what the integers of its inputs `q` and `k` stand for.
+
+    `fingerprint`: of the model whose text it was calibrated on; empty: not known.
+    """
+
+    model: ov.CompiledModel
+    shape: GraphShape
+    steps: Mapping[str, float]
+    fingerprint: str = ""
+
+
+def compiled_nncf_graph(shape: GraphShape, samples: Sequence[tuple[np.ndarray, np.ndarray]], *, fingerprint: str) -> NNCFGraph:
+    """`nncf_graph` of these samples, compiled."""
+    graph = nncf_graph(shape, samples)
+    return NNCFGraph(compile_int8(graph, what="nncf"), shape, input_steps(graph), fingerprint)
 
 
 def nncf_graph(shape: GraphShape, samples: Sequence[tuple[np.ndarray, np.ndarray]], *, preset: str = "performance") -> ov.Model:

@@ -46,7 +46,7 @@ class Race:
     def __post_init__(self):
         if self.first < 2 or self.z <= 0 or self.tolerance < 0 or not 0 <= self.overlap <= 1:
             raise InputError(
-                "importance: expected first_windows ≥ 2, z > 0, tolerance ≥ 0 and overlap in [0, 1], got "
+                "importance.race: expected first ≥ 2, z > 0, tolerance ≥ 0 and overlap in [0, 1], got "
                 f"{self.first}, {self.z}, {self.tolerance} and {self.overlap}"
             )
 

@@ -12,8 +12,6 @@ from shadowattn.errors import InputError
 from shadowattn.offline.importance import summarise
 from shadowattn.types import AblationLosses, Importance
 
-RESAMPLES = 20
-
 
 @dataclass(frozen=True)
 class Stability:
@@ -35,15 +33,17 @@ class Stability:
         return float(np.max(self.retention_spread))
 
 
-def stability(losses: AblationLosses, allot: Callable[[Importance], list[list[float]]], *, seed: int = 0) -> Stability:
-    """Raises `InputError` where there are fewer than two windows."""
+def stability(
+    losses: AblationLosses, allot: Callable[[Importance], list[list[float]]], *, resamples: int = 20, seed: int = 0
+) -> Stability:
+    """The spread is that of `resamples` resamples. Raises `InputError` where there are fewer than two windows."""
     count = min(len(losses.base), *(len(head) for layer in losses.heads for head in layer), *map(len, losses.layers))
     if count < 2:
         raise InputError(f"stability: expected at least 2 calibration windows, got {count}; set importance.windows")
     even, odd = (summarise(losses, windows=range(first, count, 2)) for first in (0, 1))
     generator = torch.Generator().manual_seed(seed)
     resampled = []
-    for _ in range(RESAMPLES):
+    for _ in range(resamples):
         chosen = torch.randint(count, (count,), generator=generator).tolist()
         resampled.append(allot(summarise(losses, windows=chosen)))
     return Stability(

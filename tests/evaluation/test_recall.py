@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 import shadowattn
 from shadowattn.errors import InputError
 from shadowattn.evaluation import recall
-from shadowattn.evaluation.recall import POOLED_ROWS, Recall, _Ranking, measure_recall, measured_rows, sampled_rows
+from shadowattn.evaluation.recall import SAMPLED_ROWS, Recall, _Ranking, measure_recall, measured_rows, sampled_rows
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import estimation_graph
-from shadowattn.graphs.nncf_graph import compile_int8, input_steps
+from shadowattn.graphs.nncf_graph import NNCFGraph, compile_int8, input_steps
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.fixed_graph import FixedGraph
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.estimators.nncf import NNCF
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.types import Requant, ScaleGrid
@@ -127,7 +127,7 @@ def test_a_fixed_graph_scores_every_group():
     shape = GraphShape(2, 40, 64, 64, 2)
     model = estimation_graph(shape, GraphForm(), 0.02, 0.02)
     q, k, _ = qkv(4, 2, 40, 60, 64)
-    fixed = FixedGraph(compile_int8(model, what="test"), shape, input_steps(model))
+    fixed = NNCF(NNCFGraph(compile_int8(model, what="test"), shape, input_steps(model)))
     same = Quantised(ScaleGrid((0.02,), (0.02,)))
     chunk = Chunk.of(q, k)
     torch.testing.assert_close(fixed.scores(chunk), same.scores(chunk) * 0.02**2)
@@ -135,6 +135,8 @@ def test_a_fixed_graph_scores_every_group():
     figures = fixed.figures(chunk, q, q)
     assert figures == pytest.approx(same.figures(chunk, q, q), abs=0.005)  # −128 is one more integer
     assert figures["q_saturated"] > 0
+    with pytest.raises(InputError, match="at most 40 rows and 64 keys, got 41 and 64"):
+        fixed.scores(Chunk.of(*qkv(4, 2, 41, 64, 64)[:2]))
 
 
 def test_the_gate_is_the_authors():
@@ -152,7 +154,7 @@ def test_refusals():
         Quantised(bits=1)
     with pytest.raises(InputError, match="whose products it was calibrated on"):
         Quantised(requant=Requant("target_requant", 0.1))
-    with pytest.raises(InputError, match=f"at least {POOLED_ROWS} rows"):
+    with pytest.raises(InputError, match=f"at least {SAMPLED_ROWS} rows"):
         measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=16)
     with pytest.raises(InputError, match="windows of at least 32 tokens"):
         measure_recall(tiny_model(), torch.zeros(1, 8, dtype=torch.long), {}, [0.2], chunk_tokens=32)
@@ -162,8 +164,8 @@ def test_refusals():
 def test_the_rows_looked_at_are_spread_over_the_chunk(rows):
     """32 of them, at equal distances, with as much of the chunk before the first as behind the last."""
     found = range(rows)[sampled_rows(rows)]
-    assert len(found) == POOLED_ROWS
-    assert found.step == rows // POOLED_ROWS
+    assert len(found) == SAMPLED_ROWS
+    assert found.step == rows // SAMPLED_ROWS
     assert abs(found[0] - (rows - 1 - found[-1])) <= 1
 
 

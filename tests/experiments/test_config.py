@@ -15,10 +15,13 @@ from experiments.config import Config
 from experiments.lab import Lab
 from experiments.overrides import answer, check_known, check_used
 from experiments.part_settings import complete, declared, settings_of
+from experiments.part_targets import definition
 from experiments.parts import build, part_name
 from experiments.studies.base import Study
-from experiments.targets import definition
 from shadowattn.errors import InputError
+from shadowattn.graphs import GraphForm, GraphShape
+from shadowattn.graphs.estimation import estimation_graph
+from shadowattn.graphs.nncf_graph import NNCFGraph, compile_int8
 from shadowattn.offline.allocators import Allocator
 from shadowattn.online.estimators import Estimator
 from tests.online.estimators.test_channels import some as some_channels
@@ -51,9 +54,15 @@ def test_every_part_composes_and_its_target_exists(group, name):
 )
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
     part = compose([f"{group}={name}"])[group]
-    given = {"channels": some_channels()} if group == "estimator" and "channels" in get_class(part._target_).needs else {}
-    built = build(part, **given)
+    needs = get_class(part._target_).needs if group == "estimator" else ()
+    made = {"channels": some_channels, "nncf_graph": some_graph}
+    built = build(part, **{name: make() for name, make in made.items() if name in needs})
     assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
+
+
+def some_graph():
+    shape = GraphShape(2, 8, 64, 16, 2)
+    return NNCFGraph(compile_int8(estimation_graph(shape, GraphForm(), 0.02, 0.02), what="test"), shape, {"q": 0.02, "k": 0.02})
 
 
 def test_what_a_run_builds_is_no_setting():

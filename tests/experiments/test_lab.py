@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from experiments.checks import check
 from experiments.compose import choices, composed
 from experiments.lab import Lab
 from experiments.part_settings import complete, declared
 from experiments.parts import build, by_content
+from experiments.refusals import check
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device, save_device
 from tests.evaluation.test_harness import write_tasks

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from experiments.publish import ROOT
-from experiments.reference_model.checks import Checks, Samples, context_losses, heldout_windows, token_losses
+from experiments.reference_model.abilities import Checks, Samples, context_losses, heldout_windows, token_losses
 from experiments.studies.reference_model import TARGETS, ReferenceModel, measured_intervals
 from shadowattn.data.text import stdlib_corpus
 from shadowattn.errors import InputError

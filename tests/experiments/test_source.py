@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from experiments import source
+from experiments.part_targets import check_modules, check_targets, named_targets
 from experiments.source import Code, part_hashes, stage_code
-from experiments.targets import check_modules, check_targets, named_targets
 from shadowattn.errors import InputError
 
 ROOT = Path(__file__).parents[2]

@@ -56,6 +56,15 @@ def test_recall_of_every_kind_of_estimate(run):
     assert set(ranked.n) == {32 * (ranked.context_tokens.iloc[0] // 32)}
 
 
+def test_nncfs_graph_estimates_in_a_model(run):
+    folder = run(
+        "default", "estimator=nncf", "allocator=uniform", "retention=0.5", "graphs.chunk_tokens=32", "graphs.nncf_samples=4"
+    )
+    rows = rows_of(folder).set_index(["method", "metric"]).value
+    assert 0.9 < rows["nncf", "topk_overlap"] < 1
+    assert rows["nncf", "loss"] != rows["dense", "loss"]
+
+
 def test_buckets_and_their_quality(run):
     few = "study.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
     few += "rough: {dynamic: true, bits: 2, quality: true}}"

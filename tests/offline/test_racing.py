@@ -126,7 +126,7 @@ def test_rounds_grow_by_half_and_end_at_the_last_window():
 
 @pytest.mark.parametrize("wrong", [{"first": 1}, {"z": 0.0}, {"tolerance": -1.0}, {"overlap": 2.0}])
 def test_a_race_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(InputError, match="first_windows"):
+    with pytest.raises(InputError, match="expected first"):
         Race(**wrong)
 
 

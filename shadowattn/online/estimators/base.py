@@ -26,8 +26,8 @@ class Estimator(ABC):
     To add one: a class with `scores` in a file of its own, and a YAML that names it. What else a class may say:
 
     - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales; `key_offset`, the
-      calibrated `types.KeyOffset` or None; `channels`, the calibrated `types.ChannelStatistics`. They are arguments of those
-      names.
+      calibrated `types.KeyOffset` or None; `channels`, the calibrated `types.ChannelStatistics`; `nncf_graph`, a
+      calibrated `NNCFGraph`. They are arguments of those names.
     - `granularity`: whose ranking the scores are: of each `head`, of a key/value `group`, or of the whole `layer`, whose heads
       then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
       may go by keys and positions, not by queries.

@@ -93,11 +93,11 @@ def test_races_are_run_in_many_orders(run, tiny_folder, capsys):
         (["study.orders=0"], "study.orders: expected at least 1, got 0"),
         (["study.first_order=0"], "study.first_order: expected at least 1, got 0"),
         (["study.loose={seed: 3}"], "study.loose.seed: there is no such setting"),
-        (["study.loose={z: -1.0}"], "expected first_windows ≥ 2, z > 0"),
+        (["study.loose={z: -1.0}"], "expected first ≥ 2, z > 0"),
         (["importance.windows=1"], "importance.windows: expected at least 2"),
         (["allocator=uniform"], "allocator: expected one that goes by importance alone, such as waterfill, got uniform"),
         (["allocator=error_greedy"], "got error_greedy"),
-        (["importance.race.z=0"], "expected first_windows ≥ 2, z > 0"),
+        (["importance.race.z=0"], "expected first ≥ 2, z > 0"),
     ],
 )
 def test_wrong_settings_are_refused(run, capsys, arguments, message):

@@ -1,33 +1,43 @@
-"""Scores from one compiled graph of a key head and its query heads, whoever quantised it: NNCF's, for one."""
+"""Scores from the one graph of a key head and its query heads that NNCF quantised from calibration data."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-import openvino as ov
 import torch
 from torch import Tensor
 
-from shadowattn.graphs.buckets import GraphShape
+from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX, GraphForm
 from shadowattn.graphs.graph import Arena, Graph
+from shadowattn.graphs.nncf_graph import NNCFGraph
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.quantised import integers, value_figures
 
 
-class FixedGraph(Estimator):
-    """`steps`: what the integers of the graph's inputs `q` and `k` stand for, −128 … 127 of them.
+class NNCF(Estimator):
+    """One range for Q and one for K of all heads and layers, 256 levels each. Chunks up to the graph's rows and keys.
 
     One call at a time: the graph has one set of inputs and outputs, and what is returned is a copy.
     """
 
+    needs: ClassVar[frozenset[str]] = frozenset({"nncf_graph"})
     reads_cpu_memory: ClassVar[bool] = True
 
-    def __init__(self, model: ov.CompiledModel, shape: GraphShape, steps: Mapping[str, float]):
-        self._graph = Graph(model, shape, GraphForm(), (None, None), Arena([model]))
-        self._steps = steps
+    def __init__(self, nncf_graph: NNCFGraph):
+        self._graph = Graph(nncf_graph.model, nncf_graph.shape, GraphForm(), (None, None), Arena([nncf_graph.model]))
+        self._shape, self._steps, self._made_for = nncf_graph.shape, nncf_graph.steps, nncf_graph.fingerprint
+
+    @property
+    def made_for(self) -> str:
+        return self._made_for
 
     def scores(self, chunk: Chunk) -> Tensor:
+        shape = self._shape
+        if chunk.q.shape[1] > shape.rows or chunk.keys > shape.keys:
+            raise InputError(
+                f"nncf: the graph is for at most {shape.rows} rows and {shape.keys} keys, got {chunk.q.shape[1]} and "
+                f"{chunk.keys}; calibrate it for longer prompts, or use estimator=int8"
+            )
         q, k = chunk.q.float(), chunk.k.float()
         return torch.cat([self._graph.run(q[part], k[group][None]).clone() for group, part in chunk.heads.grouped()])
 

@@ -118,7 +118,7 @@ def _check_graphs(lab: "Lab") -> None:
     choices = {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES}
     for name, options in choices.items():
         check_choice(f"graphs.{name}", graphs[name], options)
-    for name in ("chunk_tokens", "calibration_windows", "limit", "top_k_buckets", "compile_threads"):
+    for name in ("chunk_tokens", "calibration_windows", "nncf_samples", "limit", "top_k_buckets", "compile_threads"):
         check_count(f"graphs.{name}", graphs[name])
     launch_sizes(graphs.launch_heads, heads=1, kv_heads=1)
     if "device" in lab.needs and lab.device.name != "CPU" and graphs.inputs != "static":

@@ -1,0 +1,96 @@
+"""Time and memory of attention."""
+
+import itertools
+
+from experiments.page_tables.common import SHAPES, one, rows_of, table
+from shadowattn.reporting.attention_targets import TARGETS
+
+_SPEED = {
+    "attend, per row": "attend, a list for every row",
+    "attend, 32-row blocks": "attend, a list for 32 rows",
+    "total (int8_fused), per row": "all of it, a list for every row",
+    "total (int8_fused), 32-row blocks, leading_query": "all of it, a list for 32 rows (`leading_query`)",
+    "total (int8_fused), 32-row blocks, max": "all of it, a list for 32 rows (`max`)",
+    "total (int8_fused), 32-row blocks, probability": "all of it, a list for 32 rows (`probability`)",
+    "total (int8), per row": "the same by OpenVINO's graphs (`int8`), a list for every row",
+    "total (int8), 32-row blocks, leading_query": "by OpenVINO's graphs, a list for 32 rows (`leading_query`)",
+}
+
+
+def speed() -> str:
+    """Times faster than torch's and than our own dense attention."""
+    rows = rows_of("attention_speed")
+    rows = rows[(rows.part == "chunk") & rows.model.isin(list(SHAPES)[:2])]
+    cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
+
+    def cell(method: str, model: str, dtype: str) -> str:
+        where = {"method": method, "model": model, "dtype": dtype}
+        return " · ".join(f"{one(rows, metric=f'times faster than {other}', **where):.1f}" for other in ("sdpa", "own dense"))
+
+    measured = set(rows.method)
+    lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items() if method in measured]
+    rounds = int(rows[rows.metric == "time"].n.max())
+    header = ["times faster than SDPA · than our dense attention", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    return table(header, lines, "attention_speed", f"medians of {rounds} rounds")
+
+
+def peak_memory() -> str:
+    """Peak memory of every path at 32k keys."""
+    rows = rows_of("attention_speed")
+    rows = rows[rows.part == "memory"]
+    cases = [(model, dtype) for model in SHAPES for dtype in ("float32", "bfloat16")]
+
+    def cell(method: str, model: str, dtype: str) -> str:
+        value = one(rows, method=method, model=model, dtype=dtype)
+        return f"{value:.0f}" if value <= _MEMORY_TARGET_MB else f"**{value:.0f}**"
+
+    lines = [[method, *(cell(method, *case) for case in cases)] for method in dict.fromkeys(rows.method)]
+    header = ["MB beyond q, k, v and output", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    return table(header, lines, "attention_speed", f"one run each; above the target of {_MEMORY_TARGET_MB} MB in bold")
+
+
+_MEMORY_TARGET_MB = 256
+
+
+def stages() -> str:
+    """What one chunk spends its time on, per row."""
+    rows = rows_of("attention_speed")
+    rows = rows[(rows.part == "chunk") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
+    cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
+    names = ["quantise", "estimate", "select", "attend, per row", "total (int8_fused), per row", "own dense", "sdpa"]
+    lines = [[name, *(f"{one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]
+    header = ["ms a chunk", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds")
+
+
+def decode() -> str:
+    """One decode step at 8192 keys, times faster than our own dense attention."""
+    rows = rows_of("attention_speed")
+    rows = rows[(rows.part == "decode") & (rows.context_tokens == 8192)]
+    cases = list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
+    lines = [
+        [method, *(f"{one(rows, method=method, model=m, dtype=d, metric='times faster than own dense'):.2f}" for m, d in cases)]
+        for method in dict.fromkeys(rows.method)
+    ]
+    header = ["times faster than our dense attention", *(f"{SHAPES.get(m, m)} {d}" for m, d in cases)]
+    rounds = int(rows[rows.metric == "time"].n.max())
+    return table(header, lines, "attention_speed", f"8192 keys, retention 0.2, medians of {rounds} rounds")
+
+
+def targets() -> str:
+    """The targets of attention's speed beside what was measured; missed ones in bold."""
+    rows = rows_of("attention_speed")
+    values = rows[rows.part.isin(("chunk", "memory"))].set_index(["method", "metric", "model", "dtype"]).value.to_dict()
+    lines = []
+    for target in TARGETS:
+        limits = {"float32": target.float32, "bfloat16": target.bfloat16}
+        cells = []
+        for model, dtype in itertools.product(("qwen2-0.5b", "qwen2-1.5b"), limits):
+            value, limit = values[target.method, target.metric, model, dtype], limits[dtype]
+            met = limit is None or (value <= limit if target.at_most else value >= limit)
+            cells.append(f"{value:.3g}" if met else f"**{value:.3g}**")
+        limit = " · ".join("–" if limit is None else f"{limit:g}" for limit in limits.values())
+        lines.append([target.method, target.metric, f"{'≤' if target.at_most else '≥'} {limit}", *cells])
+    header = ["", "measure", "target, float32 · bfloat16"]
+    header += [f"{SHAPES[model]} {dtype}" for model in ("qwen2-0.5b", "qwen2-1.5b") for dtype in limits]
+    return table(header, lines, "attention_speed", "missed targets in bold; shares of SDPA's time, memory in MiB")

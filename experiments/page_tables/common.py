@@ -1,0 +1,63 @@
+"""What the tables of README and docs have in common: published rows, a table in Markdown, and where its rows are from."""
+
+import json
+from collections.abc import Iterable
+
+import pandas as pd
+
+from experiments.provenance import origin_line
+from experiments.publish import ROOT, read_reference
+
+REFERENCE = ROOT / "results" / "reference"
+SHAPES = {"qwen2-0.5b": "Qwen2-0.5B", "qwen2-1.5b": "Qwen2-1.5B", "phonelm-1.5b": "PhoneLM-1.5B"}
+INCREASE = ("loss_increase", "loss_increase_error")
+
+
+def rows_of(name: str) -> pd.DataFrame:
+    """Published rows by the name of their file."""
+    return read_reference(REFERENCE / f"{name}.csv")
+
+
+def one(rows: pd.DataFrame, **where: object) -> float:
+    """The value of the only row that fits."""
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    if len(rows) != 1:
+        raise ValueError(f"expected one row with {where}, got {len(rows)}")
+    return float(rows.value.iloc[0])
+
+
+def table(header: Iterable[str], lines: Iterable[Iterable[str]], name: str, n: str) -> str:
+    """A table and the line below it: of which published rows it is, and what is counted."""
+    header = list(header)
+    cells = [header, ["---"] * len(header), *map(list, lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + f"\n\n{source(name, n)}"
+
+
+def _origin(name: str) -> dict:
+    return json.loads((REFERENCE / f"{name}.json").read_text())
+
+
+def recorded(name: str) -> bool:
+    """Whether it is known where and by what code they were measured."""
+    return _origin(name).get("recorded", True)
+
+
+def source(name: str, n: str) -> str:
+    """Where rows were measured, from the file beside them."""
+    origin = _origin(name)
+    if not recorded(name):
+        return (
+            f"`results/reference/{name}.csv`, {n}; machine and versions **not recorded**, published in commit "
+            f"{origin['published_in'][:7]}, older than the code"
+        )
+    command = f"`{origin['command']}`"
+    if "command_today" in origin:
+        command = f"`{origin['command_today']}`, which then was {command}"
+    on = origin_line(rows_of(name), origin["machine"], origin["commit"], origin["dirty"])
+    return f"`results/reference/{name}.csv`, {n}; {on}; {command}"
+
+
+def dash(value: float, digits: int) -> str:
+    """A number, or a dash where there is none."""
+    return "–" if value != value else f"{value:.{digits}f}"

@@ -1,0 +1,54 @@
+"""Whole attention in static INT8."""
+
+import pandas as pd
+
+from experiments.page_tables.common import INCREASE, one, rows_of, source, table
+
+# Every form of whole attention in INT8, and the sparse method beside it: what of it is rounded.
+_ROUNDED = {
+    "npu_full": "`npu_full`: Q, K, V, scores, probabilities in 1/127",
+    "npu_full_log2": "the same, probabilities in powers of two",
+    "npu_full_per_head": "`npu_full` with one scale a head",
+    "qkv": "Q, K and V",
+    "qkv_scores": "Q, K, V and scores",
+    "qkv_probabilities": "Q, K, V and probabilities in 1/127",
+    "qkv_log2": "Q, K, V and probabilities in powers of two",
+    "int8_uniform": "nothing; INT8 estimates, exact attention on 20 % of the keys",
+}
+_NPU_FULL = ("study_npu_full", "study_npu_full_smollm2")
+
+
+def npu_full() -> str:
+    """Loss and divergence of whole attention in INT8, by what of it is rounded, a column a model."""
+    cells = [rows_of(name).set_index(["method", "metric"]).value for name in _NPU_FULL]
+
+    def cell(losses: pd.Series, method: str) -> str:
+        loss, error, divergence = (losses[method, metric] for metric in (*INCREASE, "kl_divergence"))
+        return f"{loss:+.3f} ± {error:.3f} · {divergence:.3f}"
+
+    lines = [[words, *(cell(losses, method) for losses in cells)] for method, words in _ROUNDED.items()]
+    windows = [int(rows_of(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _NPU_FULL]
+    models = [rows_of(name).model.iloc[0] for name in _NPU_FULL]
+    header = ["rounded to INT8", *models]
+    n = f"loss above dense ± standard error · KL divergence from dense, nat; n = {windows[0]} windows"
+    second = source(_NPU_FULL[1], f"n = {windows[1]} windows")
+    return table(header, lines, _NPU_FULL[0], n) + f"\n\n{second}"
+
+
+_CHANGES = {"": "as they are", ", offset": "less the mean key", ", equalised": "equal channels", ", both": "both"}
+
+
+def outliers() -> str:
+    """Median over heads of the error that static INT8 attention makes in a head's output, on SmolLM2."""
+    rows = rows_of("study_outliers_smollm2")
+    heads = rows[(rows.metric == "output_error") & (rows["head"] >= 0)]
+    median = heads.groupby("method").value.median()
+    sinks = rows[rows.metric == "error_of_sinks"].set_index("method").value
+    lines = [
+        [_ROUNDED[form], *(f"{median[form + change]:.3f}" for change in _CHANGES), f"{sinks[form]:.0%}"]
+        for form in ("npu_full", "qkv", "qkv_scores", "qkv_probabilities")
+    ]
+    header = ["rounded to INT8", *(f"Q and K {words}" for words in _CHANGES.values()), "of it in heads with a sink"]
+    count, with_sinks = heads.groupby("method").size().iloc[0], one(rows, metric="heads_with_sinks")
+    counted = f"median over {count} heads of ‖output − dense‖ / ‖dense‖; {with_sinks:.0f} heads have a sink"
+    return table(header, lines, "study_outliers_smollm2", f"{counted}; n = {heads.n.iloc[0]} tokens")

@@ -1,0 +1,75 @@
+"""Banks of graphs, and what their estimates find."""
+
+from experiments.page_tables.common import INCREASE, one, rows_of, table
+
+_BANK = {
+    "build_and_compile_s": ("build and compile (target 3 s)", 3.0, "{:.2f} s"),
+    "load_s": ("load from blobs (target 0.5 s)", 0.5, "{:.2f} s"),
+    "resident_bytes": ("resident after first use (target 300 MB)", 300e6, "{:.0f} MB"),
+    "infer_us": ("a call with bound tensors (target 30 µs)", 30.0, "{:.1f} µs"),
+    "call_us": ("a call with both copies", float("inf"), "{:.1f} µs"),
+}
+
+
+def bank() -> str:
+    """What a bank of graphs costs."""
+    rows = rows_of("graphs")
+    lines = []
+    for name in ("qwen2_0_5b", "qwen2_1_5b", "phonelm_0_5b", "phonelm_1_5b"):
+        part, cells = rows[rows.method == name], []
+        for metric, (_, target, form) in _BANK.items():
+            value = one(part, metric=metric)
+            text = form.format(value / 1e6 if metric.endswith("bytes") else value)
+            cells.append(text if value <= target else f"**{text}, missed**")
+        lines.append([name, *cells])
+    builds = int(rows[rows.metric == "build_and_compile_s"].n.iloc[0])
+    header = ["bank of 54 graphs", *(label for label, _, _ in _BANK.values())]
+    return table(header, lines, "graphs", f"medians of {builds} builds; calls: of the rounds in the rows")
+
+
+def waste() -> str:
+    """Scores that are computed and not needed, by how shapes are chosen."""
+    rows = rows_of("graphs")
+    rows = rows[(rows.metric == "waste") & rows.shapes.isin([1, 2, 4, 8, 16])]
+    cells = rows.set_index(["method", "shapes"]).value
+    sizes = sorted(rows.shapes.unique())
+    lines = [[f"`{name}`", *(f"{cells[name, s]:.0%}" for s in sizes)] for name in dict.fromkeys(rows.method)]
+    return table(["padding with this many shapes", *map(str, sizes)], lines, "graphs", "500 prompts of 1 to 4096 tokens")
+
+
+_TEXTS = {
+    "table4": "bundled model, standard library",
+    "table4_wikitext": "bundled model, WikiText-2",
+    "table4_wikitext_stories": "stories260K, WikiText-2",
+}
+
+
+def recall() -> str:
+    """Recall of the exact top 20 %, mean and worst head."""
+    sets = {}
+    for name in _TEXTS:
+        rows = rows_of(name)
+        sets[name] = rows[(rows.retention == 0.2) & (rows.granularity == "row")]
+
+    def cell(name: str, method: str) -> str:
+        mean, worst = (100 * one(sets[name], method=method, metric=metric) for metric in ("recall", "worst_head_recall"))
+        return f"{mean:.2f}, {worst:.1f}"
+
+    methods = dict.fromkeys(sets["table4"].method)
+    lines = [[method, *(cell(name, method) for name in _TEXTS)] for method in methods]
+    header = ["percent of the exact top 20 % found: mean, worst head", *_TEXTS.values()]
+    return table(header, lines, "table4", "the other two columns from the files of their names")
+
+
+def grids() -> str:
+    """Recall and loss by number of buckets and by their step."""
+    rows = rows_of("fig14")
+    recalls = rows[(rows.metric == "recall") & (rows.granularity == "row")].set_index("method").value
+    cells = rows.set_index(["method", "metric"]).value
+    lines = []
+    for method in dict.fromkeys(rows.method[rows.method.isin(recalls.index)]):
+        loss = [cells.get((method, metric), float("nan")) for metric in INCREASE]
+        lines.append([method, f"{100 * recalls[method]:.2f} %", "–" if loss[0] != loss[0] else f"{loss[0]:+.4f} ± {loss[1]:.4f}"])
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = ["buckets, step, lookup", "exact top 20 % found", "loss above dense, nat"]
+    return table(header, lines, "fig14", f"n = {windows} windows")

@@ -1,0 +1,100 @@
+"""Importance, need and the allocators."""
+
+from experiments.page_tables.common import one, rows_of, source, table
+from shadowattn.reporting.verdicts import gains
+
+
+def layer_zero() -> str:
+    """What each head of layer 0 is worth, and how many keys it needs."""
+    rows = rows_of("offline")
+    rows = rows[rows.layer == 0]
+    lines = []
+    for head in sorted(rows["head"][rows["head"] >= 0].unique()):
+        part = rows[rows["head"] == head]
+        lines.append([
+            f"head {head}", f"{one(part, method='ablate_zero', metric='loss_increase'):+.3f}",
+            f"{one(part, method='one_head', metric='sensitivity_loss', retention=0.02):+.4f}",
+            f"{one(part, metric='top_weight'):.1%}", f"{one(part, metric='effective_keys'):.1f}",
+        ])  # fmt: skip
+    header = ["layer 0", "without it, nat", "keeping 2 % of its keys, nat", "attention on one key", "effective keys"]
+    return table(header, lines, "offline", "n in the rows: 8192 tokens for ablations, 4096 for the rest")
+
+
+_SIGNALS = {
+    "ablation": "loss increase without the head",
+    "sensitivity_error": "relative error of the layer's output (`measure=error`)",
+    "sensitivity_divergence": "estimated KL divergence (`measure=divergence`)",
+    "effective_keys": "effective keys of dense attention",
+}
+
+
+def need() -> str:
+    """How well each signal ranks heads by the loss increase where a head alone keeps few keys."""
+    rows = rows_of("offline")
+    correlations = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
+    retentions = sorted(correlations.index.unique("retention"))
+    lines = [[words, *(f"{correlations[name, at]:+.2f}" for at in retentions)] for name, words in _SIGNALS.items()]
+    header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
+    return table(header, lines, "offline", "Spearman, n = 32 heads")
+
+
+def importance_speed() -> str:
+    """Seconds and memory of the two exact ways to measure importance."""
+    lines = []
+    for name, label in (("offline_speed", "bundled model"), ("offline_speed_qwen2_0_5b", "random Qwen2-0.5B")):
+        cells = rows_of(name).set_index(["method", "metric"]).value
+        lines.append([
+            label, f"{cells['plain', 'seconds']:.1f} s", f"{cells['shared, torch', 'times_faster']:.2f}",
+            f"{cells['shared', 'times_faster']:.2f}", f"{cells['shared', 'difference']:.0e}",
+            f"{cells['plain', 'peak_bytes'] / 2**20:.0f} → {cells['shared', 'peak_bytes'] / 2**20:.0f} MiB",
+        ])  # fmt: skip
+    header = [
+        "model",
+        "plain",
+        "times faster: shared, torch's linear layers",
+        "shared",
+        "largest difference of a loss",
+        "peak memory",
+    ]
+    second = source("offline_speed_qwen2_0_5b", "the second line, one round")
+    return f"{table(header, lines, 'offline_speed', 'the first line')}\n\n{second}"
+
+
+_RACES = {
+    "racing": "bundled model",
+    "racing_stories260k": "stories260K",
+}
+_RACED = {
+    "racing": "racing",
+    "racing, loose": "racing with `z=1 tolerance=0.2 overlap=0.15 first=16`",
+    "exact on fewer windows": "`shared` on as many windows as the race costs",
+}
+
+
+def racing() -> str:
+    """Racing against all windows: the median and the worst of many orders."""
+    lines = []
+    for name, label in _RACES.items():
+        rows = rows_of(name)
+        for method, words in _RACED.items():
+            cells = rows[(rows.method == method) & (rows.seed == 0)].set_index("metric").value
+            lines.append([
+                f"{label}, {words}",
+                f"{cells['times_fewer_forwards_median']:.2f} ({cells['times_fewer_forwards_smallest']:.2f})",
+                f"{cells['rank_correlation_median']:.3f} ({cells['rank_correlation_smallest']:.3f})",
+                f"{cells['retention_largest_difference_median']:.3f} ({cells['retention_largest_difference_largest']:.3f})",
+            ])  # fmt: skip
+    orders = int(rows_of("racing").n.max())
+    header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
+    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other model from its own file")
+
+
+def allocators() -> str:
+    """At how many retentions each allocator is better and worse than a rival."""
+    comparisons, lines = gains(rows_of("study_allocators")), []
+    for (method, rival), line in comparisons.groupby(["method", "rival"], sort=False):
+        counts = [f"{(line.verdict == decided).sum()} of {len(line)}" for decided in ("better", "worse")]
+        lines.append([f"`{method}`", f"`{rival}`", *counts, f"{line.gain.min():+.4f} … {line.gain.max():+.4f}"])
+    header = ["allocator", "against", "better at", "worse at", "gain over the retentions, nat"]
+    n = f"{len(comparisons)} comparisons over n = {int(comparisons.n.iloc[0])} windows, sign-flip test, Holm-corrected, p ≤ 0.05"
+    return table(header, lines, "study_allocators", n)

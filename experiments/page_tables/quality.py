@@ -1,0 +1,94 @@
+"""Loss, divergence and answers of every method."""
+
+import pandas as pd
+
+from experiments.page_tables.common import INCREASE, dash, rows_of, table
+from shadowattn.reporting.rows import GOES_BY
+from shadowattn.reporting.style import attending_to_all
+
+
+def quickstart() -> str:
+    """What the quickstart's table says."""
+    rows = rows_of("quickstart")
+    columns = {"perplexity": 3, "kl_divergence": 3, "mass_recall": 3, "topk_overlap": 3, "output_error": 3, "density": 3}
+    cells = rows[rows.metric.isin(columns)].set_index(["method", "retention", "metric"]).value
+    lines = []
+    order = rows.method.drop_duplicates().tolist()  # the order of the printed table
+    pairs = rows[["method", "retention"]].drop_duplicates().sort_values("method", key=lambda x: x.map(order.index), kind="stable")
+    for method, retention in pairs.itertuples(index=False):
+        values = [cells.get((method, retention, metric), float("nan")) for metric in columns]
+        lines.append([method, f"{retention:g}", *(dash(x, d) for x, d in zip(values, columns.values(), strict=True))])
+    header = ["method", "retention", "perplexity", "KL from dense, nat", "attention mass recall", "top-k overlap"]
+    header += ["output error", "density"]
+    return table(header, lines, "quickstart", f"n = {_tokens(rows)} tokens")
+
+
+def first_output() -> str:
+    """What the quickstart's table says at its larger retention."""
+    rows = rows_of("quickstart")
+    largest = rows.retention[rows.retention < 1].max()
+    rows = rows[rows.retention >= largest]
+    cells = rows[rows.metric.isin(["perplexity", "kl_divergence", "output_error"])]
+    cells = cells.set_index(["method", "retention", "metric"]).value
+    lines = [
+        [method, f"{at:g}", *(dash(cells.get((method, at, metric), float("nan")), 3) for metric in _FIRST)]
+        for method, at in rows[["method", "retention"]].drop_duplicates().itertuples(index=False)
+    ]
+    return table(["method", "retention", *_FIRST.values()], lines, "quickstart", f"n = {_tokens(rows)} tokens")
+
+
+_FIRST = {"perplexity": "perplexity", "kl_divergence": "KL from dense, nat", "output_error": "output error"}
+
+
+def _tokens(rows: pd.DataFrame) -> int:
+    return int(rows[(rows.method == "dense") & (rows.metric == "loss")].n.iloc[0])
+
+
+def sweep() -> str:
+    """Loss above dense of every method on the bundled model."""
+    return _losses("sweep_retention")
+
+
+def headline() -> str:
+    """Loss above dense of every method on SmolLM2."""
+    return _losses("headline_wikitext")
+
+
+def _losses(name: str) -> str:
+    """Loss above dense of every method, a column a retention."""
+    rows = rows_of(name)
+    whole = attending_to_all(rows).method
+    rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
+    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
+    retentions = sorted(increase.index.get_level_values("retention").unique())
+    lines = [
+        [
+            f"`{method}`",
+            *(f"{increase[method, r]:+.3f} ± {error[method, r]:.3f}" if (method, r) in increase else "" for r in retentions),
+        ]
+        for method in dict.fromkeys(increase.index.get_level_values("method"))
+    ]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
+    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
+
+
+def estimators() -> str:
+    """What the bundled model loses with the keys that every estimator chooses, beside what a score costs."""
+    return _estimators("compare_estimators")
+
+
+def _estimators(name: str) -> str:
+    """A line an estimator, that of the least mean loss first."""
+    rows = rows_of(name)
+    costs = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method").fillna({"needs": ""})
+    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
+    losses = increase[increase.index.get_level_values("method").isin(costs.index)].unstack()
+    lines = []
+    for method in losses.mean(axis=1).sort_values().index:
+        cells = (f"{losses.loc[method, at]:+.3f} ± {error[method, at]:.3f}" for at in losses.columns)
+        kind = costs.loc[method]
+        lines.append([f"`{method}`", f"{kind.value:.4g}", GOES_BY[kind.sees], kind.needs, *cells])
+    header = ["loss above dense, nat", "MAC × bits", "goes by", "calibrated", *(f"{at:.0%} of the keys" for at in losses.columns)]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")

@@ -1,0 +1,48 @@
+"""Lists that rows of a block share."""
+
+from experiments.page_tables.common import INCREASE, dash, rows_of, table
+from shadowattn.reporting.verdicts import gains
+
+
+def query_block() -> str:
+    """Loss, answers and time of every rule that ranks keys for a block, one column for a block's rows."""
+    rows = rows_of("study_query_block")
+    cells = rows.set_index(["method", "metric"]).value
+    shared = [method.rsplit("_", 1) for method in dict.fromkeys(rows.method[rows.query_block > 1])]
+    rules, blocks = list(dict.fromkeys(rule for rule, _ in shared)), list(dict.fromkeys(block for _, block in shared))
+
+    def cell(method: str) -> str:
+        faster = dash(cells.get((method, "times_faster_than_dense"), float("nan")), 1)
+        loss, error = (cells[method, metric] for metric in INCREASE)
+        return f"{loss:+.3f} ± {error:.3f} · {cells[method, 'accuracy']:.0%} · {faster}"
+
+    density = [f"{cells[f'{rules[0]}_{block}', 'density']:.4f}" for block in blocks]
+    lines = [
+        ["measured density", f"{cells['per_row', 'density']:.4f}", *density],
+        ["`per_row`", cell("per_row"), *("" for _ in blocks)],
+        *([f"`{rule}`", "", *(cell(f"{rule}_{block}") for block in blocks)] for rule in rules),
+    ]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    documents = int(rows[rows.metric == "accuracy"].n.iloc[0])
+    header = ["rows of a list", "1", *blocks]
+    cells_say = "a cell: loss above dense in nat · answers found · times faster than our dense attention"
+    return table(header, lines, "study_query_block", f"{cells_say}; n = {windows} windows and {documents} documents")
+
+
+def sharing() -> str:
+    """What lists shared by blocks of rows add to the loss of per-row lists on SmolLM2."""
+    rows = rows_of("study_query_block_smollm2")
+    comparisons = gains(rows)
+    comparisons = comparisons[comparisons.rival == "per_row"].set_index("method")
+    blocks = rows.drop_duplicates("method").set_index("method").query_block.reindex(comparisons.index)
+    lines = []
+    for kind in dict.fromkeys(name.replace(f"_{block}", "") for name, block in blocks.items()):
+        score, _, _ = kind.partition("_without_own")
+        names = [name for name, block in blocks.items() if name.replace(f"_{block}", "") == kind]
+        cells = (comparisons.loc[name] for name in names)
+        label = f"`{score}`, lists without the block's own keys" if kind.endswith("_without_own") else f"`{score}`"
+        lines.append([label, *(f"{-cell.gain:+.3f} ({-cell.high:+.3f} … {-cell.low:+.3f})" for cell in cells)])
+    at = comparisons.retention.iloc[0]
+    header = [f"loss above per-row lists at {at:.0%} of the keys, nat", *(f"{block} rows" for block in sorted(blocks.unique()))]
+    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
+    return table(header, lines, "study_query_block_smollm2", n)
