@@ -29,7 +29,9 @@ def draw(rows: pd.DataFrame) -> Figure:
             missed = [1 - value / 100 for value in values]
             axis.plot(TABLE_4_RETENTIONS, missed, color="0.6", linestyle=style, zorder=0, label=f"paper: {model}")
         axis.set(yscale="log", xlabel="retention", ylabel="share of the exact top-k missed")
-        axis.set_title("each row its own top-k" if granularity == "row" else "32 rows share a budget", fontsize=9)
+        axis.set_title(
+            "each row its own top-k" if granularity == "row" else f"{recalls.sampled.iloc[0]} rows share a budget", fontsize=9
+        )
         axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:.1%}"))
     axes[3].legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="center", frameon=False)
     axes[3].axis("off")
