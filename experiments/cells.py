@@ -10,6 +10,7 @@ from experiments.lab import Lab, MethodSettings
 from experiments.parts import build
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
+from shadowattn.evaluation.generation import DenseContinuations, divergence
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.evaluation.tasks import exact_match_rate
 from shadowattn.method import attach
@@ -34,6 +35,7 @@ class Cell:
     launches: int
     clipped_heads: int
     accuracy: float | None  # of the run's task; None where it has no questions
+    generation: dict[str, float] = field(default_factory=dict)  # empty where nothing was generated
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,30 @@ def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | N
     return build(method.estimator, **built)
 
 
-def measure_cell(
-    lab: Lab, windows: Tensor, attachment: Attachment | FullAttachment | None, dense_logits: DenseLogits | None = None
-) -> Cell:
-    """`attachment` None: dense attention. Fidelity is measured on the first windows; there, where `dense_logits` are given, with
-    the divergence of what the model says next.
+@dataclass(frozen=True)
+class Dense:
+    """What dense attention says on the first windows, `evaluation.fidelity_windows` of them, which methods are held to."""
+
+    logits: DenseLogits
+    continuations: DenseContinuations | None
+
+    @classmethod
+    def of(cls, lab: Lab, windows: Tensor) -> "Dense":
+        model, chunk_tokens, evaluation = lab.loaded.model, lab.of("graphs").chunk_tokens, lab.of("evaluation")
+        first, tokens = windows[: evaluation.fidelity_windows], evaluation.generated_tokens
+        continuations = DenseContinuations(model, first, tokens=tokens, chunk_tokens=chunk_tokens) if tokens else None
+        return cls(DenseLogits(model, first, chunk_tokens=chunk_tokens), continuations)
+
+
+def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachment | None, dense: Dense | None = None) -> Cell:
+    """`attachment` None: dense attention. Fidelity is measured on the first windows; there, where `dense` is given, with the
+    divergence of what the model says next, and of what it would generate.
     """
     model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
     observer = attachment.observer() if attachment else None
     first = windows[: lab.of("evaluation").fidelity_windows if attachment else 0]
-    logits = [dense_logits[index] for index in range(len(first))] if dense_logits else []  # while the model is dense
+    logits = [dense.logits[index] for index in range(len(first))] if dense else []  # while the model is dense
+    continuations = list(dense.continuations) if dense and dense.continuations and len(first) else []
     losses, divergences, counters = [], [], Counters()
     for part, observers in ((first, (observer,)), (windows[len(first) :], ())):
         if len(part):
@@ -141,6 +157,11 @@ def measure_cell(
     if lab.questions:
         with attachment.attached(lab, ()) if attachment else nullcontext():
             accuracy = exact_match_rate(model, list(lab.questions), **how)
+    generation = {}
+    if continuations:
+        with attachment.attached(lab, ()):
+            diverged = divergence(model, continuations, **how)
+        generation = {"first_divergent_token": diverged.first, "divergent_tokens": diverged.share}
     fidelity = observer.metrics() if observer else {}
     if divergences:
         fidelity |= {"kl_divergence": sum(divergences) / len(divergences)}
@@ -155,6 +176,7 @@ def measure_cell(
         launches=attachment.estimator.launched if sparse else 0,
         clipped_heads=attachment.estimator.clipped if sparse else 0,
         accuracy=accuracy,
+        generation=generation,
     )
 
 

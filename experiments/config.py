@@ -109,11 +109,13 @@ class GraphsConfig:
 
 @dataclass
 class EvaluationConfig:
-    """`context_tokens` null: 1024, or the model's context where that is shorter. Fidelity is measured on the first windows."""
+    """`context_tokens` null: 1024, or the model's context where that is shorter. Fidelity is measured on the first windows.
+    `generated_tokens`: of those, how many at a window's end greedy decoding replaces, to see where it diverges; 0: none."""
 
     context_tokens: int | None = None
     windows: int = 8
     fidelity_windows: int = 2
+    generated_tokens: int = 0
 
 
 @dataclass

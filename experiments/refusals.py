@@ -132,7 +132,12 @@ def _check_evaluation(lab: "Lab") -> None:
     evaluation = lab.of("evaluation")
     check_count("evaluation.windows", evaluation.windows)
     check_count("evaluation.fidelity_windows", evaluation.fidelity_windows, least=0)
+    check_count("evaluation.generated_tokens", evaluation.generated_tokens, least=0)
     check_count("evaluation.context_tokens", evaluation.context_tokens, least=2)
+    if evaluation.generated_tokens and not evaluation.fidelity_windows:
+        raise InputError(
+            f"evaluation.generated_tokens: {evaluation.generated_tokens} of each of no windows; set evaluation.fidelity_windows"
+        )
 
 
 def _check_decode(lab: "Lab") -> None:
@@ -238,6 +243,11 @@ def _check_subject(lab: "Lab") -> None:
     for key, tokens in lengths.items():
         if tokens > shape.context_tokens:
             raise InputError(f"{key}: the model's context is {shape.context_tokens} tokens, got {tokens}; set it to no more")
+    if "evaluation" in lab.needs and lab.of("evaluation").generated_tokens >= lab.context_tokens:
+        raise InputError(
+            f"evaluation.generated_tokens: expected fewer than the {lab.context_tokens} tokens of a window, got "
+            f"{lab.of('evaluation').generated_tokens}; a prompt is to be left"
+        )
     if "allocator" in lab.needs:
         methods = lab.methods.values() if "estimator" in lab.needs else ()
         for allocator in [method.allocator for method in methods] or [lab.of("allocator")]:

@@ -58,11 +58,11 @@ class Checks:
 
     @property
     def key_value_accuracy(self) -> Interval:
-        return share_interval(self.key_value_hits, self.key_value_documents)
+        return share_interval(self.key_value_hits, self.key_value_documents, method="exact")
 
     @property
     def needle_accuracy(self) -> Interval:
-        return share_interval(self.needle_hits, self.needle_documents)
+        return share_interval(self.needle_hits, self.needle_documents, method="exact")
 
     def means(self) -> dict[str, float]:
         """The six figures without their intervals: what training watches."""

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from torch import Tensor
 
-from experiments.cells import Cell, FullAttachment, attachment, measure_cell, paired_error
+from experiments.cells import Cell, Dense, FullAttachment, attachment, measure_cell, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
 from experiments.parts import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
-from shadowattn.evaluation.divergence import DenseLogits
+from shadowattn.evaluation.intervals import share_interval
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
@@ -37,6 +37,7 @@ _UNITS = {
     "loss_increase": "nat",
     "loss_increase_error": "nat",
     "kl_divergence": "nat",
+    "first_divergent_token": "tokens",
 }
 # Method and retention.
 CellName = tuple[str, float]
@@ -127,13 +128,13 @@ class Quality(Study):
         say(f"evaluate: {len(keys)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
         row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
         dense = Cell(**units.get("dense", lambda: asdict(measure_cell(lab, windows, None))))
-        logits = DenseLogits(lab.loaded.model, windows, chunk_tokens=lab.of("graphs").chunk_tokens)
+        held_to = Dense.of(lab, windows)
         rows = _dense_rows(lab, row, dense, windows, floor)
         for name, full in lab.full.items():
 
             def measured_full(full=full) -> dict:
                 attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
-                return asdict(measure_cell(lab, windows, attached, logits))
+                return asdict(measure_cell(lab, windows, attached, held_to))
 
             cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
             full_row = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
@@ -143,7 +144,7 @@ class Quality(Study):
             save_profile(profile, lab.folder / "profiles" / f"{cell_key(name, retention)}.json")
 
             def measured(method=method, profile=profile) -> dict:
-                return asdict(measure_cell(lab, windows, attachment(lab, method, profile), logits))
+                return asdict(measure_cell(lab, windows, attachment(lab, method, profile), held_to))
 
             cell = Cell(**units.get(cell_key(name, retention), measured))
             rows += _cell_rows(lab, row, method, retention, cell, dense, windows, floor)
@@ -181,7 +182,8 @@ def _cell_rows(
 def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
-    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method)
+    overlap = cell.fidelity.get("topk_overlap")
+    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, overlap=overlap)
     predicted = windows.numel() - len(windows)
     rows = [
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
@@ -191,6 +193,8 @@ def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tenso
     ]
     observed = windows[: lab.of("evaluation").fidelity_windows].numel()
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
+    generated = lab.of("evaluation").fidelity_windows * lab.of("evaluation").generated_tokens
+    rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
     rows += _accuracy_rows(lab, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
 
@@ -224,7 +228,10 @@ def _means(profile: RetentionProfile) -> str:
 def _accuracy_rows(lab: Lab, row: Row, cell: Cell) -> list[Row]:
     if cell.accuracy is None:
         return []
-    return [replace(row, metric="accuracy", value=cell.accuracy, n=len(lab.questions))]
+    n = len(lab.questions)
+    share = share_interval(round(cell.accuracy * n), n)
+    ends = {"accuracy": share.value, "accuracy_low": share.low, "accuracy_high": share.high}
+    return [replace(row, metric=metric, value=value, n=n) for metric, value in ends.items()]
 
 
 def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -30,11 +31,11 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, len(values))
 
 
-def share_interval(hits: int, count: int) -> Interval:
-    """The share of hits and Clopper and Pearson's interval, which is never too short, for 100 of 100 either."""
+def share_interval(hits: int, count: int, *, method: Literal["wilson", "exact"] = "wilson") -> Interval:
+    """The share of hits, with Wilson's interval, or Clopper and Pearson's exact one, which is longer and never too short."""
     if count < 1:
         raise InputError("interval: expected at least 1 document, got none; measure more")
-    ends = stats.binomtest(hits, count).proportion_ci(_LEVEL, method="exact")
+    ends = stats.binomtest(hits, count).proportion_ci(_LEVEL, method=method)
     return Interval(hits / count, float(ends.low), float(ends.high), count)
 
 

@@ -9,6 +9,8 @@ _COLUMNS = {
     "perplexity": "perplexity",
     "accuracy": "task accuracy",
     "kl_divergence": "KL from dense, nat",
+    "first_divergent_token": "tokens before the first divergent",
+    "divergent_tokens": "divergent tokens",
     "mass_recall": "attention mass recall",
     "topk_overlap": "top-k overlap",
     "output_error": "output error",
@@ -16,7 +18,7 @@ _COLUMNS = {
 }
 
 # Columns of the table only where a study measured them.
-_WHERE_MEASURED = ("accuracy", "kl_divergence")
+_WHERE_MEASURED = ("accuracy", "kl_divergence", "first_divergent_token", "divergent_tokens")
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -33,12 +35,24 @@ def summary_table(rows: pd.DataFrame, title: str) -> Table:
     table.add_column("method")
     table.add_column("retention", justify="right")
     lines = summary(rows)
-    shown = [name for name in _COLUMNS if name in lines]
+    shown, intervals = [name for name in _COLUMNS if name in lines], _intervals(rows)
     for name in shown:
         table.add_column(_COLUMNS[name], justify="right")
     table.add_column("flag")
     for line in lines.to_dict("records"):
-        values = [line[name] for name in shown]
-        cells = ["–" if math.isnan(value) else f"{value:.3f}" for value in values]
+        place = line["method"], line["retention"]
+        cells = ["–" if math.isnan(line[name]) else f"{line[name]:.3f}" + intervals.get((name, *place), "") for name in shown]
         table.add_row(line["method"], f"{line['retention']:g}", *cells, line["flag"])
     return table
+
+
+def _intervals(rows: pd.DataFrame) -> dict[tuple[str, str, float], str]:
+    """What follows a value, by metric, method and retention: its 95 % interval and n, where the rows have the ends."""
+    ends = rows[rows.metric.isin(("accuracy_low", "accuracy_high"))]
+    if ends.empty:
+        return {}
+    wide = ends.pivot_table(index=["method", "retention", "n"], columns="metric", values="value")
+    return {
+        ("accuracy", method, at): f" ({line.accuracy_low:.2f} … {line.accuracy_high:.2f}, n = {n})"
+        for (method, at, n), line in wide.iterrows()
+    }

@@ -22,10 +22,19 @@ def test_the_interval_of_a_mean_holds_the_truth_19_times_of_20():
 
 
 def test_all_documents_right_does_not_make_a_share_of_one_certain():
-    found = share_interval(60, 60)
+    found = share_interval(60, 60, method="exact")
     assert (found.value, found.high, found.n) == (1.0, 1.0, 60)
     assert found.low == pytest.approx(0.025 ** (1 / 60))
-    assert share_interval(0, 60).high == pytest.approx(1 - found.low)
+    assert share_interval(0, 60, method="exact").high == pytest.approx(1 - found.low)
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 60), (7, 20), (60, 60)])
+def test_wilsons_interval_is_where_the_share_is_as_far_off_as_its_own_error(hits, count):
+    found = share_interval(hits, count)
+    for end in (found.low, found.high):
+        if 0 < end < 1:
+            error = (end * (1 - end) / count) ** 0.5
+            assert abs(hits / count - end) == pytest.approx(1.959964 * error, rel=1e-5)
 
 
 def test_the_largest_against_the_median_over_resamples():

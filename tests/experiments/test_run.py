@@ -201,6 +201,14 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["importance.lines=all"], "document, artifact"),
         (["importance.dtype=int4"], "null, float32, bfloat16"),
         (["importance=racing", "allocator=waterfill", "importance.weighting=batches"], "method=racing"),
+        (
+            ["evaluation.generated_tokens=96"],
+            "evaluation.generated_tokens: expected fewer than the 96 tokens of a window, got 96",
+        ),
+        (
+            ["evaluation.generated_tokens=9", "evaluation.fidelity_windows=0"],
+            "evaluation.generated_tokens: 9 of each of no windows",
+        ),
         (["importance.race.first=1"], "first ≥ 2"),
         (["importance.activation_scales=no/such.json"], "activation_scales=FILE"),
         (["allocator=file", "allocator.path=no/such.txt"], "no/such.txt cannot be read"),

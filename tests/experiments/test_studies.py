@@ -65,6 +65,15 @@ def test_nncfs_graph_estimates_in_a_model(run):
     assert rows["nncf", "loss"] != rows["dense", "loss"]
 
 
+def test_generated_tokens_are_compared_with_dense_ones(run):
+    rows = rows_of(run("default", "estimator=oracle", "allocator=uniform", "retention=0.1", "evaluation.generated_tokens=8"))
+    values, n = (rows.set_index(["method", "metric"])[column] for column in ("value", "n"))
+    assert values["oracle", "first_divergent_token"] in range(9)
+    assert values["oracle", "divergent_tokens"] * 8 in range(9)
+    assert n["oracle", "divergent_tokens"] == 8
+    assert values["npu_full", "divergent_tokens"] <= 1
+
+
 def test_buckets_and_their_quality(run):
     few = "study.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
     few += "rough: {dynamic: true, bits: 2, quality: true}}"

@@ -106,6 +106,11 @@ def test_both_flags_at_once():
     assert quality_flag(loss=2.8, dense_loss=2.9, floor_loss=3.0).startswith("sparse beats dense; dense near the floor")
 
 
+def test_an_estimate_that_finds_too_few_keys_is_flagged():
+    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, overlap=0.89) == "top-k overlap below 0.90"
+    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, overlap=0.90) == ""
+
+
 def placed() -> pd.DataFrame:
     """Rows about layers and heads."""
     row = PlacedRow(**vars(rows()[0]) | {"data": "text"})
