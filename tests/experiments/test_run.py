@@ -202,8 +202,8 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["importance.dtype=int4"], "null, float32, bfloat16"),
         (["importance=racing", "allocator=waterfill", "importance.weighting=batches"], "method=racing"),
         (
-            ["evaluation.generated_tokens=96"],
-            "evaluation.generated_tokens: expected fewer than the 96 tokens of a window, got 96",
+            ["evaluation.generated_tokens=1024"],
+            "expected fewer than the 1024 tokens of a window, got 1024",
         ),
         (
             ["evaluation.generated_tokens=9", "evaluation.fidelity_windows=0"],
