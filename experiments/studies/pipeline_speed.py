@@ -20,6 +20,7 @@ from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
 from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
+from shadowattn.energy import energy_source, joules
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.graphs.planner import launch_sizes
@@ -44,16 +45,21 @@ ESTIMATORS = ("int8", "int8_fused")
 
 @dataclass(frozen=True)
 class PipelineRow(SpreadRow):
-    """A row about one of the pipeline's modes; `scheduler` is who ordered its heads, empty: nobody."""
+    """A row about one of the pipeline's modes; `scheduler` is who ordered its heads, empty: nobody.
+
+    `energy_source`: what measures energy on the machine, `rapl` or `none`.
+    """
 
     scheduler: str = ""
+    energy_source: str = ""
 
 
 @dataclass(frozen=True)
 class PipelineSpeed(Study):
     """Layers of `shapes`, the last `rows` rows of each number of `keys`, `retention` on average.
 
-    Medians of `rounds` calls that take turns; `repeats` calls a point of the latency profile that `planned` plans by.
+    Medians of `rounds` calls that take turns; `repeats` calls a point of the latency profile that `planned` plans by. Where the
+    machine counts energy, that of a call too, the mean over `energy_seconds` of calls on end.
     """
 
     shapes: list[str] = field(default_factory=lambda: ["qwen2-0.5b", "qwen2-1.5b"])
@@ -62,6 +68,7 @@ class PipelineSpeed(Study):
     retention: float = 0.2
     rounds: int = 25
     repeats: int = 5
+    energy_seconds: float = 2.0
     needs: ClassVar[tuple[str, ...]] = ("scheduler", "threads")
     headline: ClassVar[tuple[str, ...]] = ("times_faster_than_batched", "time")
 
@@ -72,6 +79,8 @@ class PipelineSpeed(Study):
             check_count(f"study.{name}", getattr(self, name))
         if not self.shapes or not self.keys or min(self.keys) < self.rows:
             raise InputError(f"study.shapes, study.keys: expected some of each, and no fewer keys than {self.rows} rows")
+        if not 1 <= self.energy_seconds <= 60:
+            raise InputError(f"study.energy_seconds: expected 1 to 60, got {self.energy_seconds}")
         if not 0 < self.retention <= 2 / 3:
             raise InputError(
                 f"study.retention: expected one in (0, 2/3], heads keep up to 1.5 times as much, got {self.retention}"
@@ -85,10 +94,11 @@ class PipelineSpeed(Study):
         say(f"pipeline: {len(cases)} chunks in up to six modes, {self.rounds} rounds each")
         scheduler, units = build(lab.of("scheduler")), lab.units("cells")
         row = replace(lab.timing_row(PipelineRow), kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds, unit="ms")
-        row = replace(row, retention=self.retention, chunk_rows=self.rows)
+        row = replace(row, retention=self.retention, chunk_rows=self.rows, energy_source=energy_source())
         rows = []
         for shape, keys, name in bar(cases, "time"):
             seconds = units.get(f"{shape} {keys} {name}", partial(self._seconds, shape, keys, name, scheduler))
+            spent = units.get(f"{shape} {keys} {name} energy", partial(self._joules, shape, keys, name, scheduler))
             at = replace(
                 row, model=shape, context_tokens=keys, estimator=name, estimate_device="CPU" if name == "int8" else "none"
             )
@@ -99,12 +109,22 @@ class PipelineSpeed(Study):
                 one = replace(at, method=f"{name} {mode}", scheduler=planner)
                 rows.append(replace(one, metric="time", value=median, low=low, high=high))
                 rows.append(replace(one, metric="times_faster_than_batched", value=faster, unit="1", low=faster, high=faster))
+                if mode in spent:
+                    rows.append(replace(one, metric="energy", value=spent[mode], unit="J", low=spent[mode], high=spent[mode]))
         return rows
 
     def _seconds(self, shape: str, keys: int, estimator: str, scheduler) -> dict[str, list[float]]:
         case = Case(shape, torch.float32, keys, self.rows, self.retention)
         timings = interleave(self._calls(*make_chunk(case, estimator), scheduler), rounds=self.rounds, warmup=3)
         return {mode: list(timing.seconds) for mode, timing in timings.items()}
+
+    def _joules(self, shape: str, keys: int, estimator: str, scheduler) -> dict[str, float]:
+        """Energy of a call by mode; of none where the machine counts no energy."""
+        if energy_source() == "none":
+            return {}
+        case = Case(shape, torch.float32, keys, self.rows, self.retention)
+        calls = self._calls(*make_chunk(case, estimator), scheduler)
+        return {mode: joules(call, seconds=self.energy_seconds) for mode, call in calls.items()}
 
     def _calls(self, chunk: Chunk, parts: Parts, scheduler) -> dict[str, Callable[[], None]]:
         """A call for each mode that makes sense for the estimator."""
@@ -134,7 +154,7 @@ class PipelineSpeed(Study):
         for (shape, keys, name), cell in rows.groupby(["model", "context_tokens", "estimator"], sort=False):
             case = f"{shape}, {keys} keys, {name}"
             for method, values in cell.groupby("method", sort=False):
-                time, faster = values[values.metric == "time"].iloc[0], values[values.metric != "time"].iloc[0]
+                time, faster = (values[values.metric == one].iloc[0] for one in ("time", "times_faster_than_batched"))
                 mode = str(method).removeprefix(f"{name} ")
                 table.add_row(case, mode, f"{time.value:.2f}", f"{time.low:.2f} … {time.high:.2f}", f"{faster.value:.2f}")
                 case = ""

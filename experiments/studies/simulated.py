@@ -30,6 +30,7 @@ class SimulatedRow(Row):
     core: str = ""
     heads: int = 0
     published: float = math.nan
+    energy_source: str = ""  # `model` of energies; see `shadowattn.energy`
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,14 @@ class Table8(Simulated):
             for name, method in METHODS.items():
                 cost = self.cost(device, layer, method, self.tokens, row.retention)
                 energy_row = replace(
-                    row, model=model, method=name, context_tokens=self.tokens, unit="J", heads=layer.heads, metric="energy"
+                    row,
+                    model=model,
+                    method=name,
+                    context_tokens=self.tokens,
+                    unit="J",
+                    heads=layer.heads,
+                    metric="energy",
+                    energy_source="model",
                 )
                 energy_row = replace(energy_row, value=float(powers @ [cost.core_us, cost.estimate_us]))
                 if is_papers and self.tokens == PAPER_TOKENS:

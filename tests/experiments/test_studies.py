@@ -10,10 +10,11 @@ import torch
 from omegaconf import OmegaConf
 
 from experiments.publish import read_reference
-from experiments.studies import graph_banks, query_block, validate_simulator
+from experiments.studies import graph_banks, pipeline_speed, query_block, validate_simulator
 from experiments.studies.schedulers import schedulers
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
 from shadowattn import device_check
+from shadowattn.energy import energy_source
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels.torch_kernels import TorchKernels
@@ -516,6 +517,18 @@ def test_modes_of_the_pipeline_are_timed_side_by_side(run):
     faster = rows[rows.metric == "times_faster_than_batched"].set_index("method").value
     assert faster["int8 batched"] == faster["int8_fused batched"] == 1
     assert (folder / "pipeline_speed.png").is_file()
+    assert set(rows.energy_source) == {energy_source()}
+    assert ("energy" in set(rows.metric)) == (energy_source() == "rapl")
+
+
+def test_energy_of_a_mode_is_a_row_where_the_machine_counts_it(run, monkeypatch):
+    monkeypatch.setattr(pipeline_speed, "energy_source", lambda: "rapl")
+    monkeypatch.setattr(pipeline_speed, "joules", lambda call, seconds: call() or seconds / 4)
+    few = ["study.shapes=[qwen2-0.5b]", "study.keys=[256]", "study.rows=32", "study.rounds=2", "study.repeats=1"]
+    rows = rows_of(run("pipeline_speed", "+exp=pipeline_speed", *few))
+    energy = rows[rows.metric == "energy"]
+    assert len(energy) == len(rows[rows.metric == "time"])
+    assert set(zip(energy.value, energy.unit, energy.energy_source, strict=True)) == {(0.5, "J", "rapl")}
 
 
 def test_attention_in_int8_stands_in_every_quality_table(run, capsys):
