@@ -27,7 +27,7 @@ from shadowattn.graphs.planner import (
 )
 from shadowattn.graphs.storage import MANIFEST
 from shadowattn.offline.nncf_samples import nncf_samples
-from shadowattn.offline.requantisation import OutputObservations, observe_outputs
+from shadowattn.offline.requantisation import ProductObservations, observe_products
 from shadowattn.threads import thread_budget
 from shadowattn.types import Requant, RetentionProfile, ScaleGrid
 
@@ -83,10 +83,10 @@ class Banks:
             "key_offset": None if grid.key_offset is None else grid.key_offset.digest,
             "lookup": distance,
         }
-        stage = lab.stage("outputs", inputs)
+        stage = lab.stage("requantisation", inputs)
         if not stage.done:
-            say(f"outputs: integer products of {lab.shape.layers * lab.shape.heads} heads")
-            observations = observe_outputs(
+            say(f"requantisation: integer products of {lab.shape.layers * lab.shape.heads} heads")
+            observations = observe_products(
                 lab.loaded.model,
                 lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows),
                 grid,
@@ -95,7 +95,7 @@ class Banks:
                 progress=lambda w: bar(w, "observe"),
             )
             stage.finish(asdict(observations))
-        return OutputObservations(tuple(tuple(pair) for pair in stage.read()["observed"])).requant(mode)
+        return ProductObservations(tuple(tuple(pair) for pair in stage.read()["observed"])).requant(mode)
 
     def nncf_graph(self, keys: int, *, samples: int) -> NNCFGraph:
         """The graph that NNCF quantises from calibration text, for chunks of the run's rows and up to so many keys."""

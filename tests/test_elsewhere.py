@@ -22,7 +22,7 @@ from shadowattn.offline.calibrations.mse import MeanSquaredError
 from shadowattn.offline.concentration import measure_concentration
 from shadowattn.offline.fake_quant import fake_quantised, observe_activations
 from shadowattn.offline.key_offsets import observe_key_offset
-from shadowattn.offline.requantisation import observe_outputs
+from shadowattn.offline.requantisation import observe_products
 from shadowattn.offline.scale_report import report_scales
 from shadowattn.offline.scales import observe_scales, scale_grid
 from shadowattn.online.estimators.int8 import Int8
@@ -80,7 +80,7 @@ def scales(model, folder):
     observations = observe_scales(model, WINDOWS, chunk_tokens=16, key_offset=offset)
     others = observe_scales(model, WINDOWS, chunk_tokens=16, calibration=MeanSquaredError(steps=3))
     report = report_scales(model, WINDOWS, {"grid": scale_grid(observations)}, chunk_tokens=16)
-    outputs = observe_outputs(model, WINDOWS, GRID, chunk_tokens=16)
+    outputs = observe_products(model, WINDOWS, GRID, chunk_tokens=16)
     found = [asdict(report["grid"]), asdict(observations), asdict(others), asdict(outputs)]
     return flat([*found, asdict(measure_concentration(model, WINDOWS, chunk_tokens=16))])
 

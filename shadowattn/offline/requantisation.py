@@ -25,7 +25,7 @@ _MARGIN, _PERCENTILE = 1.05, 5
 
 
 @dataclass(frozen=True)
-class OutputObservations:
+class ProductObservations:
     """One entry for each layer, query head and chunk: (multiplier that puts the largest product at 127, its output scale)."""
 
     observed: tuple[tuple[float, float], ...]
@@ -38,7 +38,7 @@ class OutputObservations:
         return Requant(mode, float(np.percentile(multipliers, _PERCENTILE)) / _MARGIN)
 
 
-def observe_outputs(
+def observe_products(
     model: PreTrainedModel,
     windows: Tensor,
     grid: ScaleGrid,
@@ -46,7 +46,7 @@ def observe_outputs(
     chunk_tokens: int,
     distance: str = "raw",
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
-) -> OutputObservations:
+) -> ProductObservations:
     """Runs the windows [W, T] through the model, dense, and quantises every chunk by the bucket that would serve it online."""
     observed = []
     measure = RunningScales(Absmax(), grid.key_offset)
@@ -61,7 +61,7 @@ def observe_outputs(
                 observed.append((multiplier, pair[0] * pair[1] / multiplier))
 
     observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
-    return OutputObservations(tuple(observed))
+    return ProductObservations(tuple(observed))
 
 
 def largest_product(q: Tensor, k: Tensor, pair: tuple[float, float]) -> float:

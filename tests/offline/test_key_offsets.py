@@ -12,7 +12,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.offline import layer_grids, observe_key_offset, observe_scales, report_scales, scale_grid
 from shadowattn.offline.calibrations.absmax import Absmax
-from shadowattn.offline.requantisation import observe_outputs
+from shadowattn.offline.requantisation import observe_products
 from shadowattn.offline.scales import RunningScales
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
@@ -137,6 +137,6 @@ def test_int8_outputs_are_rounded_by_the_products_that_are_left():
     steps = {}
     for name, one in (("no", None), ("mean", offset)):
         grid = scale_grid(observe_scales(model, ids, chunk_tokens=32, key_offset=one))
-        steps[name] = observe_outputs(model, ids, grid, chunk_tokens=32).requant("fixed_output").value
+        steps[name] = observe_products(model, ids, grid, chunk_tokens=32).requant("fixed_output").value
     assert 0 < steps["mean"] < 0.7 * steps["no"]
     assert math.isfinite(steps["no"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shadowattn.errors import InputError
-from shadowattn.offline.requantisation import OutputObservations, largest_product, observe_outputs
+from shadowattn.offline.requantisation import ProductObservations, largest_product, observe_products
 from shadowattn.types import Requant
 from tests.profiles import GRID
 from tests.tiny import tiny_model
@@ -20,14 +20,14 @@ def test_the_largest_product_is_that_of_the_integers():
 def test_every_head_and_chunk_is_observed_and_lands_at_127():
     model = tiny_model()
     windows = torch.randint(0, 128, (2, 64), generator=torch.Generator().manual_seed(0))
-    seen = observe_outputs(model, windows, GRID, chunk_tokens=32)
+    seen = observe_products(model, windows, GRID, chunk_tokens=32)
     assert len(seen.observed) == 2 * 2 * 2 * 4  # windows, chunks, layers, heads
     for multiplier, scale in seen.observed:
         assert any(abs(q * k / multiplier - scale) < 1e-12 for q, k in GRID.pairs)
 
 
 def test_both_modes():
-    seen = OutputObservations(tuple((float(m), 1 / m) for m in range(1, 102)))
+    seen = ProductObservations(tuple((float(m), 1 / m) for m in range(1, 102)))
     assert seen.requant("target_requant") == Requant("target_requant", 6 / 1.05)
     assert seen.requant("fixed_output") == Requant("fixed_output", 1.05)
 

@@ -16,7 +16,7 @@ from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.kernels import choose, native
 from shadowattn.offline import observe_key_offset, observe_scales, scale_grid
-from shadowattn.offline.requantisation import observe_outputs
+from shadowattn.offline.requantisation import observe_products
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.int8 import Int8
@@ -215,7 +215,7 @@ def test_recall_of_a_model_with_biased_keys_rises():
     for how in ("none", "mean", "midrange"):
         offset = observe_key_offset(model, ids, chunk_tokens=32, how=how)
         grid = scale_grid(observe_scales(model, ids, chunk_tokens=32, key_offset=offset))
-        outputs = observe_outputs(model, ids, grid, chunk_tokens=32)
+        outputs = observe_products(model, ids, grid, chunk_tokens=32)
         requant = outputs.requant("target_requant")
         estimates |= {f"{how}, float": Quantised(grid), f"{how}, int8": Quantised(grid, requant=requant)}
     found = measure_recall(model, windows(3)[2:], estimates, [0.2], chunk_tokens=32)
