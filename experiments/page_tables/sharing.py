@@ -1,6 +1,6 @@
 """Lists that rows of a block share."""
 
-from experiments.page_tables.common import INCREASE, dash, rows_of, table
+from experiments.page_tables.common import INCREASE, dash, rows_of, source, table
 from shadowattn.reporting.verdicts import gains
 
 
@@ -46,3 +46,26 @@ def sharing() -> str:
     header = [f"loss above per-row lists at {at:.0%} of the keys, nat", *(f"{block} rows" for block in sorted(blocks.unique()))]
     n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
     return table(header, lines, "study_query_block_smollm2", n)
+
+
+_OVERLAPS = ("study_overlap_maps", "study_overlap_maps_smollm2")
+_REUSE = {
+    "layer_overlap": "of a layer's list, share in the source layer's",
+    "layer_mass": "of a layer's attention mass, share on the source layer's list",
+    "row_reuse": "of a row's list, share in the source row's",
+}
+
+
+def overlap_maps() -> str:
+    """How much of a list is found by how far its source is, layers or rows, on both models."""
+    lines = []
+    for name in _OVERLAPS:
+        rows = rows_of(name)
+        apart = rows.distance.where(rows.metric == "row_reuse", rows.layer - rows.source_layer)
+        means = rows.groupby(["metric", apart]).value.mean()
+        for metric, words in _REUSE.items():
+            cells = [f"{means[metric, at]:.0%}" if (metric, at) in means.index else "" for at in (0, 1, 4, 16)]
+            lines.append([rows.model.iloc[0], words, *cells])
+    header = ["model", "found", "its own", "1 before", "4 before", "16 before"]
+    n = f"n = {int(rows_of(_OVERLAPS[0]).n.iloc[0])} rows for a pair of layers"
+    return table(header, lines, _OVERLAPS[0], n) + f"\n\n{source(_OVERLAPS[1], n)}"
