@@ -1,6 +1,9 @@
+import math
+
 import pandas as pd
 import pytest
 
+from experiments.studies.compare_estimators import break_even_keys
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.functional import ESTIMATORS, named_estimator
 from shadowattn.types import EstimateCost
@@ -19,6 +22,10 @@ def test_loss_and_cost_of_every_estimator(run):
     assert set(cost.index) == {(method, at) for method in methods for at in (0.2, 0.5)}
     assert cost["oracle", 0.2] == 4 * cost["int8", 0.2] == 8 * cost["bits4", 0.2]
     assert cost["random", 0.5] == cost["streaming", 0.5] == 0
+    keys = rows[rows.metric == "break_even_keys"].set_index(["method", "retention"]).value
+    assert set(keys.index) == set(cost.index)
+    assert keys["oracle", 0.2] == 128
+    assert keys["oracle", 0.5] == math.inf  # the scores alone are half of dense attention
     densities = rows[(rows.metric == "density") & (rows.retention == 0.2) & (rows.method != "dense")].value
     assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them
     assert (folder / "cost.png").is_file()
@@ -34,6 +41,19 @@ def test_every_estimator_says_what_a_score_takes(name):
     cost = named_estimator(name).cost(64, 32, 96)
     assert isinstance(cost, EstimateCost)
     assert cost.bytes == cost.mac_bits / 8 >= 0
+
+
+def test_break_even_is_where_an_estimate_of_fixed_cost_pays():
+    class Sampled(Estimator):  # 64 keys a row, however many there are
+        def scores(self, chunk):
+            raise NotImplementedError
+
+        def cost(self, head_dim, rows, keys):
+            return EstimateCost.of(head_dim * 64 / keys * 8, 32)
+
+    sizes = {"head_dim": 64, "rows": 32, "retention": 0.2}
+    expected = next(n for n in (2**power for power in range(7, 21)) if 64 * 8 + 2 * math.ceil(0.2 * n) < 2 * n)
+    assert break_even_keys(Sampled(), **sizes) == expected == 512
 
 
 def test_an_estimator_that_says_nothing_has_no_cost():
