@@ -78,6 +78,11 @@ def estimators() -> str:
     return _estimators("compare_estimators")
 
 
+def estimators_smollm2() -> str:
+    """The same on SmolLM2, at one retention."""
+    return _estimators("compare_estimators_smollm2")
+
+
 def _estimators(name: str) -> str:
     """A line an estimator, that of the least mean loss first."""
     rows = rows_of(name)

@@ -361,10 +361,15 @@ _INTRODUCTION = """# Which models `attach` and `calibrate` work on
 <!-- Written by `python -m tests.models.families`; edit that file. -->
 `tests/models/families.py` builds a tiny random model of every causal language model family of transformers {transformers} and
 attaches to it. Norm weights, biases and other vectors hold random values, so that a lost vector changes the logits.
-{works} families and variants work, {refused} are refused with one sentence, {not_built} are not measured. Of those that work,
-`calibrate` measures {calibrated} and refuses the others with one sentence.
 NAME@SETTING is a family with a setting that decides the outcome. `tests/models/test_families.py` fails where an outcome
 differs from this page.
+
+| outcome | families and variants |
+|---|---|
+| `attach` works | {works} |
+| `attach` and `calibrate` work; the rest `calibrate` refuses with one sentence | {calibrated} |
+| refused with one sentence | {refused} |
+| not measured | {not_built} |
 
 A family *works* if all of this holds:
 
