@@ -4,6 +4,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from experiments.lab import Lab, MethodSettings
@@ -108,13 +110,23 @@ def attachment(lab: Lab, method: MethodSettings, profile: RetentionProfile) -> A
 
 def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | None = None) -> Estimator:
     """A method's estimator, whose selection is made on the host, built with what its class `needs`."""
-    built = {"bank": lab.banks.bank} if "bank" in method.needs else {}
-    built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in method.needs else {}
-    built |= {"key_offset": lab.offline.key_offset} if "key_offset" in method.needs else {}
-    built |= {"channels": lab.offline.channels} if "channels" in method.needs else {}
-    if "nncf_graph" in method.needs:
+    return _estimator(lab, method.estimator, profile)
+
+
+def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None) -> Estimator:
+    """With what its class `needs`, and around another estimator where `part` names one."""
+    settings, needs = dict(part), get_class(part._target_).needs
+    inner = settings.pop("estimator", None)
+    built = {"estimator": _estimator(lab, inner, profile)} if inner else {}
+    built |= {"bank": lab.banks.bank} if "bank" in needs else {}
+    built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in needs else {}
+    built |= {"key_offset": lab.offline.key_offset} if "key_offset" in needs else {}
+    built |= {"channels": lab.offline.channels} if "channels" in needs else {}
+    if "nncf_graph" in needs:
         built["nncf_graph"] = lab.banks.nncf_graph(max(lab.prompt_tokens), samples=lab.of("graphs").nncf_samples)
-    return build(method.estimator, **built)
+    if "top_p" in needs:
+        built["top_p"] = lab.offline.top_p(build(settings, **built, top_p=1.0), OmegaConf.to_container(part), profile)
+    return build(settings, **built)
 
 
 @dataclass(frozen=True)

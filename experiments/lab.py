@@ -61,7 +61,8 @@ class MethodSettings:
     @property
     def needs(self) -> frozenset[str]:
         """What has to be made for the estimator: a `bank`, a `grid`, a `key_offset`; as `Estimator.needs`."""
-        return self.estimator_class.needs
+        inner = self.estimator.get("estimator")
+        return self.estimator_class.needs | (get_class(inner._target_).needs if inner else frozenset())
 
     @property
     def on_device(self) -> bool:

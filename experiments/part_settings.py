@@ -61,6 +61,8 @@ def settings_of(target: str) -> Settings | None:
     for name, (annotation, default, where) in parameters.items():
         kind = _type(annotation, where)
         if kind is None:
+            if _is_part(annotation, where):
+                others.append(name)
             continue
         value = _value(default, where)
         if value is _REQUIRED and _optional(annotation):
@@ -235,6 +237,12 @@ def _type(annotation: ast.expr | None, where: Definition) -> Any:
             return None
         types[name] = settings_of(nested.name).schema
     return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {"__builtins__": {}}, types)
+
+
+def _is_part(annotation: ast.expr, where: Definition) -> bool:
+    """Whether a parameter is a part of its own, to be named by `_target_`: of a class of this project that others derive from."""
+    named = where.resolve(annotation.id) if isinstance(annotation, ast.Name) else None
+    return named is not None and isinstance(named.node, ast.ClassDef) and any(_text(base) == "ABC" for base in named.node.bases)
 
 
 def _optional(annotation: ast.expr | None) -> bool:

@@ -194,6 +194,11 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
     if "grid" in method.needs and lab.place.type == "cpu":  # the native estimate, whatever the attention kernel
         native.require()
     check_units(method.rule, method.estimator_class)
+    if method.estimator_class.sets_budgets and method.rule.query_block != 1:
+        raise InputError(
+            f"{method.name}: {part_name(method.estimator)} gives single rows budgets of their own, got "
+            f"query_block={method.rule.query_block}; use selection=per_row"
+        )
     _check_place(method)
     block, chunk_tokens = method.selection.query_block, lab.of("graphs").chunk_tokens
     if chunk_tokens % block:

@@ -55,7 +55,7 @@ class CompareEstimators(Quality):
         rows = super().measure(lab)
         size = lab.shape.head_dim, lab.of("graphs").chunk_tokens, lab.context_tokens
         for name, method in lab.methods.items():
-            estimator = estimator_of(lab, method)
+            estimator = estimator_of(lab, method, lab.offline.profile(method.allocator, lab.retentions[0]))
             if (cost := estimator.cost(*size)) is None:
                 continue
             row = replace(

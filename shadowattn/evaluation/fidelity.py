@@ -1,5 +1,7 @@
 """How faithful the sparse path is to dense attention, layer by layer, on the Q, K and V that the sparse model really has."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,7 @@ class Fidelity:
             self._output.exact(seen.out)
             return
         kernels = choose("auto", head_dim=chunk.q.shape[2], dtype=chunk.q.dtype, device=chunk.q.device)
-        lists = seen.rule.lists(chunk.retention, chunk.positions)
+        lists = replace(seen.rule.lists(chunk.retention, chunk.positions), indptr=seen.selection.indptr)  # as long as they are
         best = _as_mask(_Exact().select(chunk, seen.rule, lists, kernels), chunk.keys)  # by the same rule
         kept = _as_mask(seen.selection, chunk.keys)
         self._kept += int(best.count_nonzero())

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import ClassVar, NoReturn
 
 import torch
@@ -18,6 +19,9 @@ from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, S
 
 GRANULARITIES = ("head", "group", "layer")
 SEES = ("row", "earlier_rows", "chunk")
+
+# What a class says of its own scores and lists.
+_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets")
 
 
 class Estimator(ABC):
@@ -37,6 +41,7 @@ class Estimator(ABC):
     - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt. A class that defines `select`
       does.
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
+    - `sets_budgets`: `select` decides how many keys each single row keeps, whatever `lists` calls for.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
     - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
@@ -53,6 +58,7 @@ class Estimator(ABC):
     selects: ClassVar[bool] = False
     scores_are_finite: ClassVar[bool] = False
     lists_are_sound: ClassVar[bool] = False
+    sets_budgets: ClassVar[bool] = False
     is_papers: ClassVar[bool] = False
     short_name: ClassVar[str] = ""
     reads_cpu_memory: ClassVar[bool] = False
@@ -68,7 +74,7 @@ class Estimator(ABC):
         if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
             cls.lists_are_sound = False
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in ("sees", "selects", "scores_are_finite", "lists_are_sound", "units", "launches", "launch", "select"):
+            for name in (*_FLAGS, "units", "launches", "launch", "select"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
@@ -213,6 +219,8 @@ def check_lists(selection: Selection, lists: Lists, estimator: Estimator) -> Sel
     checks.instance(name, selection, Selection, "make them with shadowattn.types.Selection")
     checks.tensors((torch.int32,), **{f"indices of the {name}": selection.indices})
     checks.tensors((torch.int64,), **{f"indptr of the {name}": selection.indptr, f"positions of the {name}": selection.positions})
+    if estimator.sets_budgets:
+        lists = replace(lists, indptr=_checked_indptr(selection, lists, name))
     expected = (lists.indptr, lists.positions)
     if not all(x.equal(y) for x, y in zip((selection.indptr, selection.positions), expected, strict=True)):
         raise InputError(
@@ -234,6 +242,16 @@ def check_lists(selection: Selection, lists: Lists, estimator: Estimator) -> Sel
             "would be attended to; correct the estimator"
         )
     return selection
+
+
+def _checked_indptr(selection: Selection, lists: Lists, name: str) -> Tensor:
+    """The indptr of lists of lengths of their own. Raises `InputError` where a list is empty, or they are not as many."""
+    indptr = selection.indptr
+    if indptr.shape != lists.indptr.shape or int(indptr[0]) != 0 or int(indptr.diff().min()) < 1:
+        raise InputError(
+            f"{name}: expected {len(lists.indptr) - 1} lists of a key or more each, got others; correct the estimator"
+        )
+    return indptr
 
 
 def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOffset | None:

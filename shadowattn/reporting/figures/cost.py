@@ -17,8 +17,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         for metric in ("loss_increase", "loss_increase_error")
     )
     retentions = sorted(rows[rows.metric == "estimate_mac_bits"].retention.unique())
-    lines = -(-(len(retentions) + 1) // _COLUMNS)
-    drawn, axes = new_figure(columns=_COLUMNS, rows=lines)
+    columns = min(_COLUMNS, len(retentions) + 1)  # the last panel has the legend
+    drawn, axes = new_figure(columns=columns, rows=-(-(len(retentions) + 1) // columns))
     panels = list(axes.flat)
     for axis, retention in zip(panels, retentions, strict=False):
         for index, method in enumerate(costs.index):

@@ -1,0 +1,127 @@
+"""Top-p after a loose top-k: rows of concentrated attention keep fewer keys (Twilight, arXiv 2502.02770, section 4)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.errors import InputError
+from shadowattn.kernels import Kernels
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import Estimator, check_lists, check_scores
+from shadowattn.online.estimators.quantised import Quantised
+from shadowattn.online.selection import Rule
+from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
+
+
+@dataclass(frozen=True)
+class TopP(Estimator):
+    """Of `loose` times as many keys as the budget, ranked by `estimator`, a row keeps the fewest whose weights sum to `top_p`.
+
+    Weights are the softmax, over the loose list, of scores by keys of 4 bits, less the calibrated `key_offset`. At least one key
+    is kept, and the sinks and the recent window of the rule; ties go to the lower index. So rows, heads and layers keep different
+    numbers of keys: `offline.top_p.observe_top_p` finds the `top_p` at which their mean over calibration text is that of the
+    budget, and what a run keeps is its measured density.
+
+    Departures: the paper decodes, here every row of a prompt is pruned; it prunes a quarter of the keys, whatever the budget; it
+    leaves the first two layers dense (`allocator=first_layers_dense`).
+    """
+
+    estimator: Estimator
+    top_p: float
+    loose: float = 4.0
+    key_offset: KeyOffset | None = None
+    needs: ClassVar[frozenset[str]] = frozenset({"top_p", "key_offset"})
+    sets_budgets: ClassVar[bool] = True
+
+    def __post_init__(self):
+        checks.instance("estimator", self.estimator, Estimator, "give the estimator whose ranking is pruned")
+        if self.estimator.sets_budgets or self.estimator.graphs is not None or self.estimator.reads_cpu_memory:
+            raise InputError(
+                f"top_p: cannot prune the lists of {type(self.estimator).__name__}, which has static graphs or "
+                "budgets of its own; give an estimator that ranks by itself, such as oracle or quantised"
+            )
+        if not 0 < checks.number("top_p", self.top_p) <= 1:
+            raise InputError(f"top_p: expected a share of the weights in (0, 1], got {self.top_p}")
+        if checks.number("loose", self.loose) < 1:
+            raise InputError(f"loose: expected 1 or more times the budget, got {self.loose}")
+        object.__setattr__(self, "sees", self.estimator.sees)
+
+    @property
+    def weigher(self) -> Quantised:
+        """What the weights are estimated by."""
+        return Quantised(bits=4, key_offset=self.key_offset)
+
+    @property
+    def made_for(self) -> str:
+        return self.estimator.made_for
+
+    def scores(self, chunk: Chunk) -> Tensor:
+        return self.estimator.scores(chunk)
+
+    def units(self, chunk: Chunk) -> Tensor | None:
+        return self.estimator.units(chunk)
+
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
+        """The ranking's, and the 4-bit products as if of every key."""
+        ranking, weights = self.estimator.cost(head_dim, rows, keys), self.weigher.cost(head_dim, rows, keys)
+        return ranking and EstimateCost(ranking.mac_bits + weights.mac_bits, ranking.bytes + weights.bytes)
+
+    def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
+        """Lists of lengths of their own, for single rows: `lists` says whose."""
+        if rule.query_block != 1:
+            raise InputError(f"top_p: prunes the lists of single rows, got query_block={rule.query_block}; use query_block=1")
+        loose = loose_lists(chunk, self.estimator, rule, kernels, self.loose)
+        kept = []
+        for head in range(len(chunk.heads)):
+            members, weights = loose_weights(chunk, loose, slice(head, head + 1), self.weigher)
+            keep = fewest(weights, members, self.top_p)[0]
+            kept.append(keep | members[0] & _forced(chunk, rule))
+        counts = torch.stack([head.sum(1) for head in kept])
+        indices = torch.cat([head.nonzero()[:, 1] for head in kept]).to(torch.int32)
+        indptr = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
+        return Selection(indices, indptr, lists.positions, 1)
+
+
+def loose_lists(chunk: Chunk, estimator: Estimator, rule: Rule, kernels: Kernels, loose: float) -> Selection:
+    """What an estimator keeps of `loose` times the chunk's retention, up to every key."""
+    lists = rule.lists((chunk.retention * loose).clamp(max=1.0), chunk.positions)
+    if estimator.selects:
+        return check_lists(estimator.select(chunk, rule, lists, kernels), lists, estimator)
+    return kernels.select(check_scores(estimator.scores(chunk), estimator, chunk), lists)
+
+
+def loose_weights(chunk: Chunk, loose: Selection, heads: slice, weigher: Quantised) -> tuple[Tensor, Tensor]:
+    """Which keys are on the loose lists of some heads, bool, and their weights, float32 with zeros elsewhere; [h, Q, K]."""
+    rows, some = len(loose.positions), chunk[heads]
+    of_list = torch.arange(heads.start * rows, heads.stop * rows, device=loose.indptr.device)
+    start, end = (int(loose.indptr[at * rows]) for at in (heads.start, heads.stop))
+    lengths = loose.indptr.diff()[of_list]
+    members = torch.zeros(len(of_list), chunk.keys, dtype=torch.bool, device=lengths.device)
+    members[(of_list - heads.start * rows).repeat_interleave(lengths), loose.indices[start:end].long()] = True
+    members = members.view(len(some.heads), rows, chunk.keys)
+    logits = weigher.scores(some) * (weigher.units(some) * chunk.scale)[:, None, None]
+    return members, torch.softmax(logits.masked_fill(~members, -torch.inf), -1)
+
+
+def fewest(weights: Tensor, members: Tensor, top_p: float) -> Tensor:
+    """The fewest members, bool [..., K], whose weights sum to `top_p`, at least one: the largest, ties to the lower index."""
+    order, before = ranked(weights, members)
+    keep = torch.zeros_like(members).scatter(-1, order, before < top_p)
+    return keep & members
+
+
+def ranked(weights: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys in order, int64 [..., K], the largest weight first and those that are no members last; and the sum of the weights
+    before each, float64, 2 for what is no member."""
+    weights, order = weights.double().masked_fill(~members, -1.0).sort(dim=-1, descending=True, stable=True)
+    before = weights.clamp(min=0).cumsum(-1) - weights.clamp(min=0)
+    return order, before.masked_fill(weights < 0, 2.0)
+
+
+def _forced(chunk: Chunk, rule: Rule) -> Tensor:
+    """Sinks and the recent window, bool [Q, K]."""
+    key, position = torch.arange(chunk.keys, device=chunk.positions.device), chunk.positions[:, None]
+    return (key < rule.sinks) | (key > position - rule.recent) & (key <= position)
