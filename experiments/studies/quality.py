@@ -26,7 +26,7 @@ from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
-from shadowattn.reporting.flags import quality_flag
+from shadowattn.reporting.flags import EQUAL_DENSITY, quality_flag
 from shadowattn.reporting.rows import PlacedRow, Row
 from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import RetentionProfile
@@ -92,7 +92,8 @@ class Quality(Study):
         sparse = [at for at in lab.retentions if at < 1]
         pairs = [((name, at), (main, at)) for at in sparse for name in names if name != main]
         pairs += [((main, at), (name, 1.0)) for at in sparse for name in lab.full]
-        return dict.fromkeys(pairs, "")
+        flags = density_flags(rows, pairs)
+        return {pair: flags.get(pair, "") for pair in pairs}
 
     def measure(self, lab: Lab) -> list[Row]:
         rows = self._cells(lab)
@@ -100,7 +101,7 @@ class Quality(Study):
         units = lab.units("cells")
         losses = {cell: units.read(cell_key(*cell))["window_losses"] for cell in increases}
         rival_pairs = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals.items()]
-        pairs = dict.fromkeys(rival_pairs, "") | self.pairs(lab, rows)
+        pairs = dict.fromkeys(rival_pairs, "") | density_flags(rows, rival_pairs) | self.pairs(lab, rows)
         return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -197,6 +198,16 @@ def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tenso
     rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
     rows += _accuracy_rows(lab, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:
+    """What to say of pairs of sparse methods whose measured densities differ by more than 1 %."""
+    densities = {(row.method, row.retention): row.value for row in rows if row.metric == "density"}
+    flags = {}
+    for cell, rival in pairs:
+        if cell in densities and rival in densities and abs(excess := densities[cell] / densities[rival] - 1) > EQUAL_DENSITY:
+            flags[cell, rival] = f"density {excess:+.1%}"
+    return flags
 
 
 def budget_rows(row: Row, profile: RetentionProfile) -> list[Row]:

@@ -19,7 +19,7 @@ from experiments.lab import Lab, MethodSettings
 from experiments.parts import part_name
 from experiments.progress import say
 from experiments.refusals import check_count, check_method
-from experiments.studies.quality import Pair, Quality
+from experiments.studies.quality import Pair, Quality, density_flags
 from shadowattn.errors import InputError
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import choose
@@ -28,7 +28,6 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import verdicts
-from shadowattn.reporting.figures.query_block import EQUAL_DENSITY
 from shadowattn.reporting.figures.query_block import draw as draw_query_block
 from shadowattn.reporting.figures.sharing_loss import draw as draw_sharing_loss
 from shadowattn.reporting.rows import PlacedRow, Row
@@ -217,14 +216,3 @@ class QueryBlock(Quality):
             rows.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
             rows.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))
         return rows
-
-
-def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:
-    """What to say of pairs whose measured densities differ by more than 1 %."""
-    densities = {(row.method, row.retention): row.value for row in rows if row.metric == "sparse_density"}
-    flags = {}
-    for cell, rival in pairs:
-        excess = densities[cell] / densities[rival] - 1
-        if abs(excess) > EQUAL_DENSITY:
-            flags[cell, rival] = f"density {excess:+.1%}"
-    return flags

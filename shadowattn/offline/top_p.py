@@ -9,15 +9,18 @@ from transformers import PreTrainedModel
 
 from shadowattn.budget import keep_counts
 from shadowattn.engine.observe import observe_prefill
+from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 from shadowattn.evaluation.recall import sampled_rows
 from shadowattn.kernels import TorchKernels
+from shadowattn.method import attach
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.top_p import TopP, loose_lists, loose_weights, ranked
+from shadowattn.online.estimators.top_p import TopP, four_bit_keys, loose_lists, loose_weights, ranked
 from shadowattn.online.selection import Rule
 from shadowattn.types import RetentionProfile
 
 _ROWS = 32  # of each chunk
+_SPARSE_PASSES = 2
 # Shares that are tried, closest where nearly all weight is kept; between two of them the count is taken for linear.
 _SHARES = 1 - torch.logspace(0, -8, 513, dtype=torch.float64)
 
@@ -39,40 +42,61 @@ def observe_top_p(
     chunk_tokens: int,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> TopPShare:
-    """Runs the windows int64 [W, T] through the model, dense, and prunes the loose lists of 32 rows of every chunk.
+    """Runs the windows int64 [W, T] through the model and prunes the loose lists of 32 rows of every chunk.
 
-    `estimator` says how; its own `top_p` counts for nothing. Returns the share at which heads that keep less than every key keep
-    as many keys in the mean over windows, layers, heads and rows as `profile` asks for. Raises `InputError` where there are no
-    such heads.
+    First dense, then twice with what was found so far: where attention is sparse it is less concentrated, and the same share
+    keeps more keys. `estimator` says how; its own `top_p` counts for nothing. Returns the share at which heads that keep less
+    than every key keep as many keys in the mean over windows, layers, heads and rows as `profile` asks for. Raises `InputError`
+    where there are no such heads.
     """
-    table = torch.tensor(profile.retention, dtype=torch.float64)
-    counts, target, rows_seen, rule, kernels = torch.zeros_like(_SHARES), 0, 0, Rule(), TorchKernels()
+    counts = _Counts(profile, estimator)
+    observe_prefill(model, windows, counts.add, chunk_tokens=chunk_tokens, progress=progress)
+    for _ in range(_SPARSE_PASSES):
+        share, counts = counts.share(), _Counts(profile, estimator)
+        pruned = replace(estimator, top_p=share.share)
+        observers = (lambda seen, counts=counts: counts.add(seen.chunk),)
+        with attach(model, profile, estimator=pruned, chunk_tokens=chunk_tokens, observers=observers):
+            for window in progress(windows):
+                for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
+                    pass
+    return counts.share()
 
-    def observe(chunk: Chunk) -> None:
-        nonlocal target, rows_seen
-        sparse = (table[chunk.layer] < 1).nonzero()[:, 0]
-        rows = sampled_rows(chunk.q.shape[1], min(_ROWS, chunk.q.shape[1]))
+
+class _Counts:
+    """How many keys the rows of some chunks keep at every share, and how many they should."""
+
+    def __init__(self, profile: RetentionProfile, estimator: TopP):
+        self._table, self._estimator = torch.tensor(profile.retention, dtype=torch.float64), estimator
+        self._counts, self._target, self._rows = torch.zeros_like(_SHARES), 0, 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Counts the heads of a chunk that keep less than every key."""
+        retention = self._table[chunk.layer][chunk.heads.ids]
+        sparse = (retention < 1).nonzero()[:, 0]
         if len(sparse) == 0:
             return
-        retention = table[chunk.layer][sparse]
-        some = replace(chunk[sparse], retention=retention)
+        rows, estimator = sampled_rows(chunk.q.shape[1], min(_ROWS, chunk.q.shape[1])), self._estimator
+        some = replace(chunk[sparse], retention=retention[sparse])
         some = some.asking(some.q[:, rows].contiguous(), some.positions[rows])
-        target += int(keep_counts(retention, some.positions + 1).sum())
-        rows_seen += len(sparse) * len(some.positions)
-        kept = loose_lists(some, estimator.estimator, rule, kernels, estimator.loose)
+        self._target += int(keep_counts(retention[sparse], some.positions + 1).sum())
+        self._rows += len(sparse) * len(some.positions)
+        keys = four_bit_keys(some, estimator.key_offset)
+        kept = loose_lists(some, estimator.estimator, Rule(), TorchKernels(), estimator.loose)
         for head in range(len(sparse)):
-            members, weights = loose_weights(some, kept, slice(head, head + 1), estimator.weigher)
+            members, weights = loose_weights(some, kept, slice(head, head + 1), keys)
             before = ranked(weights, members)[1].view(-1, chunk.keys)
-            counts.add_(torch.searchsorted(before, _SHARES.expand(len(before), -1).contiguous()).clamp(min=1).sum(0))
+            self._counts += torch.searchsorted(before, _SHARES.expand(len(before), -1).contiguous()).clamp(min=1).sum(0)
 
-    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
-    if target == 0:
-        raise InputError("top_p: expected heads that keep less than every key, got none; set a retention below 1")
-    above = int((counts < target).sum())  # the first share that keeps as many
-    if above == len(_SHARES):
-        return TopPShare(1.0, rows_seen)
-    if above == 0:
-        raise InputError(f"top_p: even one key a row is more than the {target} keys that the budget has; raise the retention")
-    low, high = counts[above - 1], counts[above]
-    step = float((target - low) / (high - low))
-    return TopPShare(float(_SHARES[above - 1] + step * (_SHARES[above] - _SHARES[above - 1])), rows_seen)
+    def share(self) -> TopPShare:
+        """The share at which as many are kept as should be."""
+        counts, target = self._counts, self._target
+        if target == 0:
+            raise InputError("top_p: expected heads that keep less than every key, got none; set a retention below 1")
+        above = int((counts < target).sum())  # the first share that keeps as many
+        if above == len(_SHARES):
+            return TopPShare(1.0, self._rows)
+        if above == 0:
+            raise InputError(f"top_p: even one key a row is more than the {target} keys that the budget has; raise the retention")
+        low, high = counts[above - 1], counts[above]
+        step = float((target - low) / (high - low))
+        return TopPShare(float(_SHARES[above - 1] + step * (_SHARES[above] - _SHARES[above - 1])), self._rows)

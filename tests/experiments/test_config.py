@@ -55,7 +55,7 @@ def test_every_part_composes_and_its_target_exists(group, name):
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
     part = compose([f"{group}={name}"])[group]
     needs = get_class(part._target_).needs if group == "estimator" else ()
-    made = {"channels": some_channels, "nncf_graph": some_graph}
+    made = {"channels": some_channels, "nncf_graph": some_graph, "top_p": lambda: 0.5}
     built = build(part, **{name: make() for name, make in made.items() if name in needs})
     assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
 

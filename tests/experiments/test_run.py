@@ -209,6 +209,8 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
             ["evaluation.generated_tokens=9", "evaluation.fidelity_windows=0"],
             "evaluation.generated_tokens: 9 of each of no windows",
         ),
+        (["estimator=top_p", "selection=shared_32"], "top_p gives single rows budgets of their own, got query_block=32"),
+        (["estimator=top_p", "estimator.estimator=3"], "estimator.estimator"),
         (["importance.race.first=1"], "first ≥ 2"),
         (["importance.activation_scales=no/such.json"], "activation_scales=FILE"),
         (["allocator=file", "allocator.path=no/such.txt"], "no/such.txt cannot be read"),

@@ -66,6 +66,15 @@ def test_nncfs_graph_estimates_in_a_model(run):
     assert rows["nncf", "loss"] != rows["dense", "loss"]
 
 
+@pytest.mark.parametrize("inner", ["oracle.Oracle", "int8_fused.Int8Fused"])
+def test_top_p_keeps_the_budget_in_the_mean(run, inner, capsys):
+    around = f"estimator.estimator._target_=shadowattn.online.estimators.{inner}"
+    rows = rows_of(run("default", "estimator=top_p", around, "allocator=uniform", "retention=0.3", "key_offset=mean"))
+    assert "top-p: the share that keeps 0.3 of the keys" in capsys.readouterr().err
+    assert rows[rows.metric == "density"].value.item() == pytest.approx(0.3, rel=0.1)
+    assert rows[rows.metric == "topk_overlap"].value.item() > 0.8  # of an exact top-k of as many keys a row
+
+
 def test_generated_tokens_are_compared_with_dense_ones(run):
     rows = rows_of(run("default", "estimator=oracle", "allocator=uniform", "retention=0.1", "evaluation.generated_tokens=8"))
     values, n = (rows.set_index(["method", "metric"])[column] for column in ("value", "n"))
@@ -178,7 +187,7 @@ def test_blocks_at_several_retentions_say_which_stay_within_the_tolerance(run, c
 
 def test_densities_are_flagged_beyond_one_percent():
     cells = {("even", 0.2): 0.2, ("near", 0.2): 0.2019, ("more", 0.2): 0.225, ("less", 0.2): 0.185}
-    measured = [SimpleNamespace(method=m, retention=r, metric="sparse_density", value=v) for (m, r), v in cells.items()]
+    measured = [SimpleNamespace(method=m, retention=r, metric="density", value=v) for (m, r), v in cells.items()]
     pairs = [(cell, ("even", 0.2)) for cell in list(cells)[1:]]
     flags = query_block.density_flags(measured, pairs)
     assert {own[0]: flag for (own, _), flag in flags.items()} == {"more": "density +12.5%", "less": "density -7.5%"}

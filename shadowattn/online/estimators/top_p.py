@@ -8,10 +8,10 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.errors import InputError
+from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator, check_lists, check_scores
-from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
 
@@ -20,13 +20,13 @@ from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
 class TopP(Estimator):
     """Of `loose` times as many keys as the budget, ranked by `estimator`, a row keeps the fewest whose weights sum to `top_p`.
 
-    Weights are the softmax, over the loose list, of scores by keys of 4 bits, less the calibrated `key_offset`. At least one key
-    is kept, and the sinks and the recent window of the rule; ties go to the lower index. So rows, heads and layers keep different
+    Weights are the softmax, over the loose list, of q·k with keys of 4 bits less the calibrated `key_offset`. At least one key is
+    kept, and the sinks and the recent window of the rule; ties go to the lower index. So rows, heads and layers keep different
     numbers of keys: `offline.top_p.observe_top_p` finds the `top_p` at which their mean over calibration text is that of the
     budget, and what a run keeps is its measured density.
 
-    Departures: the paper decodes, here every row of a prompt is pruned; it prunes a quarter of the keys, whatever the budget; it
-    leaves the first two layers dense (`allocator=first_layers_dense`).
+    Departures: the paper's 4-bit keys have a zero point; it decodes, here every row of a prompt is pruned; it prunes a quarter of
+    the keys, whatever the budget; it leaves the first two layers dense (`allocator=first_layers_dense`).
     """
 
     estimator: Estimator
@@ -50,11 +50,6 @@ class TopP(Estimator):
         object.__setattr__(self, "sees", self.estimator.sees)
 
     @property
-    def weigher(self) -> Quantised:
-        """What the weights are estimated by."""
-        return Quantised(bits=4, key_offset=self.key_offset)
-
-    @property
     def made_for(self) -> str:
         return self.estimator.made_for
 
@@ -66,7 +61,7 @@ class TopP(Estimator):
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
         """The ranking's, and the 4-bit products as if of every key."""
-        ranking, weights = self.estimator.cost(head_dim, rows, keys), self.weigher.cost(head_dim, rows, keys)
+        ranking, weights = self.estimator.cost(head_dim, rows, keys), EstimateCost.of(head_dim, 4)
         return ranking and EstimateCost(ranking.mac_bits + weights.mac_bits, ranking.bytes + weights.bytes)
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
@@ -74,9 +69,9 @@ class TopP(Estimator):
         if rule.query_block != 1:
             raise InputError(f"top_p: prunes the lists of single rows, got query_block={rule.query_block}; use query_block=1")
         loose = loose_lists(chunk, self.estimator, rule, kernels, self.loose)
-        kept = []
+        keys, kept = four_bit_keys(chunk, self.key_offset), []
         for head in range(len(chunk.heads)):
-            members, weights = loose_weights(chunk, loose, slice(head, head + 1), self.weigher)
+            members, weights = loose_weights(chunk, loose, slice(head, head + 1), keys)
             keep = fewest(weights, members, self.top_p)[0]
             kept.append(keep | members[0] & _forced(chunk, rule))
         counts = torch.stack([head.sum(1) for head in kept])
@@ -93,8 +88,18 @@ def loose_lists(chunk: Chunk, estimator: Estimator, rule: Rule, kernels: Kernels
     return kernels.select(check_scores(estimator.scores(chunk), estimator, chunk), lists)
 
 
-def loose_weights(chunk: Chunk, loose: Selection, heads: slice, weigher: Quantised) -> tuple[Tensor, Tensor]:
-    """Which keys are on the loose lists of some heads, bool, and their weights, float32 with zeros elsewhere; [h, Q, K]."""
+def four_bit_keys(chunk: Chunk, key_offset: KeyOffset | None) -> Tensor:
+    """The chunk's keys less the offset, in 15 steps of a symmetric 4-bit scale of each key's own; float32 [G, K, D]."""
+    keys = shifted(chunk.k, key_offset, chunk.layer).float()
+    step = keys.abs().amax(-1, keepdim=True) / 7
+    return torch.where(step > 0, (keys / step).round() * step, 0.0)
+
+
+def loose_weights(chunk: Chunk, loose: Selection, heads: slice, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Which keys are on the loose lists of some heads, bool, and their weights, float32 with zeros elsewhere; [h, Q, K].
+
+    By `keys` float32 [G, K, D] in place of the chunk's own.
+    """
     rows, some = len(loose.positions), chunk[heads]
     of_list = torch.arange(heads.start * rows, heads.stop * rows, device=loose.indptr.device)
     start, end = (int(loose.indptr[at * rows]) for at in (heads.start, heads.stop))
@@ -102,7 +107,7 @@ def loose_weights(chunk: Chunk, loose: Selection, heads: slice, weigher: Quantis
     members = torch.zeros(len(of_list), chunk.keys, dtype=torch.bool, device=lengths.device)
     members[(of_list - heads.start * rows).repeat_interleave(lengths), loose.indices[start:end].long()] = True
     members = members.view(len(some.heads), rows, chunk.keys)
-    logits = weigher.scores(some) * (weigher.units(some) * chunk.scale)[:, None, None]
+    logits = some.q.float() @ keys[some.heads.kv].mT * chunk.scale
     return members, torch.softmax(logits.masked_fill(~members, -torch.inf), -1)
 
 

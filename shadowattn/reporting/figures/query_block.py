@@ -4,10 +4,10 @@ import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure
 
+from shadowattn.reporting.flags import EQUAL_DENSITY
 from shadowattn.reporting.style import MARKERS, attending_to_all, levels, new_figure
 
 # Densities that differ by a smaller share than this are the same number of keys.
-EQUAL_DENSITY = 0.01
 
 
 def draw(rows: pd.DataFrame) -> Figure:
