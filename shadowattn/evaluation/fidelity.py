@@ -55,7 +55,9 @@ class Fidelity:
             self._output.exact(seen.out)
             return
         kernels = choose("auto", head_dim=chunk.q.shape[2], dtype=chunk.q.dtype, device=chunk.q.device)
-        lists = replace(seen.rule.lists(chunk.retention, chunk.positions), indptr=seen.selection.indptr)  # as long as they are
+        lists = seen.rule.lists(chunk.retention, chunk.positions)
+        if seen.rule.query_block == 1:  # an estimator may give rows budgets of their own
+            lists = replace(lists, indptr=seen.selection.indptr)
         best = _as_mask(_Exact().select(chunk, seen.rule, lists, kernels), chunk.keys)  # by the same rule
         kept = _as_mask(seen.selection, chunk.keys)
         self._kept += int(best.count_nonzero())
