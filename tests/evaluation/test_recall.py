@@ -172,9 +172,9 @@ def test_the_rows_looked_at_are_spread_over_the_chunk(rows):
 def test_recall_counts_the_rows_it_ranks(monkeypatch):
     seen, rows_of = [], recall.sampled_rows
 
-    def counting(chunk_rows):
-        seen.append(range(chunk_rows)[rows_of(chunk_rows)])
-        return rows_of(chunk_rows)
+    def counting(*how):
+        seen.append(range(how[0])[rows_of(*how)])
+        return rows_of(*how)
 
     monkeypatch.setattr(recall, "sampled_rows", counting)
     tokens = torch.randint(0, 50, (1, 170), generator=torch.Generator().manual_seed(0))
