@@ -73,6 +73,31 @@ def _losses(name: str) -> str:
     return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
 
 
+def top_p() -> str:
+    """Loss and measured density of budgets for rows, for heads, or for neither."""
+    rows = rows_of("study_top_p")
+    placed = ["method", "retention", "metric"]
+    cells = rows.drop_duplicates(placed).set_index(placed).value.sort_index()
+    retentions = sorted(rows.retention[rows.retention < 1].unique())
+    lines = [[words, *(_loss_and_density(cells[method, at]) for at in retentions)] for method, words in _BUDGETS.items()]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = ["budgets of", *(f"{at:.0%} of the keys" for at in retentions)]
+    n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows"
+    return table(header, lines, "study_top_p", n)
+
+
+_BUDGETS = {
+    "uniform": "nobody: every row keeps the same share",
+    "error_greedy": "heads (`error_greedy`)",
+    "top_p": "rows (`estimator=top_p`)",
+}
+
+
+def _loss_and_density(cell: pd.Series) -> str:
+    loss, error = (cell[metric] for metric in INCREASE)
+    return f"{loss:+.3f} ± {error:.3f} · {cell['density']:.3f}"
+
+
 def estimators() -> str:
     """What the bundled model loses with the keys that every estimator chooses, beside what a score costs."""
     return _estimators("compare_estimators")
