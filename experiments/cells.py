@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from experiments.lab import Lab, MethodSettings
-from experiments.parts import build
+from experiments.part_building import build
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence

@@ -20,8 +20,8 @@ from experiments.environment import describe_machine
 from experiments.errors import ShardDoneError
 from experiments.lab import Lab
 from experiments.overrides import check_used
+from experiments.part_building import build
 from experiments.part_targets import check_targets
-from experiments.parts import build
 from experiments.progress import say, show
 from experiments.provenance import origin_line
 from experiments.refusals import check, check_place

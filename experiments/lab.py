@@ -19,7 +19,7 @@ from torch import Tensor
 from experiments.banks import Banks
 from experiments.config import ALWAYS, MethodConfig, SelectionConfig
 from experiments.offline import Offline
-from experiments.parts import build, by_content, part_name
+from experiments.part_building import build, by_content, part_name
 from experiments.progress import say
 from experiments.source import Code, current_code, stage_code
 from shadowattn.artifacts import Stage, Units, content_hash, versions

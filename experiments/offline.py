@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from experiments.errors import ShardDoneError
-from experiments.parts import OBSERVE, build, by_content, part_name
+from experiments.part_building import OBSERVE, build, by_content, part_name
 from experiments.progress import bar, say, work_bar
 from shadowattn.artifacts import Stage
 from shadowattn.models.load import DTYPES

@@ -30,10 +30,11 @@ _REQUIRED, _UNREAD = object(), object()
 
 @dataclass(frozen=True)
 class Settings:
-    """`schema` a dataclass of the settings whose defaults are known; `others` may be set too, to any value."""
+    """`schema` a dataclass of the settings whose defaults are known; `others` may be set too, to any value, `parts` to parts."""
 
     schema: type
     others: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 def complete(config: DictConfig) -> None:
@@ -57,12 +58,12 @@ def settings_of(target: str) -> Settings | None:
     parameters = dict(_parameters(source))
     if "**" in parameters:
         return None
-    entries, others = [("_target_", str, field(default=target))], []
+    entries, others, parts = [("_target_", str, field(default=target))], [], []
     for name, (annotation, default, where) in parameters.items():
         kind = _type(annotation, where)
         if kind is None:
             if _is_part(annotation, where):
-                others.append(name)
+                parts.append(name)
             continue
         value = _value(default, where)
         if value is _REQUIRED and _optional(annotation):
@@ -76,7 +77,7 @@ def settings_of(target: str) -> Settings | None:
         else:
             value = "???" if value is _REQUIRED else value
             entries.append((name, _storable(kind, value), field(default=value)))
-    return Settings(make_dataclass(target.rsplit(".", 1)[-1], entries), tuple(others))
+    return Settings(make_dataclass(target.rsplit(".", 1)[-1], entries), tuple(others), tuple(parts))
 
 
 def schema_of(target: str) -> type:
@@ -131,10 +132,15 @@ def _parts(node: DictConfig, key: str) -> Iterator[tuple[DictConfig, str, str]]:
 
 def _typed(part: DictConfig, settings: Settings, key: str) -> DictConfig:
     schema = settings.schema
-    names = [*(name for name in schema.__dataclass_fields__ if name != "_target_"), *settings.others]
+    names = [*(name for name in schema.__dataclass_fields__ if name != "_target_"), *settings.others, *settings.parts]
     typed_part, entries = OmegaConf.structured(schema), OmegaConf.to_container(part)
     for name in part:
-        if name in settings.others or str(name).startswith("_"):
+        if name in settings.parts and not (isinstance(entries[name], dict) and "_target_" in entries[name]):
+            raise InputError(
+                f"{key}.{name}: expected a part with settings of its own, got {entries[name]}; name it by "
+                f"{key}.{name}._target_=CLASS"
+            )
+        if name in (*settings.others, *settings.parts) or str(name).startswith("_"):
             with omegaconf.open_dict(typed_part):
                 typed_part[name] = entries[name]
             continue

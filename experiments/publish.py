@@ -19,8 +19,8 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.compose import composed
+from experiments.part_building import build
 from experiments.part_settings import complete
-from experiments.parts import build
 from experiments.progress import bar, show
 from experiments.provenance import objections, origin_line, origin_of_run, sidecar, state, write_csv
 from experiments.studies.base import Study

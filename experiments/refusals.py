@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.banks import OUTPUTS
 from experiments.offline import check_fixed_budget
-from experiments.parts import OBSERVE, build, part_name
+from experiments.part_building import OBSERVE, build, part_name
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.estimation import INPUTS

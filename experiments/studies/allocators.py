@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.lab import Lab
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.studies.quality import Pair, Quality
 from shadowattn.reporting.figures.allocators import draw as draw_allocators
 from shadowattn.reporting.rows import Row

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments.cells import estimator_of
 from experiments.lab import Lab
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import say
 from experiments.refusals import check_count
 from experiments.studies.latency import LatencyStudy

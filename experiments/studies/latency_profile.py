@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import say
 from experiments.studies.latency import LatencyStudy
 from shadowattn.online.latency import LatencyProfile

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from experiments.cells import Attachment, FullAttachment, attachment, paired_error
 from experiments.lab import Lab
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from experiments.studies.quality import cell_key

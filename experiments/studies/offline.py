@@ -14,7 +14,7 @@ from rich.table import Table
 from scipy import stats
 
 from experiments.lab import Lab, MethodSettings
-from experiments.parts import build
+from experiments.part_building import build
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from experiments.lab import Lab
 from experiments.own_process import check_memory, in_own_process, peak_bytes
-from experiments.parts import build
+from experiments.part_building import build
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.parts import build, part_name
+from experiments.part_building import build, part_name
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
 from experiments.refusals import check_choice, check_count

@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments.cells import Cell, Dense, FullAttachment, attachment, measure_cell, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError

@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab, MethodSettings
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import say
 from experiments.refusals import check_count, check_method
 from experiments.studies.quality import Pair, Quality, density_flags

@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.parts import build, part_name
+from experiments.part_building import build, part_name
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from experiments.cells import Attachment, FullAttachment, attachment
 from experiments.lab import Lab
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.parts import build, part_name
+from experiments.part_building import build, part_name
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.latency import LatencyStudy

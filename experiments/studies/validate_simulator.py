@@ -14,7 +14,7 @@ from rich.table import Table
 from scipy import stats
 
 from experiments.lab import Lab
-from experiments.parts import part_name
+from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.latency import LatencyStudy, make_profiler

@@ -14,9 +14,9 @@ from experiments.compose import CONF, composed
 from experiments.config import Config
 from experiments.lab import Lab
 from experiments.overrides import answer, check_known, check_used
+from experiments.part_building import build, part_name
 from experiments.part_settings import complete, declared, settings_of
 from experiments.part_targets import definition
-from experiments.parts import build, part_name
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphForm, GraphShape

@@ -6,8 +6,8 @@ import pytest
 
 from experiments.compose import choices, composed
 from experiments.lab import Lab
+from experiments.part_building import build, by_content
 from experiments.part_settings import complete, declared
-from experiments.parts import build, by_content
 from experiments.refusals import check
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.description import load_device, save_device

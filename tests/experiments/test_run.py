@@ -210,7 +210,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
             "evaluation.generated_tokens: 9 of each of no windows",
         ),
         (["estimator=top_p", "selection=shared_32"], "top_p gives single rows budgets of their own, got query_block=32"),
-        (["estimator=top_p", "estimator.estimator=3"], "estimator.estimator"),
+        (["estimator=top_p", "estimator.estimator=3"], "estimator.estimator: expected a part with settings of its own, got 3"),
         (["importance.race.first=1"], "first ≥ 2"),
         (["importance.activation_scales=no/such.json"], "activation_scales=FILE"),
         (["allocator=file", "allocator.path=no/such.txt"], "no/such.txt cannot be read"),
