@@ -5,6 +5,7 @@ import shadowattn
 from shadowattn.data.stdlib import stdlib_text
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Copy, Needle, Question, RetrievalKV, exact_match_rate
+from shadowattn.evaluation.tasks.base import encode
 from shadowattn.models import load_bundled
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
@@ -135,7 +136,7 @@ class Chatty:
     """The bundled model's tokenizer with a chat template."""
 
     def __init__(self, tokenizer):
-        self._tokenizer, self.chat_template = tokenizer, "some"
+        self._tokenizer, self.chat_template, self.bos_token_id = tokenizer, "some", None
 
     def __call__(self, text, **how):
         return self._tokenizer(text, **how)
@@ -171,3 +172,11 @@ def test_a_chat_asks_for_a_line_and_begins_the_reply_with_it(task, bundled):
 def test_refuses_a_chat_without_a_template(bundled):
     with pytest.raises(InputError, match="expected a tokenizer with a chat template"):
         Needle(chat=True).questions(bundled.tokenizer, stdlib_text("heldout")[:50_000])
+
+
+def test_refuses_a_prompt_that_begins_with_two_bos_tokens(bundled):
+    tokenizer = Chatty(bundled.tokenizer)
+    tokenizer.bos_token_id = bundled.tokenizer("<").input_ids[0]
+    assert encode(tokenizer, "<a", "b").prompt[0] == tokenizer.bos_token_id
+    with pytest.raises(InputError, match="expected at most one BOS token at the start of a prompt, got two; take"):
+        encode(tokenizer, "<<user>", "b")
