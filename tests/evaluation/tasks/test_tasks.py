@@ -6,16 +6,11 @@ from shadowattn.data.stdlib import stdlib_text
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Copy, Needle, Question, RetrievalKV, exact_match_rate
 from shadowattn.evaluation.tasks.base import encode
-from shadowattn.models import load_bundled
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
+from tests.evaluation.tasks.chat import Chatty
 from tests.profiles import profile_for
 from tests.tiny import tiny_model
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    return load_bundled()
 
 
 @pytest.mark.parametrize(
@@ -130,25 +125,6 @@ def test_records_stand_in_held_out_text(bundled):
         assert 400 < question.tokens <= 600
         lines = bundled.tokenizer.decode(question.prompt).split("\n")
         assert [line.startswith(": ") for line in lines].count(True) == 6
-
-
-class Chatty:
-    """The bundled model's tokenizer with a chat template."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer, self.chat_template, self.bos_token_id = tokenizer, "some", None
-
-    def __call__(self, text, **how):
-        return self._tokenizer(text, **how)
-
-    def decode(self, ids):
-        return self._tokenizer.decode(ids)
-
-    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
-        assert add_generation_prompt
-        assert not tokenize
-        (message,) = messages
-        return f"<{message['role']}>{message['content']}</{message['role']}>\n<assistant>"
 
 
 @pytest.mark.parametrize(
