@@ -7,9 +7,21 @@ with a line to go on with; as a `chat` the document stands in the user's message
 from shadowattn.evaluation.tasks.base import Question, exact_match_rate, exact_matches
 from shadowattn.evaluation.tasks.common_words import CommonWords
 from shadowattn.evaluation.tasks.copy import Copy
+from shadowattn.evaluation.tasks.lost_in_the_middle import LostInTheMiddle
 from shadowattn.evaluation.tasks.multihop import MultiHop
 from shadowattn.evaluation.tasks.needle import Needle
 from shadowattn.evaluation.tasks.retrieval_kv import RetrievalKV
 from shadowattn.evaluation.tasks.text import Text
 
-__all__ = ["CommonWords", "Copy", "MultiHop", "Needle", "Question", "RetrievalKV", "Text", "exact_match_rate", "exact_matches"]
+__all__ = [
+    "CommonWords",
+    "Copy",
+    "LostInTheMiddle",
+    "MultiHop",
+    "Needle",
+    "Question",
+    "RetrievalKV",
+    "Text",
+    "exact_match_rate",
+    "exact_matches",
+]

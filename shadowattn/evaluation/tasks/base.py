@@ -80,14 +80,21 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Ques
     return question
 
 
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, chat: bool) -> Question:
+    """A question of two texts; as a chat, the prompt's last line begins the reply to all lines before it."""
+    if chat:
+        message, _, line = prompt.rpartition("\n")
+        prompt = chat_opening(tokenizer, message) + line
+    return encode(tokenizer, prompt, answer)
+
+
 def ask(tokenizer: PreTrainedTokenizerBase, *, document: str, request: str, line: str, answer: str, chat: bool) -> Question:
     """`document`, `request` and the `line` that the answer continues, one below the other.
 
     As a chat, document and request are the user's message, and the line begins the reply.
     """
-    if chat:
-        return encode(tokenizer, chat_opening(tokenizer, f"{document}\n\n{request}") + line, answer)
-    return encode(tokenizer, f"{document}\n{request}\n{line}", answer)
+    gap = "\n\n" if chat else "\n"
+    return encode_prompt(tokenizer, f"{document}{gap}{request}\n{line}", answer, chat)
 
 
 def encode_example(
