@@ -7,6 +7,7 @@ with a line to go on with; as a `chat` the document stands in the user's message
 from shadowattn.evaluation.tasks.base import Question, exact_match_rate, exact_matches
 from shadowattn.evaluation.tasks.common_words import CommonWords
 from shadowattn.evaluation.tasks.copy import Copy
+from shadowattn.evaluation.tasks.droidcall import DroidCall
 from shadowattn.evaluation.tasks.lost_in_the_middle import LostInTheMiddle
 from shadowattn.evaluation.tasks.multihop import MultiHop
 from shadowattn.evaluation.tasks.needle import Needle
@@ -16,6 +17,7 @@ from shadowattn.evaluation.tasks.text import Text
 __all__ = [
     "CommonWords",
     "Copy",
+    "DroidCall",
     "LostInTheMiddle",
     "MultiHop",
     "Needle",

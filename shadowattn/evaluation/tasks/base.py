@@ -125,6 +125,12 @@ def check_count(name: str, count: int) -> None:
         raise InputError(f"task.{name}: expected at least 1, got {count}")
 
 
+def check_at_most(name: str, count: int, most: int, of: str) -> None:
+    """Raises `InputError` where a setting of a task asks for more than there are."""
+    if count > most:
+        raise InputError(f"task.{name}: expected at most the {most} {of}, got {count}; use fewer")
+
+
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Question, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import Question, check_at_most, check_count, encode_prompt
 from shadowattn.evaluation.tasks.files import read_records, read_text
 
 _REMEDY = "give a kv-retrieval file of github.com/nelson-liu/lost-in-the-middle, such as kv-retrieval-75_keys.jsonl.gz"
@@ -47,10 +47,7 @@ class LostInTheMiddle:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else."""
         template = _TEMPLATE if self.template is None else self._template(self.template)
         lines = read_records("path", self.path, ("ordered_kv_records", "key", "value"), _REMEDY)
-        if len(lines) < self.documents:
-            raise InputError(
-                f"task.documents: expected at most the {len(lines)} lines of the file, got {self.documents}; use fewer"
-            )
+        check_at_most("documents", self.documents, len(lines), "lines of the file")
         return [
             self._question(tokenizer, template, line["ordered_kv_records"], line["key"], line["value"])
             for line in lines[: self.documents]
@@ -61,8 +58,7 @@ class LostInTheMiddle:
     ) -> Question:
         others = [(name, text) for name, text in records if name != key]
         pairs = len(others) + 1 if self.pairs is None else self.pairs
-        if pairs > len(others) + 1:
-            raise InputError(f"task.pairs: expected at most the {len(others) + 1} records of a line, got {pairs}; use fewer")
+        check_at_most("pairs", pairs, len(others) + 1, "records of a line")
         if self.position >= pairs:
             raise InputError(f"task.position: expected 0 to {pairs - 1}, with {pairs} records, got {self.position}")
         kept = others[: pairs - 1]
