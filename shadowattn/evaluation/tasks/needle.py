@@ -13,7 +13,7 @@ from shadowattn.evaluation.tasks.base import REPEAT_A_LINE, Haystack, Question, 
 # The wording whose question shares no content word with the hidden sentence, so that no line is to be repeated.
 _COUNTRY, _COMPLETE_A_SENTENCE = "country", "Complete a sentence by a name from the text above."
 # What the hidden sentences and the question take of a prompt, at most.
-_NEEDLE_TOKENS = {"note": 32, "number": 64, _COUNTRY: 128}
+_NEEDLE_TOKENS = {"note": 32, "number": 64, _COUNTRY: 144}
 
 
 @dataclass(frozen=True)

@@ -49,5 +49,5 @@ def test_people_and_places_of_the_text_are_not_used():
 def test_refuses_what_it_cannot_hide(bundled, heldout):
     with pytest.raises(ValueError, match="expected a depth from 0"):
         resident_in_filler(random.Random(0), filler="", depth=2.0)
-    with pytest.raises(InputError, match=r"task\.tokens: expected more than 256, got 200; a needle needs a haystack"):
+    with pytest.raises(InputError, match=r"task\.tokens: expected more than 288, got 200; a needle needs a haystack"):
         Needle(tokens=200, wording="country")
