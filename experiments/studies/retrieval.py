@@ -1,8 +1,8 @@
 """What the model finds in its prompt: with dense attention first, then, where that finds enough, with every other method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError
 from shadowattn.evaluation.intervals import share_interval
-from shadowattn.evaluation.tasks import Copy, Needle, Question, RetrievalKV, exact_matches
+from shadowattn.evaluation.tasks import Question, exact_matches
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
 from shadowattn.reporting.rows import Row
 from shadowattn.reporting.style import ALL_KEYS
@@ -27,7 +27,8 @@ from shadowattn.reporting.style import ALL_KEYS
 class RetrievalRow(Row):
     """A share of questions answered, and the ends `low` and `high` of its 95 % interval; n counts questions.
 
-    `task` is needle, records or copy, `tokens` the length of the prompts, `chat` whether the chat template asks.
+    `task` is the study's name for it, such as needle or records, `tokens` the length of the prompts, `chat` whether the chat
+    template asks.
     """
 
     task: str = ""
@@ -54,18 +55,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Retrieval(Study):
-    """Every task in prompts of `lengths` tokens, plain and (`chats`) by the model's chat template.
+    """Every one of `tasks`, by name, in prompts of `lengths` tokens, plain and (`chats`) by the model's chat template.
 
     Methods are measured only on what dense attention answers at least the share `least` of: what the model cannot do says nothing
-    about a method. The `tokens` and `chat` of the tasks' own settings are replaced.
+    about a method. The `tokens` and `chat` of the tasks' own settings are replaced; a task without them is none for this study.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048])
     chats: list[bool] = field(default_factory=lambda: [False])
     least: float = 0.5
-    needle: Needle = field(default_factory=Needle)
-    records: RetrievalKV = field(default_factory=RetrievalKV)
-    copy: Copy = field(default_factory=Copy)
+    tasks: dict[str, Any] = field(default_factory=dict)
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
@@ -79,15 +78,18 @@ class Retrieval(Study):
             raise InputError("study.lengths, study.chats: expected at least one of each")
         if not 0 <= self.least <= 1:
             raise InputError(f"study.least: expected a share from 0 to 1, got {self.least}")
+        if not self.tasks:
+            raise InputError("study.tasks: expected at least one task, got none; add one with +task@study.tasks.NAME=needle")
+        for name, task in self.tasks.items():
+            if not is_dataclass(task) or not {"tokens", "chat"} <= {one.name for one in fields(task)}:
+                raise InputError(
+                    f"study.tasks.{name}: expected a task whose settings include tokens and chat, got {type(task).__name__}; use "
+                    "it as task=, or take another one"
+                )
         for length in self.lengths:
             check_count("study.lengths", length)
-            for task in self.asked.values():
+            for task in self.tasks.values():
                 replace(task, tokens=length)
-
-    @property
-    def asked(self) -> dict[str, Needle | RetrievalKV | Copy]:
-        """The tasks as they are set, by name."""
-        return {"needle": self.needle, "records": self.records, "copy": self.copy}
 
     def check(self, lab: Lab) -> None:
         longest = lab.shape.context_tokens
@@ -96,19 +98,19 @@ class Retrieval(Study):
         if True in self.chats and lab.loaded.tokenizer.chat_template is None:
             raise InputError("study.chats: expected a model with a chat template, got one without; use study.chats=[false]")
 
-    def tasks(self, lab: Lab) -> list[Task]:
-        """All of them, shortest prompts first."""
-        tasks = []
+    def asked(self, lab: Lab) -> list[Task]:
+        """All tasks with their questions, shortest prompts first."""
+        asked = []
         for tokens in sorted(self.lengths):
             for chat in self.chats:
-                for name, task in self.asked.items():
+                for name, task in self.tasks.items():
                     questions = replace(task, tokens=tokens, chat=chat).questions(lab.loaded.tokenizer, lab.corpus.heldout)
-                    tasks.append(Task(name, tokens, chat, questions))
-        return tasks
+                    asked.append(Task(name, tokens, chat, questions))
+        return asked
 
     def measure(self, lab: Lab) -> list[RetrievalRow]:
         """Rows of every task; finished pieces are not measured again."""
-        units, tasks = lab.units("answers"), self.tasks(lab)
+        units, tasks = lab.units("answers"), self.asked(lab)
         say(f"retrieval: {len(tasks)} tasks, {sum(len(task.questions) for task in tasks)} questions, dense first")
         dense = {task.key: units.get(f"{task.key}_dense", lambda task=task: self._answers(lab, task, None)) for task in tasks}
         rows = [self._row(lab.row(RetrievalRow), task, dense[task.key]) for task in tasks]

@@ -36,6 +36,20 @@ NEEDLES = {
     "number": "The special magic number for {key} is {value}.\n",
 }
 
+# A needle whose question shares no content word with it, after NoLiMa (arXiv 2502.05167): who lives in a city is asked for by
+# the city's country.
+RESIDENT, RESIDENT_ASKED = "{name} has lived in {city} since spring.\n", "The person whose home is in {country} is called"
+CAPITALS = (
+    *(("Vienna", "Austria"), ("Lisbon", "Portugal"), ("Oslo", "Norway"), ("Athens", "Greece"), ("Cairo", "Egypt")),
+    *(("Warsaw", "Poland"), ("Helsinki", "Finland"), ("Dublin", "Ireland"), ("Madrid", "Spain"), ("Lima", "Peru")),
+    *(("Tokyo", "Japan"), ("Nairobi", "Kenya"), ("Ottawa", "Canada"), ("Havana", "Cuba"), ("Berlin", "Germany")),
+    *(("Brussels", "Belgium"), ("Budapest", "Hungary"), ("Stockholm", "Sweden"), ("Bangkok", "Thailand"), ("Rome", "Italy")),
+)
+NAMES = (
+    *("Marta", "Paul", "Anna", "Jonas", "Clara", "Victor", "Emma", "Oscar", "Julia"),
+    *("Simon", "Laura", "Martin", "Helen", "Peter", "Nina", "David", "Sarah", "Thomas"),
+)
+
 
 @dataclass(frozen=True)
 class RetrievalExample:
@@ -125,8 +139,7 @@ def needle_in_filler(
     `wording` is one of `NEEDLES`; values are words, or in `number` five digits. `distractors` sentences of the same form about
     other words are hidden at random depths. Raises `ValueError` when `depth` is outside 0 to 1.
     """
-    if not 0.0 <= depth <= 1.0:
-        raise ValueError(f"expected a depth from 0 (first line) to 1 (last line), got {depth}")
+    _check_depth(depth)
     keys = _draw(rng, asked_words(split), 1 + distractors)
     if wording == "number":
         values = list(map(str, rng.sample(range(10_000, 100_000), 1 + distractors)))
@@ -138,6 +151,21 @@ def needle_in_filler(
         key=keys[0]
     )
     return _example(prompt, f" {values[0]}", "needle_in_filler", ())
+
+
+def resident_in_filler(rng: random.Random, *, filler: str, depth: float, distractors: int = 3) -> RetrievalExample:
+    """`filler` with a sentence on who lives in a city hidden at `depth`; the person is asked for by the city's country.
+
+    `distractors` sentences on other people in other cities are hidden at random depths. No name, city or country occurs in the
+    filler. Raises `ValueError` when `depth` is outside 0 to 1, and where the filler leaves too few of them.
+    """
+    _check_depth(depth)
+    names = _draw(rng, [name for name in NAMES if name not in filler], 1 + distractors)
+    places = _draw(rng, [place for place in CAPITALS if not any(name in filler for name in place)], 1 + distractors)
+    depths = [depth, *(rng.random() for _ in range(distractors))]
+    sentences = [RESIDENT.format(name=name, city=city) for name, (city, _) in zip(names, places, strict=True)]
+    prompt = _hidden(filler, list(zip(depths, sentences, strict=True))) + RESIDENT_ASKED.format(country=places[0][1])
+    return _example(prompt, f" {names[0]}", "resident_in_filler", ())
 
 
 def repeated_passage(rng: random.Random, *, passages: Sequence[str], repeats: int = 1) -> RetrievalExample:
@@ -166,6 +194,11 @@ def passage_to_copy(rng: random.Random, *, filler: str, shots: int, lead: int, w
     lines = [text, *shown, passage[:lead]]
     prompt = "\n".join(" ".join(line) for line in lines)
     return _example(prompt, " " + " ".join(passage[lead:]), "passage_to_copy", ())
+
+
+def _check_depth(depth: float) -> None:
+    if not 0.0 <= depth <= 1.0:
+        raise ValueError(f"expected a depth from 0 (first line) to 1 (last line), got {depth}")
 
 
 def _hidden(filler: str, sentences: Sequence[tuple[float, str]]) -> str:

@@ -61,11 +61,14 @@ def test_parts_are_built_with_those_within_them():
         build({"_target_": "shadowattn.models.load_random", "form": "x"})
 
 
-def test_files_count_by_their_content(tmp_path):
+@pytest.mark.parametrize("setting", ["path", "activation_scales", "profile", "template", "intents", "examples"])
+def test_files_count_by_their_content(setting, tmp_path):
     (tmp_path / "a").write_text("1")
-    first = by_content({"allocator": {"path": str(tmp_path / "a")}, "list": [1]})
+    first = by_content({"part": {setting: str(tmp_path / "a")}, "list": [1]})
+    (tmp_path / "b").write_text("1")
+    assert by_content({"part": {setting: str(tmp_path / "b")}, "list": [1]}) == first
     (tmp_path / "a").write_text("2")
-    assert by_content({"allocator": {"path": str(tmp_path / "a")}, "list": [1]}) != first
+    assert by_content({"part": {setting: str(tmp_path / "a")}, "list": [1]}) != first
     assert by_content({"path": "no file", "profile": ["a"]}) == {"path": "no file", "profile": ["a"]}  # somebody's own settings
 
 

@@ -595,9 +595,14 @@ def test_calibration_lengths_that_make_no_sense_are_refused(run, capsys, lengths
     assert f"study.calibration_tokens: {message}" in capsys.readouterr().err
 
 
-SHORT_TASKS = ["study.lengths=[96]", "study.needle.wording=note", "study.records.pairs=1", "study.records.documents=2"]
-SHORT_TASKS += ["study.copy.words=2", "study.copy.lead=1", "study.copy.shots=0", "study.copy.documents=2"]
-SHORT_TASKS += ["study.needle.documents=2", "allocator=uniform"]
+SHORT_TASKS = [
+    "study.lengths=[96]",
+    "study.tasks.needle.wording=note",
+    "study.tasks.records.pairs=1",
+    "study.tasks.records.documents=2",
+]
+SHORT_TASKS += ["study.tasks.copy.words=2", "study.tasks.copy.lead=1", "study.tasks.copy.shots=0", "study.tasks.copy.documents=2"]
+SHORT_TASKS += ["study.tasks.needle.documents=2", "allocator=uniform"]
 
 
 def test_retrieval_is_measured_with_dense_attention_and_then_with_every_method(run):
@@ -609,6 +614,14 @@ def test_retrieval_is_measured_with_dense_attention_and_then_with_every_method(r
     assert set(rows.method) == {"dense", "npu_full", "shadowattn", "int8_uniform", "oracle", "streaming"}
     assert ((rows.low <= rows.value) & (rows.value <= rows.high) & (rows.low < rows.high)).all()
     assert (rows.n == 2).all()
+
+
+def test_retrieval_asks_the_tasks_that_are_named(run):
+    tasks = ["+task@study.tasks.chains=multihop", "study.tasks.chains.hops=1", "study.tasks.chains.documents=2"]
+    less = ["~study.tasks.copy", "~study.tasks.records", "study.lengths=[480]", "study.least=1"]
+    settings = [one for one in SHORT_TASKS if not one.startswith(("study.tasks.copy", "study.tasks.records", "study.lengths"))]
+    rows = rows_of(run("study_retrieval", "+exp=study_retrieval", *settings, *tasks, *less))
+    assert set(rows.task) == {"needle", "chains"}
 
 
 def test_retrieval_measures_methods_only_on_what_dense_attention_answers(run):
@@ -627,9 +640,12 @@ def test_retrieval_measures_methods_only_on_what_dense_attention_answers(run):
         ("study.lengths=[20]", "task.tokens: expected"),
         ("study.chats=[true]", "study.chats: expected a model with a chat template"),
         ("study.least=2", "study.least: expected a share from 0 to 1, got 2"),
+        ("+task@study.tasks.plain=text", "study.tasks.plain: expected a task whose settings include tokens and chat, got Text"),
+        ("~study.tasks", "study.tasks: expected at least one task, got none; add one with"),
     ],
 )
 def test_retrieval_refuses_what_it_cannot_ask(run, capsys, setting, message):
+    short = [] if setting == "~study.tasks" else SHORT_TASKS
     with pytest.raises(SystemExit):
-        run("study_retrieval", "+exp=study_retrieval", *SHORT_TASKS, setting)
+        run("study_retrieval", "+exp=study_retrieval", *short, setting)
     assert message in capsys.readouterr().err

@@ -5,16 +5,12 @@ import shadowattn
 from shadowattn.data.stdlib import stdlib_text
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Copy, Needle, Question, RetrievalKV, exact_match_rate
-from shadowattn.models import load_bundled
+from shadowattn.evaluation.tasks.base import encode
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
+from tests.evaluation.tasks.chat import Chatty
 from tests.profiles import profile_for
 from tests.tiny import tiny_model
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    return load_bundled()
 
 
 @pytest.mark.parametrize(
@@ -24,6 +20,7 @@ def bundled():
         RetrievalKV(documents=3, pairs=5, tokens=400),
         Needle(documents=3, tokens=200),
         Needle(documents=3, tokens=200, wording="number"),
+        Needle(documents=3, tokens=300, wording="country"),
         Copy(documents=3, tokens=700),
     ],
 )
@@ -36,7 +33,7 @@ def test_questions_are_the_same_for_the_same_seed_and_fit(task, bundled):
         answer, prompt = bundled.tokenizer.decode(one.answer), bundled.tokenizer.decode(one.prompt)
         assert answer.strip() in prompt
     if isinstance(task, Needle):
-        assert all(120 < question.tokens <= 200 for question in questions)
+        assert all(0.6 * task.tokens < question.tokens <= task.tokens for question in questions)
     other = type(task)(**vars(task) | {"seed": 1}).questions(bundled.tokenizer, filler)
     assert not other[0].prompt.equal(questions[0].prompt)
 
@@ -109,7 +106,7 @@ def test_a_number_is_hidden_once_and_asked_for_by_the_beginning_of_its_sentence(
     assert asked.endswith(" is")
     assert answer.strip().isdigit()
     assert prompt.count(f"{asked}{answer}.") == 1
-    with pytest.raises(InputError, match=r"task\.wording: expected one of note, number"):
+    with pytest.raises(InputError, match=r"task\.wording: expected one of note, number, country"):
         Needle(wording="riddle")
 
 
@@ -129,25 +126,6 @@ def test_records_stand_in_held_out_text(bundled):
         assert 400 < question.tokens <= 600
         lines = bundled.tokenizer.decode(question.prompt).split("\n")
         assert [line.startswith(": ") for line in lines].count(True) == 6
-
-
-class Chatty:
-    """The bundled model's tokenizer with a chat template."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer, self.chat_template = tokenizer, "some"
-
-    def __call__(self, text, **how):
-        return self._tokenizer(text, **how)
-
-    def decode(self, ids):
-        return self._tokenizer.decode(ids)
-
-    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
-        assert add_generation_prompt
-        assert not tokenize
-        (message,) = messages
-        return f"<{message['role']}>{message['content']}</{message['role']}>\n<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -171,3 +149,11 @@ def test_a_chat_asks_for_a_line_and_begins_the_reply_with_it(task, bundled):
 def test_refuses_a_chat_without_a_template(bundled):
     with pytest.raises(InputError, match="expected a tokenizer with a chat template"):
         Needle(chat=True).questions(bundled.tokenizer, stdlib_text("heldout")[:50_000])
+
+
+def test_refuses_a_prompt_that_begins_with_two_bos_tokens(bundled):
+    tokenizer = Chatty(bundled.tokenizer)
+    tokenizer.bos_token_id = bundled.tokenizer("<").input_ids[0]
+    assert encode(tokenizer, "<a", "b").prompt[0] == tokenizer.bos_token_id
+    with pytest.raises(InputError, match="expected at most one BOS token at the start of a prompt, got two; take"):
+        encode(tokenizer, "<<user>", "b")

@@ -1,0 +1,29 @@
+"""Tasks: questions whose answer follows from the prompt, and only a model that still attends to the right places can say it.
+
+Generated prompts come from seeds and words that training of the bundled model never used (`data.retrieval`). Plain prompts end
+with a line to go on with; as a `chat` the document stands in the user's message, and the line begins the reply. One file a task.
+"""
+
+from shadowattn.evaluation.tasks.base import Question, exact_match_rate, exact_matches
+from shadowattn.evaluation.tasks.common_words import CommonWords
+from shadowattn.evaluation.tasks.copy import Copy
+from shadowattn.evaluation.tasks.droidcall import DroidCall
+from shadowattn.evaluation.tasks.lost_in_the_middle import LostInTheMiddle
+from shadowattn.evaluation.tasks.multihop import MultiHop
+from shadowattn.evaluation.tasks.needle import Needle
+from shadowattn.evaluation.tasks.retrieval_kv import RetrievalKV
+from shadowattn.evaluation.tasks.text import Text
+
+__all__ = [
+    "CommonWords",
+    "Copy",
+    "DroidCall",
+    "LostInTheMiddle",
+    "MultiHop",
+    "Needle",
+    "Question",
+    "RetrievalKV",
+    "Text",
+    "exact_match_rate",
+    "exact_matches",
+]

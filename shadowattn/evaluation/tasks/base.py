@@ -1,0 +1,141 @@
+"""What every task is made of: questions, the prompt as plain text or as a chat, held-out text around it, and exact match.
+
+A task is a frozen dataclass whose method `questions(tokenizer, filler)` gives its questions; its file is named after it.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from shadowattn.data.retrieval import RetrievalExample
+from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.errors import InputError
+
+# The line itself is not quoted: a small model would go on as the quotation does, which ends there.
+REPEAT_A_LINE = "Repeat a line of the text above, word for word."
+
+
+@dataclass(frozen=True)
+class Question:
+    """Token ids of a prompt and of its answer, int64 [T] each."""
+
+    prompt: Tensor
+    answer: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+class Haystack:
+    """Pieces of held-out text, so long that with the `beside` tokens of all else a prompt has `tokens`.
+
+    A piece is cut from the text on both sides; nothing else of a prompt is ever cut.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, filler: str, *, tokens: int, beside: int):
+        self._tokenizer, self._ids = tokenizer, _ids(tokenizer, filler)
+        self._length = tokens - beside
+        if not 0 < self._length <= len(self._ids):
+            raise InputError(
+                f"task.tokens: expected more than {beside} and at most the {len(self._ids)} tokens of the held-out text beside "
+                f"them, got {tokens}; set task.tokens between the two, or use a longer text"
+            )
+
+    def drawn(self, rng: random.Random) -> str:
+        """A piece from a random place."""
+        start = rng.randrange(len(self._ids) - self._length + 1)
+        return self._tokenizer.decode(self._ids[start : start + self._length])
+
+
+def exact_matches(
+    model: PreTrainedModel,
+    questions: list[Question],
+    *,
+    chunk_tokens: int,
+    progress: Callable[[list[Question]], list[Question]] = list,
+) -> list[bool]:
+    """For each question, whether every answer token is the most likely one, as greedy decoding would find it."""
+    return [_answered(model, question, chunk_tokens) for question in progress(questions)]
+
+
+def exact_match_rate(model: PreTrainedModel, questions: list[Question], *, chunk_tokens: int) -> float:
+    """The share of `exact_matches`."""
+    return sum(exact_matches(model, questions, chunk_tokens=chunk_tokens)) / len(questions)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Question:
+    """A question of two texts, with no special token but those that the texts spell. Raises `InputError` on a doubled BOS."""
+    question = Question(*(torch.tensor(_ids(tokenizer, text), dtype=torch.int64) for text in (prompt, answer)))
+    start = tokenizer.bos_token_id
+    if start is not None and question.prompt[:2].tolist() == [start, start]:
+        raise InputError(
+            "task: expected at most one BOS token at the start of a prompt, got two; take the BOS token out of the text, or "
+            "out of the tokenizer's chat template"
+        )
+    return question
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, chat: bool) -> Question:
+    """A question of two texts; as a chat, the prompt's last line begins the reply to all lines before it."""
+    if chat:
+        message, _, line = prompt.rpartition("\n")
+        prompt = chat_opening(tokenizer, message) + line
+    return encode(tokenizer, prompt, answer)
+
+
+def ask(tokenizer: PreTrainedTokenizerBase, *, document: str, request: str, line: str, answer: str, chat: bool) -> Question:
+    """`document`, `request` and the `line` that the answer continues, one below the other.
+
+    As a chat, document and request are the user's message, and the line begins the reply.
+    """
+    gap = "\n\n" if chat else "\n"
+    return encode_prompt(tokenizer, f"{document}{gap}{request}\n{line}", answer, chat)
+
+
+def encode_example(
+    tokenizer: PreTrainedTokenizerBase, example: RetrievalExample, chat: bool, request: str = REPEAT_A_LINE
+) -> Question:
+    """The question of a generated document; as a chat the document's last line begins the reply to `request`."""
+    if not chat:
+        return encode(tokenizer, example.prompt, example.answer)
+    document, _, line = example.prompt.rpartition("\n")
+    return ask(tokenizer, document=document, request=request, line=line, answer=example.answer, chat=True)
+
+
+def chat_opening(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
+    """The beginning of the reply to a message, by the model's own template."""
+    if tokenizer.chat_template is None:
+        raise InputError("task.chat: expected a tokenizer with a chat template, got one without; use task.chat=false")
+    return tokenizer.apply_chat_template([{"role": "user", "content": message}], add_generation_prompt=True, tokenize=False)
+
+
+def chat_tokens(tokenizer: PreTrainedTokenizerBase, chat: bool, request: str = REPEAT_A_LINE) -> int:
+    """What the template and the request take beside document and line, counted with a stand-in document; 0 without `chat`."""
+    return len(_ids(tokenizer, chat_opening(tokenizer, f"{{document}}\n\n{request}"))) if chat else 0
+
+
+def check_count(name: str, count: int) -> None:
+    """Raises `InputError` on a setting of a task that is less than 1."""
+    if count < 1:
+        raise InputError(f"task.{name}: expected at least 1, got {count}")
+
+
+def check_at_most(name: str, count: int, most: int, of: str) -> None:
+    """Raises `InputError` where a setting of a task asks for more than there are."""
+    if count > most:
+        raise InputError(f"task.{name}: expected at most the {most} {of}, got {count}; use fewer")
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+
+def _answered(model: PreTrainedModel, question: Question, chunk_tokens: int) -> bool:
+    tokens = torch.cat([question.prompt, question.answer[:-1]])
+    likeliest = torch.cat([logits.argmax(-1) for _, logits in prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)])
+    return likeliest[len(question.prompt) - 1 :].cpu().equal(question.answer)
