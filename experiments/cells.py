@@ -122,6 +122,7 @@ def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None) -> 
     built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in needs else {}
     built |= {"key_offset": lab.offline.key_offset} if "key_offset" in needs else {}
     built |= {"channels": lab.offline.channels} if "channels" in needs else {}
+    built |= {"indexer": lab.offline.indexer(settings["heads"], settings["dims"])} if "indexer" in needs else {}
     if "nncf_graph" in needs:
         built["nncf_graph"] = lab.banks.nncf_graph(max(lab.prompt_tokens), samples=lab.of("graphs").nncf_samples)
     if "top_p" in needs:

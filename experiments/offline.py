@@ -25,6 +25,7 @@ from shadowattn.offline import (
     race_ablations,
     scale_grid,
     summarise,
+    train_indexer,
 )
 from shadowattn.offline.allocators import allot
 from shadowattn.offline.attention_ranges import observe_attention_ranges
@@ -38,7 +39,16 @@ from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.top_p import TopPShare, observe_top_p
 from shadowattn.online.estimators.top_p import TopP
 from shadowattn.online.full_int8 import AttentionRanges
-from shadowattn.types import AblationLosses, ChannelStatistics, Importance, KeyOffset, RetentionProfile, ScaleGrid, Sensitivity
+from shadowattn.types import (
+    AblationLosses,
+    ChannelStatistics,
+    Importance,
+    IndexerWeights,
+    KeyOffset,
+    RetentionProfile,
+    ScaleGrid,
+    Sensitivity,
+)
 
 if TYPE_CHECKING:
     from experiments.lab import Lab
@@ -104,6 +114,16 @@ class Offline:
             return self._observed(observe_channels)
 
         return stage.result(ChannelStatistics, measure)
+
+    def indexer(self, heads: int, dims: int) -> IndexerWeights:
+        """A trained indexer of so many heads and dimensions for every layer."""
+        stage = self._lab.stage("indexer", self._calibration_inputs | {"heads": heads, "dims": dims})
+
+        def measure() -> IndexerWeights:
+            say(f"indexer: {heads} heads of {dims} dimensions, trained for each of {self._lab.shape.layers} layers")
+            return self._observed(train_indexer, heads=heads, dims=dims)
+
+        return stage.result(IndexerWeights, measure)
 
     def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile) -> float:
         """The share of the weights at which the method of these settings keeps as many keys as a profile asks for."""

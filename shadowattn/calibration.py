@@ -28,6 +28,7 @@ from shadowattn.offline.allocators import BY_NAME, Allocator, allot
 from shadowattn.offline.attention_ranges import observe_attention_ranges
 from shadowattn.offline.channels import observe_channels
 from shadowattn.offline.importance import measure_ablations, summarise
+from shadowattn.offline.indexers import train_indexer
 from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.scales import ScaleObservations, observe_scales, scale_grid
@@ -38,6 +39,7 @@ from shadowattn.types import (
     AblationLosses,
     ChannelStatistics,
     Importance,
+    IndexerWeights,
     KeyOffset,
     RetentionProfile,
     ScaleGrid,
@@ -193,6 +195,12 @@ class Calibration:
         stage = self._stage("channels", self.tokens, chunk_tokens=self.chunk_tokens)
         how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
         return stage.result(ChannelStatistics, partial(observe_channels, self.model, self.tokens, **how))
+
+    def indexer(self, heads: int = 4, dims: int = 32) -> IndexerWeights:
+        """A small scorer for every layer, trained on what its heads attend to together: for `LightningIndexer`."""
+        stage = self._stage("indexer", self.tokens, chunk_tokens=self.chunk_tokens, heads=heads, dims=dims)
+        how = {"heads": heads, "dims": dims, "chunk_tokens": self.chunk_tokens, "progress": self.progress}
+        return stage.result(IndexerWeights, partial(train_indexer, self.model, self.tokens, **how))
 
     @cached_property
     def observations(self) -> ScaleObservations:

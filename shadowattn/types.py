@@ -307,6 +307,78 @@ class ChannelStatistics:
         return f"channel statistics of {len(self.q)} layers"
 
 
+@dataclass(frozen=True)
+class IndexerWeights:
+    """What trained indexers multiply Q and K by, one indexer a layer: M indexer heads of E dimensions and one key head.
+
+    Of the layer's queries, all heads of a row in one vector, `q` [L][M][E][H·D] makes the indexer's queries and `gate`
+    [L][M][H·D + 1] their weights, the last figure a constant; of its keys `k` [L][E][G·D] makes the indexer's key. `divergence`
+    [L]: what the last pass over the training rows had left of the KL divergence from dense attention, nat. `fingerprint`: of the
+    model. Raises `InputError` on values that are not finite and on sizes that do not fit together.
+    """
+
+    q: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
+    k: tuple[tuple[tuple[float, ...], ...], ...]
+    gate: tuple[tuple[tuple[float, ...], ...], ...]
+    divergence: tuple[float, ...] = ()
+    fingerprint: str = ""
+
+    def __post_init__(self):
+        checks.instance("indexer.fingerprint", self.fingerprint, str, "leave it out where no model is known")
+        for name in ("q", "k", "gate", "divergence"):
+            object.__setattr__(self, name, _tuples(getattr(self, name)))
+        q, k, gate = self._tensors
+        sizes = [list(x.shape) for x in (q, k, gate)]
+        fits = [x.dim() for x in (q, k, gate)] == [4, 3, 3] and q.shape[:2] == gate.shape[:2] and len(q) == len(k)
+        if not fits or (q.shape[2], gate.shape[2]) != (k.shape[1], q.shape[3] + 1):
+            raise InputError(
+                f"indexer: expected q [L][M][E][H·D], k [L][E][G·D] and gate [L][M][H·D + 1], got {sizes}; train it again"
+            )
+        if not all(bool(x.isfinite().all()) for x in (q, k, gate)):
+            raise InputError("indexer: expected finite values, got NaN or infinity; train it again")
+
+    @classmethod
+    def read(cls, value: "IndexerWeights") -> "IndexerWeights":
+        """What it is given. Raises `InputError` on anything else than an indexer's weights."""
+        checks.instance("indexer", value, cls, "train them with shadowattn.offline.train_indexer")
+        return value
+
+    @property
+    def heads(self) -> int:
+        """M."""
+        return len(self.q[0])
+
+    @property
+    def dims(self) -> int:
+        """E."""
+        return len(self.k[0])
+
+    def of(self, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`q`, `k` and `gate` of a layer with queries [H, Q, D] and keys [G, K, D]; float32, where these are.
+
+        Raises `InputError` for a layer, or heads, that it was not trained on.
+        """
+        tensors = self._tensors
+        sizes = [tensors[0].shape[3], tensors[1].shape[2]]
+        got = [q.shape[0] * q.shape[2], k.shape[0] * k.shape[2]]
+        if not 0 <= layer < len(tensors[0]) or got != sizes:
+            raise InputError(
+                f"indexer: it is of {len(tensors[0])} layers with {sizes[0]} figures of queries and {sizes[1]} of keys, got "
+                f"layer {layer} with {got[0]} and {got[1]}; train it on this model"
+            )
+        return tuple(x[layer].to(q.device) for x in tensors)
+
+    @cached_property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        try:
+            return tuple(torch.tensor(x, dtype=torch.float32) for x in (self.q, self.k, self.gate))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"indexer: expected tables of numbers ({error}); train it again") from error
+
+    def __repr__(self) -> str:
+        return f"indexers of {len(self.q)} layers, {self.heads} heads of {self.dims} dimensions"
+
+
 # How `offline.key_offsets` chooses a key offset; `none`: K is quantised as it is.
 KEY_OFFSETS = ("none", "mean", "midrange")
 

@@ -167,8 +167,8 @@ class Int8Each(Estimator):
 
     def scores(self, chunk):
         parts = [
-            self.estimator.scores(chunk.asking(q, at))
-            for q, at in zip(chunk.q.split(32, 1), chunk.positions.split(32), strict=True)
+            self.estimator.scores(chunk.asking(lambda q, at=at: q[:, at : at + 32], chunk.positions[at : at + 32]))
+            for at in range(0, len(chunk.positions), 32)
         ]
         return torch.cat(parts, 1)
 

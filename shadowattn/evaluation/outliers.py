@@ -38,7 +38,7 @@ class Rescaling:
         factor = self.factor[chunk.layer]
         q = chunk.q.float() * factor[chunk.heads.kv][:, None]
         k = shifted(chunk.k, self.key_offset, chunk.layer).float() / factor[:, None]
-        return replace(chunk, q=q, k=k, v=chunk.v.float())
+        return replace(chunk, q=q, layer_q=q, k=k, v=chunk.v.float())
 
 
 @dataclass

@@ -80,7 +80,7 @@ def measure_recall(
             return
         rows = sampled_rows(chunk.q.shape[1], sampled)
         visible = 1 + chunk.positions[rows]
-        chunk = replace(chunk, q=chunk.q.float(), k=chunk.k.float())
+        chunk = replace(chunk.asking(Tensor.float, chunk.positions), k=chunk.k.float())
         exact = chunk.q[:, rows] @ chunk.k[chunk.heads.kv].mT
         best = _Ranking(exact, visible, wanted)
         for name, estimate in estimates.items():

@@ -7,6 +7,7 @@ turns either into a retention for every head.
 from shadowattn.offline.allocators import allocate
 from shadowattn.offline.channels import observe_channels
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
+from shadowattn.offline.indexers import train_indexer
 from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.profile import load_profile, save_profile
 from shadowattn.offline.racing import Race, race_ablations, replay_race
@@ -37,4 +38,5 @@ __all__ = [
     "scale_grid",
     "stability",
     "summarise",
+    "train_indexer",
 ]

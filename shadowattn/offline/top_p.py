@@ -77,7 +77,7 @@ class _Counts:
             return
         rows, estimator = sampled_rows(chunk.q.shape[1], min(_ROWS, chunk.q.shape[1])), self._estimator
         some = replace(chunk[sparse], retention=retention[sparse])
-        some = some.asking(some.q[:, rows].contiguous(), some.positions[rows])
+        some = some.asking(lambda q: q[:, rows].contiguous(), some.positions[rows])
         self._target += int(keep_counts(retention[sparse], some.positions + 1).sum())
         self._rows += len(sparse) * len(some.positions)
         keys = four_bit_keys(some, estimator.key_offset)

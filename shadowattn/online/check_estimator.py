@@ -70,7 +70,8 @@ def check_estimator(
 
 
 Rank = Callable[..., Tensor]
-"""(q, k, positions, heads, cache=None) → what ranks the keys of each row, [h, rows, K], larger first; −∞ for keys not seen."""
+"""(q, k, positions, heads, cache=None, layer_q=None) → what ranks the keys of each row,
+[h, rows, K], larger first; −∞ for keys not seen."""
 
 
 def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterable[int]) -> None:
@@ -109,7 +110,7 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterabl
         )
     swapped = torch.arange(count).view(groups, -1).flip(1).flatten()
     for which in (swapped, *torch.arange(count).split(1), torch.arange(count)[:: max(1, count // groups)]):
-        if (moved := _moved(whole[which], rank(q[which], k, positions, heads[which]))) is not None:
+        if (moved := _moved(whole[which], rank(q[which], k, positions, heads[which], layer_q=q))) is not None:
             raise InputError(
                 f"{name}: it depends on the order of heads: row {moved} ranks its keys otherwise when heads {which.tolist()} "
                 "come together; go by `heads.ids` and `heads.kv`, not by a head's place in q"
@@ -117,8 +118,16 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterabl
 
 
 def _scored(estimator: Estimator, layer: int) -> Rank:
-    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads, cache: LayerCache | None = None) -> Tensor:
-        chunk = Chunk.of(q, k, positions=positions, heads=heads, layer=layer, cache=cache)
+    def rank(
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        heads: Heads,
+        cache: LayerCache | None = None,
+        layer_q: Tensor | None = None,
+    ) -> Tensor:
+        how = {"heads": heads, "layer_q": layer_q, "layer": layer, "cache": cache}
+        chunk = Chunk.of(q, k, positions=positions, **how)
         with estimator.use():
             scores = check_scores(estimator.scores(chunk), estimator, chunk).float().clone()
         if not scores.isfinite().all():  # of a class that says they are
@@ -129,8 +138,16 @@ def _scored(estimator: Estimator, layer: int) -> Rank:
 
 
 def _chosen(estimator: Estimator, layer: int, rule: Rule) -> Rank:
-    def rank(q: Tensor, k: Tensor, positions: Tensor, heads: Heads, cache: LayerCache | None = None) -> Tensor:
-        chunk = Chunk.of(q, k, positions=positions, heads=heads, layer=layer, cache=cache, retention=_RETENTION)
+    def rank(
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        heads: Heads,
+        cache: LayerCache | None = None,
+        layer_q: Tensor | None = None,
+    ) -> Tensor:
+        how = {"heads": heads, "layer_q": layer_q, "layer": layer, "cache": cache}
+        chunk = Chunk.of(q, k, positions=positions, retention=_RETENTION, **how)
         with estimator.use():
             selection = estimator.select(chunk, rule, rule.lists(chunk.retention, positions), TorchKernels())
         chosen = _members(selection, type(estimator).__name__, len(heads), positions, k.shape[1], rule)

@@ -18,11 +18,12 @@ class Chunk:
 
     q [H, Q, D] of the heads `heads`, the rows at `positions` int64 [Q]; k and v [G, K, D] of the whole layer, up to the last
     row's own key; each head keeps `retention` float64 [H] of what a row sees; `scale` multiplies q·k before the softmax.
-    All tensors are where q is. `cache` is what was derived from these keys before. A chunk of some of its heads, `chunk[which]`,
-    shares all of that.
+    `layer_q` [H, Q, D] are the same rows of all of the layer's heads, whichever `heads` are. All tensors are where q is. `cache`
+    is what was derived from these keys before. A chunk of some of its heads, `chunk[which]`, shares all of that.
     """
 
     q: Tensor
+    layer_q: Tensor
     k: Tensor
     v: Tensor
     positions: Tensor
@@ -43,13 +44,18 @@ class Chunk:
         retention: float | Tensor = 1.0,
         positions: Tensor | None = None,
         heads: Heads | None = None,
+        layer_q: Tensor | None = None,
         scale: float | None = None,
         layer: int = 0,
         cache: LayerCache | None = None,
     ) -> "Chunk":
-        """A chunk of tensors alone: of all heads, of the last rows, with a scale of 1/√D and nothing derived before."""
+        """A chunk of tensors alone: of all heads, of the last rows, with a scale of 1/√D and nothing derived before.
+
+        Where `heads` are some of a layer's and no `layer_q` is given, q counts for all of them.
+        """
         return cls(
             q=q,
+            layer_q=q if layer_q is None else layer_q,
             k=k,
             v=k if v is None else v,
             positions=torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device) if positions is None else positions,
@@ -67,9 +73,9 @@ class Chunk:
             return self
         return replace(self, q=self.q[which], heads=self.heads[which], retention=self.retention[which])
 
-    def asking(self, q: Tensor, positions: Tensor) -> "Chunk":
-        """The same heads and keys with other rows: those whose scores a list needs."""
-        return replace(self, q=q, positions=positions)
+    def asking(self, rows: Callable[[Tensor], Tensor], positions: Tensor) -> "Chunk":
+        """The same heads and keys with other rows, those whose scores a list needs: what `rows` makes of q [H, Q, D]."""
+        return replace(self, **self._queries(rows), positions=positions)
 
     def split(self, tokens: int) -> Iterator[tuple[slice, "Chunk"]]:
         """`tokens` rows at a time, and which they are; each with the keys up to its own last row's."""
@@ -77,12 +83,18 @@ class Chunk:
             rows = slice(start, min(start + tokens, self.q.shape[1]))
             at = self.positions[rows]
             end = int(at[-1]) + 1
-            yield rows, replace(self, q=self.q[:, rows], k=self.k[:, :end], v=self.v[:, :end], positions=at)
+            queries = self._queries(lambda q, rows=rows: q[:, rows])
+            yield rows, replace(self, **queries, k=self.k[:, :end], v=self.v[:, :end], positions=at)
 
     def rewound(self) -> "Chunk":
         """As before its first call, for calling it again: nothing is known of it, and nothing derived from its own keys."""
         self.cache.rewind(self.k[:, : self.first_position])
         return replace(self)
+
+    def _queries(self, rows: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """What `rows` makes of the queries, of these heads and of the layer's."""
+        q = rows(self.q)
+        return {"q": q, "layer_q": q if self.layer_q is self.q else rows(self.layer_q)}
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """`make()` the first time, then what it gave: for what an estimator finds out about this chunk as a whole."""

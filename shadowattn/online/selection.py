@@ -48,10 +48,13 @@ class Rule:
         if block == 1 or self.pooling != "rows":
             return chunk
         if self.block_score == "leading_query":
-            return chunk.asking(chunk.q[:, ::block], chunk.positions[::block])
-        padded = torch.nn.functional.pad(chunk.q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
+            return chunk.asking(lambda q: q[:, ::block], chunk.positions[::block])
         sizes = (rows - torch.arange(0, rows, block, device=chunk.q.device)).clamp(max=block)
-        means = (padded.double().sum(2) / sizes[:, None]).to(chunk.q.dtype)
+
+        def means(q: Tensor) -> Tensor:
+            padded = torch.nn.functional.pad(q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
+            return (padded.double().sum(2) / sizes[:, None]).to(q.dtype)
+
         return chunk.asking(means, _last_of_blocks(chunk.positions, block))
 
     def pool(self, scores: Tensor, positions: Tensor, logit_scales: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from functools import cache
 
 import pytest
+import torch
 from hydra.errors import HydraException
 from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +25,8 @@ from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.nncf_graph import NNCFGraph, compile_int8
 from shadowattn.offline.allocators import Allocator
 from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.lightning_indexer import LightningIndexer
+from shadowattn.types import IndexerWeights
 from tests.online.estimators.test_channels import some as some_channels
 
 PARTS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "exp"]
@@ -55,9 +58,16 @@ def test_every_part_composes_and_its_target_exists(group, name):
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
     part = compose([f"{group}={name}"])[group]
     needs = get_class(part._target_).needs if group == "estimator" else ()
-    made = {"channels": some_channels, "nncf_graph": some_graph, "top_p": lambda: 0.5}
+    made = {"channels": some_channels, "nncf_graph": some_graph, "top_p": lambda: 0.5, "indexer": some_indexer}
     built = build(part, **{name: make() for name, make in made.items() if name in needs})
     assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
+
+
+def some_indexer():
+    """Of the heads and dimensions that the estimator has by default."""
+    shape = LightningIndexer.heads, LightningIndexer.dims
+    q, gate, k = torch.ones(1, *shape, 8), torch.ones(1, shape[0], 9), torch.ones(1, shape[1], 4)
+    return IndexerWeights(q.tolist(), k.tolist(), gate.tolist())
 
 
 def some_graph():

@@ -179,7 +179,7 @@ class FutureLists(Int8Fused):
     """Selects by what the whole chunk scores."""
 
     def select(self, chunk, rule, lists, kernels):
-        return super().select(chunk.asking(chunk.q.flip(1), chunk.positions), rule, lists, kernels)
+        return super().select(chunk.asking(lambda q: q.flip(1), chunk.positions), rule, lists, kernels)
 
 
 class OutOfRange(Int8Fused):

@@ -30,11 +30,11 @@ class Estimator(ABC):
     To add one: a class with `scores` in a file of its own, and a YAML that names it. What else a class may say:
 
     - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales; `key_offset`, the
-      calibrated `types.KeyOffset` or None; `channels`, the calibrated `types.ChannelStatistics`; `nncf_graph`, a
-      calibrated `NNCFGraph`. They are arguments of those names.
+      calibrated `types.KeyOffset` or None; `channels`, the calibrated `types.ChannelStatistics`; `indexer`, the trained
+      `types.IndexerWeights` of its `heads` and `dims`; `nncf_graph`, a calibrated `NNCFGraph`. They are arguments of those names.
     - `granularity`: whose ranking the scores are: of each `head`, of a key/value `group`, or of the whole `layer`, whose heads
       then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
-      may go by keys and positions, not by queries.
+      may go by keys, positions and `chunk.layer_q`, not by `chunk.q`.
     - `sees`: what a row's ranking may go by. The `row` itself and the keys up to it, as the paper's estimate does: then it is the
       same however a prompt is cut into chunks. Also `earlier_rows`, those of the chunks before. Or the whole `chunk`, whose later
       rows then have a say in what earlier ones keep: a prefill method of that kind looks into the future of its chunk.

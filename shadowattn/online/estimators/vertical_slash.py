@@ -50,7 +50,7 @@ class VerticalSlash(Estimator):
 
 def last_attention(chunk: Chunk, last: int) -> Tensor:
     """The exact probabilities of the chunk's last rows, `last` of them or all, float32 [H, R, K]."""
-    last_rows = chunk.asking(chunk.q[:, -last:], chunk.positions[-last:])
+    last_rows = chunk.asking(lambda q: q[:, -last:], chunk.positions[-last:])
     hidden = torch.arange(chunk.keys, device=chunk.q.device) > last_rows.positions[:, None]
     return torch.softmax((Oracle().scores(last_rows) * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
 
