@@ -17,7 +17,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.estimators import Estimator
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
-from shadowattn.reporting.rows import GOES_BY, EstimatorRow, Row
+from shadowattn.reporting.rows import GOES_BY, LIST_FOR, EstimatorRow, Row
 
 _SHOWN = {
     "loss_increase": "loss above dense, nat",
@@ -26,6 +26,7 @@ _SHOWN = {
     "topk_overlap": "top-k overlap",
     "output_error": "output error",
     "density": "density",
+    "accuracy": "answered",
 }
 _LEGEND = (
     "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context, nothing shared; floats count 32 bits\n"
@@ -79,19 +80,24 @@ class CompareEstimators(Quality):
         )
         costs = rows[rows.metric == "estimate_mac_bits"]
         kinds = costs.drop_duplicates("method").set_index("method").fillna({"needs": ""})
+        shown = {name: title for name, title in _SHOWN.items() if name in cells}
         tables = []
         for at in sorted(costs.retention.unique()):
             leaderboard = Table(
-                "method", "MAC × bits", "bytes", "break-even, keys", "goes by", "calibrated", *_SHOWN.values(),
+                "method", "MAC × bits", "bytes", "break-even, keys", "goes by", "a list for", "calibrated", *shown.values(),
                 title=f"{title}, retention {at:g}", title_justify="left",
             )  # fmt: skip
             for method, line in cells.loc[at].sort_values("loss_increase").iterrows():
                 if method != "dense":
                     cost = (_said(line.get(name), ".4g") for name in ("estimate_mac_bits", "estimate_bytes", "break_even_keys"))
-                    kind = (GOES_BY[kinds.sees[method]], kinds.needs[method]) if method in kinds.index else ("", "")
-                    leaderboard.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in _SHOWN))
+                    kind = ("", "", "")
+                    if method in kinds.index:
+                        kind = (GOES_BY[kinds.sees[method]], LIST_FOR[kinds.granularity[method]], kinds.needs[method])
+                    leaderboard.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in shown))
             tables.append(leaderboard)
-        return Group(*tables, _LEGEND, verdicts.comparisons(rows))
+        answered = rows[(rows.method == "dense") & (rows.metric == "accuracy")]
+        dense = [f"answered: dense attention answers {share:.0%} of the task's questions" for share in answered.value]
+        return Group(*tables, _LEGEND, *dense, verdicts.comparisons(rows))
 
 
 def break_even_keys(estimator: Estimator, *, head_dim: int, rows: int, retention: float) -> float:

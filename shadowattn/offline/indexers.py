@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from shadowattn import checks
 from shadowattn.engine.observe import observe_prefill
+from shadowattn.errors import StageError
 from shadowattn.evaluation.recall import sampled_rows
 from shadowattn.models.shape import fingerprint, model_shape
 from shadowattn.online.chunk import Chunk
@@ -22,7 +23,8 @@ from shadowattn.online.estimators.lightning_indexer import beside, indexer_keys,
 from shadowattn.types import IndexerWeights
 
 _ROWS = 64  # of each chunk
-_RATE = 3e-3
+_RATE = 1e-3
+_LARGEST_GRADIENT = 1.0  # by norm; a step beyond it can leave every product below zero, where nothing is learnt any more
 _DIGITS = 6  # that are kept of a weight: more than any of its products is exact to
 
 
@@ -41,7 +43,7 @@ def train_indexer(
     Runs the windows int64 [W, T] through the model, dense, in chunks, and keeps 64 rows of every chunk and all keys, in the
     model's dtype. The key matrix begins with the axes in which the keys of all key heads vary most together, the queries with
     the same axes, so that the first scores are products along them. Raises `InputError` on a model with sliding windows, and on
-    more dimensions than the keys have.
+    more dimensions than the keys have; `StageError` where training made a layer's indexer worse.
     """
     shape = model_shape(model)
     checks.integer("heads", heads, least=1)
@@ -87,10 +89,16 @@ class _Seen:
 
 
 def _train(windows: list[_Seen], heads: int, dims: int, steps: int) -> dict:
+    """The matrices of one layer, and the divergence that the last pass had left. Raises `StageError` where nothing was learnt."""
     rows = [beside(torch.cat(window.rows, 1)) for window in windows]
     keys = [beside(window.keys) for window in windows]
     attended, later = [window.attended() for window in windows], [window.later for window in windows]
     weights = _first_weights(windows[0], torch.cat(keys), heads, dims)
+    # One rate is to fit channels of every size, so it is channels of size 1 that are trained on.
+    row_size, key_size = (torch.cat(x).square().mean(0).sqrt().clamp(min=1e-6) for x in (rows, keys))
+    rows, keys = [x / row_size for x in rows], [x / key_size for x in keys]
+    sizes = {"q": row_size, "k": key_size, "gate": torch.nn.functional.pad(row_size, (0, 1), value=1.0)}
+    weights = {name: (weight * sizes[name]).requires_grad_() for name, weight in weights.items()}
     optimiser = torch.optim.Adam(weights.values(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     losses = []
@@ -99,16 +107,25 @@ def _train(windows: list[_Seen], heads: int, dims: int, steps: int) -> dict:
             at = step % len(windows)
             made = indexer_keys(keys[at], weights["k"])
             logits = indexer_scores(rows[at], made, weights["q"], weights["gate"]).masked_fill(later[at], -math.inf)
-            target = attended[at]
-            chosen = target > 0  # a key after its row has no logit, and none is asked of it
-            loss = (target[chosen] * (target[chosen].log() - logits.log_softmax(-1)[chosen])).sum() / len(target)
+            loss = _divergence(attended[at], logits)
             optimiser.zero_grad()
             loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights.values(), _LARGEST_GRADIENT)
             optimiser.step()
             schedule.step()
             losses.append(float(loss.detach()))
-    last = losses[-len(windows) :]
-    return {name: weight.detach() for name, weight in weights.items()} | {"divergence": sum(last) / len(last)}
+    last = sum(losses[-len(windows) :]) / len(losses[-len(windows) :])
+    if not last <= losses[0]:
+        raise StageError(
+            f"indexer: a layer's divergence rose from {losses[0]:.3g} to {last:.3g} nat in {steps} steps of training"
+        )
+    return {name: (weight / sizes[name]).detach() for name, weight in weights.items()} | {"divergence": last}
+
+
+def _divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """KL divergence of the softmax of `logits` from `target`, both [rows, K]; mean over rows, nat."""
+    chosen = target > 0  # a key after its row has no logit, and none is asked of it
+    return (target[chosen] * (target[chosen].log() - logits.log_softmax(-1)[chosen])).sum() / len(target)
 
 
 def _first_weights(window: _Seen, keys: Tensor, heads: int, dims: int) -> dict[str, Tensor]:
@@ -120,8 +137,7 @@ def _first_weights(window: _Seen, keys: Tensor, heads: int, dims: int) -> dict[s
     q = of_heads[None] * mine[:, None, :, None] * window.scale
     gate = keys.new_zeros(heads, count * dim + 1)
     gate[:, -1] = 1.0
-    weights = {"q": q.reshape(heads, dims, -1), "k": axes, "gate": gate}
-    return {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    return {"q": q.reshape(heads, dims, -1), "k": axes, "gate": gate}
 
 
 def _rounded(weights: Tensor) -> list:

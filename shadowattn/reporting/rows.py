@@ -74,6 +74,9 @@ class EstimatorRow(PlacedRow):
 # Whose queries decide what a row keeps, by `Estimator.sees`.
 GOES_BY = {"row": "the row", "earlier_rows": "earlier rows", "chunk": "later rows too"}
 
+# Whose list a ranking makes, for a reader.
+LIST_FOR = {"head": "each head", "group": "a key head's heads", "layer": "all heads"}
+
 
 @dataclass(frozen=True)
 class StageRow(PlacedRow):
