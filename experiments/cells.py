@@ -1,4 +1,4 @@
-"""One method at one retention, measured: loss on every window, fidelity on the first few, accuracy on the task's questions."""
+"""One method at one retention, measured: loss on every window, fidelity on the first few, and what the task's questions score."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence
 from shadowattn.evaluation.perplexity import window_losses
-from shadowattn.evaluation.tasks import exact_match_rate
+from shadowattn.evaluation.tasks import scores
 from shadowattn.method import attach
 from shadowattn.online.attention import Counters
 from shadowattn.online.estimators import Estimator
@@ -36,7 +36,7 @@ class Cell:
     fidelity: dict[str, float]
     launches: int
     clipped_heads: int
-    accuracy: float | None  # of the run's task; None where it has no questions
+    scores: list[float]  # of the questions of the run's task; empty where it has none
     generation: dict[str, float] = field(default_factory=dict)  # empty where nothing was generated
 
 
@@ -166,10 +166,8 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
                 counters += run.counters if run else Counters()
     if attachment:
         attachment.check(lab, counters)
-    accuracy = None
-    if lab.questions:
-        with attachment.attached(lab, ()) if attachment else nullcontext():
-            accuracy = exact_match_rate(model, list(lab.questions), **how)
+    with attachment.attached(lab, ()) if attachment and lab.questions else nullcontext():
+        answered = scores(model, lab.questions, **how)
     generation = {}
     if continuations:
         with attachment.attached(lab, ()):
@@ -188,7 +186,7 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         fidelity=fidelity,
         launches=attachment.estimator.launched if sparse else 0,
         clipped_heads=attachment.estimator.clipped if sparse else 0,
-        accuracy=accuracy,
+        scores=answered,
         generation=generation,
     )
 

@@ -14,7 +14,7 @@ from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.outliers import Candidate, measure_head_errors, observe_channels, rescalings
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.evaluation.recall import measure_recall
-from shadowattn.evaluation.tasks import Question, exact_match_rate
+from shadowattn.evaluation.tasks import ExactMatch, scores
 from shadowattn.models import fingerprint
 from shadowattn.offline import Race, measure_ablations, measure_sensitivity, race_ablations
 from shadowattn.offline.attention_ranges import observe_attention_ranges, observe_prepared_ranges
@@ -53,8 +53,8 @@ def losses_and_divergences(model, folder):
 
 
 def answers(model, folder):
-    question = Question(WINDOWS[0], WINDOWS[1, :2])
-    return [exact_match_rate(model, [question], chunk_tokens=16), *window_losses(model, WINDOWS, chunk_tokens=16).tolist()]
+    question = ExactMatch(WINDOWS[0], WINDOWS[1, :2])
+    return [*scores(model, [question], chunk_tokens=16), *window_losses(model, WINDOWS, chunk_tokens=16).tolist()]
 
 
 def npu_full(model, folder):

@@ -20,8 +20,8 @@ from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
-from shadowattn.evaluation.intervals import share_interval
 from shadowattn.evaluation.perplexity import unigram_loss
+from shadowattn.evaluation.tasks import mean_score
 from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
 from shadowattn.reporting.figures.quality import draw as draw_quality
@@ -66,6 +66,7 @@ class Quality(Study):
         "perplexity",
         "kl_divergence",
         "accuracy",
+        "rouge_l",
         "mass_recall",
         "topk_overlap",
         "output_error",
@@ -196,7 +197,7 @@ def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tenso
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
     generated = lab.of("evaluation").fidelity_windows * lab.of("evaluation").generated_tokens
     rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
-    rows += _accuracy_rows(lab, row, cell)
+    rows += _score_rows(lab, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
 
 
@@ -236,13 +237,13 @@ def _means(profile: RetentionProfile) -> str:
     return f"{profile.allocator}: {means}, dense layers: {dense}"
 
 
-def _accuracy_rows(lab: Lab, row: Row, cell: Cell) -> list[Row]:
-    if cell.accuracy is None:
+def _score_rows(lab: Lab, row: Row, cell: Cell) -> list[Row]:
+    if not cell.scores:
         return []
-    n = len(lab.questions)
-    share = share_interval(round(cell.accuracy * n), n)
-    ends = {"accuracy": share.value, "accuracy_low": share.low, "accuracy_high": share.high}
-    return [replace(row, metric=metric, value=value, n=n) for metric, value in ends.items()]
+    metric = lab.questions[0].metric
+    mean = mean_score(metric, cell.scores)
+    ends = {metric: mean.value, f"{metric}_low": mean.low, f"{metric}_high": mean.high}
+    return [replace(row, metric=metric, value=value, n=mean.n) for metric, value in ends.items()]
 
 
 def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
@@ -251,7 +252,7 @@ def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: f
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),
         replace(row, metric="unigram_loss", value=floor, unit="nat", n=windows.numel()),
-        *_accuracy_rows(lab, replace(row, flag=""), dense),
+        *_score_rows(lab, replace(row, flag=""), dense),
     ]
 
 

@@ -39,6 +39,22 @@ def share_interval(hits: int, count: int, *, method: Literal["wilson", "exact"] 
     return Interval(hits / count, float(ends.low), float(ends.high), count)
 
 
+def paired_share_interval(hits: Sequence[bool], others: Sequence[bool]) -> Interval:
+    """The share of hits less that of the others on the same documents, and Agresti and Min's interval for matched pairs.
+
+    (Statistics in Medicine 24, 2005: half a document more in each of the four cells.) Unlike Student's it has a length where no
+    document differs. Raises `InputError` on fewer than two documents.
+    """
+    pairs = list(zip(hits, others, strict=True))
+    count, more, fewer = len(pairs), sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    if count < 2:
+        raise InputError(f"interval: expected at least 2 documents, got {count}; measure more")
+    middle = (more - fewer) / (count + 2)
+    error = (more + fewer + 1 - (more - fewer) ** 2 / (count + 2)) ** 0.5 / (count + 2)
+    half = float(stats.norm.ppf((1 + _LEVEL) / 2)) * error
+    return Interval((more - fewer) / count, max(-1.0, middle - half), min(1.0, middle + half), count)
+
+
 def resampled_largest_to_median(increases: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Interval:
     """The largest mean of heads [H, W] over their median mean, and the interval from `resamples` resamples of the W windows.
 

@@ -1,34 +1,19 @@
-"""What every task is made of: questions, the prompt as plain text or as a chat, held-out text around it, and exact match.
+"""What every task is made of: the prompt as plain text or as a chat, and held-out text around it.
 
 A task is a frozen dataclass whose method `questions(tokenizer, filler)` gives its questions; its file is named after it.
 """
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import RetrievalExample
-from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The line itself is not quoted: a small model would go on as the quotation does, which ends there.
 REPEAT_A_LINE = "Repeat a line of the text above, word for word."
-
-
-@dataclass(frozen=True)
-class Question:
-    """Token ids of a prompt and of its answer, int64 [T] each."""
-
-    prompt: Tensor
-    answer: Tensor
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompt) + len(self.answer)
 
 
 class Haystack:
@@ -52,25 +37,9 @@ class Haystack:
         return self._tokenizer.decode(self._ids[start : start + self._length])
 
 
-def exact_matches(
-    model: PreTrainedModel,
-    questions: list[Question],
-    *,
-    chunk_tokens: int,
-    progress: Callable[[list[Question]], list[Question]] = list,
-) -> list[bool]:
-    """For each question, whether every answer token is the most likely one, as greedy decoding would find it."""
-    return [_answered(model, question, chunk_tokens) for question in progress(questions)]
-
-
-def exact_match_rate(model: PreTrainedModel, questions: list[Question], *, chunk_tokens: int) -> float:
-    """The share of `exact_matches`."""
-    return sum(exact_matches(model, questions, chunk_tokens=chunk_tokens)) / len(questions)
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Question:
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> ExactMatch:
     """A question of two texts, with no special token but those that the texts spell. Raises `InputError` on a doubled BOS."""
-    question = Question(*(torch.tensor(_ids(tokenizer, text), dtype=torch.int64) for text in (prompt, answer)))
+    question = ExactMatch(*(torch.tensor(_ids(tokenizer, text), dtype=torch.int64) for text in (prompt, answer)))
     start = tokenizer.bos_token_id
     if start is not None and question.prompt[:2].tolist() == [start, start]:
         raise InputError(
@@ -80,7 +49,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Ques
     return question
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, chat: bool) -> Question:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, chat: bool) -> ExactMatch:
     """A question of two texts; as a chat, the prompt's last line begins the reply to all lines before it."""
     if chat:
         message, _, line = prompt.rpartition("\n")
@@ -88,7 +57,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, 
     return encode(tokenizer, prompt, answer)
 
 
-def ask(tokenizer: PreTrainedTokenizerBase, *, document: str, request: str, line: str, answer: str, chat: bool) -> Question:
+def ask(tokenizer: PreTrainedTokenizerBase, *, document: str, request: str, line: str, answer: str, chat: bool) -> ExactMatch:
     """`document`, `request` and the `line` that the answer continues, one below the other.
 
     As a chat, document and request are the user's message, and the line begins the reply.
@@ -99,7 +68,7 @@ def ask(tokenizer: PreTrainedTokenizerBase, *, document: str, request: str, line
 
 def encode_example(
     tokenizer: PreTrainedTokenizerBase, example: RetrievalExample, chat: bool, request: str = REPEAT_A_LINE
-) -> Question:
+) -> ExactMatch:
     """The question of a generated document; as a chat the document's last line begins the reply to `request`."""
     if not chat:
         return encode(tokenizer, example.prompt, example.answer)
@@ -133,9 +102,3 @@ def check_at_most(name: str, count: int, most: int, of: str) -> None:
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-
-
-def _answered(model: PreTrainedModel, question: Question, chunk_tokens: int) -> bool:
-    tokens = torch.cat([question.prompt, question.answer[:-1]])
-    likeliest = torch.cat([logits.argmax(-1) for _, logits in prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)])
-    return likeliest[len(question.prompt) - 1 :].cpu().equal(question.answer)

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import WORDS, asked_words, evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Question, ask, check_count
+from shadowattn.evaluation.tasks.base import ask, check_count
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The worked example: how often its common words occur, and how many words occur once.
 _EXAMPLE_OFTEN, _EXAMPLE_RARE = 3, 5
@@ -52,19 +53,19 @@ class CommonWords:
                 f"task.often: expected more than task.rarely = {self.rarely}, so that common words are common, got {self.often}"
             )
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where `tokens` are too few for a word more, or more than all words fill."""
         rng = evaluation_rng(f"task/common_words/{self.seed}")
         return [self._question(tokenizer, rng) for _ in range(self.documents)]
 
-    def _question(self, tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Question:
+    def _question(self, tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> ExactMatch:
         words = rng.sample(asked_words("evaluation"), 2 * self.common)
         shown, common = words[: self.common], words[self.common :]
         rare = rng.sample([word for word in WORDS if word not in words], len(WORDS) - len(words))
         example = _mixed(shown * _EXAMPLE_OFTEN + rare[:_EXAMPLE_RARE], rng)
         order = rng.random()
 
-        def asked(count: int) -> Question:
+        def asked(count: int) -> ExactMatch:
             entries = common * self.often + rare[:count] * self.rarely
             return self._ask(tokenizer, (example, shown), (_mixed(entries, random.Random(order)), common))
 
@@ -77,7 +78,7 @@ class CommonWords:
             )
         return asked(fitting)
 
-    def _ask(self, tokenizer: PreTrainedTokenizerBase, *lists: tuple[list[str], list[str]]) -> Question:
+    def _ask(self, tokenizer: PreTrainedTokenizerBase, *lists: tuple[list[str], list[str]]) -> ExactMatch:
         """The last of some lists and its common words, asked for after the others with their answers."""
         *examples, (entries, common) = lists
         request = _REQUEST.format(count=self.common)

@@ -6,7 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, passage_to_copy
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Haystack, Question, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _TOKENS_OF_WORD = 6  # at most, in the mean over a passage
 
@@ -39,7 +40,7 @@ class Copy:
     def _asking(self) -> int:
         return _TOKENS_OF_WORD * self.words * (self.shots + 1)
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """Prompts of about `tokens` tokens, cut from `filler` at random."""
         rng = evaluation_rng(f"task/copy/{self.seed}")
         hay = Haystack(tokenizer, filler, tokens=self.tokens, beside=self._asking + chat_tokens(tokenizer, self.chat))

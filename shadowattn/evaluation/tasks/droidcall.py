@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Question, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
 from shadowattn.evaluation.tasks.files import read_records
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _CALL_ENTRIES = ("query", "intent", "extras", "id")
 _REMEDY = "give {} of github.com/UbiquitousLearning/DroidCall"
@@ -51,7 +52,7 @@ class DroidCall:
         if self.shots < 0:
             raise InputError(f"task.shots: expected 0 or more, got {self.shots}")
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""
         remedy = _REMEDY.format("intents.jsonl")
         intents = {one["id"]: one for one in read_records("intents", self.intents, ("id", "action", "desc", "extras"), remedy)}
@@ -71,7 +72,7 @@ class DroidCall:
         intents: Mapping[int, Mapping[str, Any]],
         solved: Sequence[Mapping[str, Any]],
         query: Mapping[str, Any],
-    ) -> Question:
+    ) -> ExactMatch:
         others = rng.sample([number for number in intents if number != query["id"]], self.offered - 1)
         offered = rng.sample([query["id"], *others], self.offered)
         fitting = [example for example in solved if example["id"] in offered]

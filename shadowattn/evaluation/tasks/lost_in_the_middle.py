@@ -7,8 +7,9 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Question, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
 from shadowattn.evaluation.tasks.files import read_records, read_text
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _REMEDY = "give a kv-retrieval file of github.com/nelson-liu/lost-in-the-middle, such as kv-retrieval-75_keys.jsonl.gz"
 _RECORDS, _KEY = "{formatted_kv_records}", "{key}"  # what the published prompts call them
@@ -43,7 +44,7 @@ class LostInTheMiddle:
             check_count("pairs", self.pairs)
         checks.integer("task.position", self.position)
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else."""
         template = _TEMPLATE if self.template is None else self._template(self.template)
         lines = read_records("path", self.path, ("ordered_kv_records", "key", "value"), _REMEDY)
@@ -55,7 +56,7 @@ class LostInTheMiddle:
 
     def _question(
         self, tokenizer: PreTrainedTokenizerBase, template: str, records: Sequence[Sequence[str]], key: str, value: str
-    ) -> Question:
+    ) -> ExactMatch:
         others = [(name, text) for name, text in records if name != key]
         pairs = len(others) + 1 if self.pairs is None else self.pairs
         check_at_most("pairs", pairs, len(others) + 1, "records of a line")

@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Haystack, Question, ask, check_count
+from shadowattn.evaluation.tasks.base import Haystack, ask, check_count
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _NAME_LETTERS = 5
 _FIRST_VALUE, _VALUES = 10_000, 90_000  # all numbers of five digits
@@ -62,7 +63,7 @@ class MultiHop:
         if self.chains > _VALUES // 2:
             raise InputError(f"task.chains: expected at most {_VALUES // 2}, got {self.chains}; use fewer")
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """Prompts with held-out text cut from `filler` at random; raises `InputError` where `tokens` leaves no room for any."""
         rng = evaluation_rng(f"task/multihop/{self.seed}")
         drawn = [(self._chains(rng), [self._depths(rng) for _ in range(self.chains)]) for _ in range(self.documents)]
@@ -86,7 +87,9 @@ class MultiHop:
         """Where the lines of one chain stand, 0 first line and 1 last line of the text, in the chain's order."""
         return sorted(rng.random() for _ in range(self.hops + 1))
 
-    def _question(self, tokenizer: PreTrainedTokenizerBase, chains: list[Chain], depths: list[list[float]], hay: str) -> Question:
+    def _question(
+        self, tokenizer: PreTrainedTokenizerBase, chains: list[Chain], depths: list[list[float]], hay: str
+    ) -> ExactMatch:
         shown, asked = chains[: self.chains], chains[self.chains :]
         example = "".join(line for chain in shown for line in chain.assignments)
         example += f"{_REQUEST}\n{_LINE}{{answer}}\n\n".format(value=shown[0].value, answer=shown[0].answer)

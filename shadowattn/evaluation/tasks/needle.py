@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerBase
 from shadowattn import checks
 from shadowattn.data.retrieval import RetrievalExample, evaluation_rng, needle_in_filler, resident_in_filler
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import REPEAT_A_LINE, Haystack, Question, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import REPEAT_A_LINE, Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The wording whose question shares no content word with the hidden sentence, so that no line is to be repeated.
 _COUNTRY, _COMPLETE_A_SENTENCE = "country", "Complete a sentence by a name from the text above."
@@ -42,7 +43,7 @@ class Needle:
         if self.tokens <= least:
             raise InputError(f"task.tokens: expected more than {least}, got {self.tokens}; a needle needs a haystack")
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """Prompts of at most `tokens` tokens, cut from `filler` at random; documents take the depths in turn."""
         rng = evaluation_rng(f"task/needle/{self.seed}")
         request = _COMPLETE_A_SENTENCE if self.wording == _COUNTRY else REPEAT_A_LINE

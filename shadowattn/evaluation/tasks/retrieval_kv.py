@@ -6,7 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, key_value_records
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Haystack, Question, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _RECORD_TOKENS = 16  # what a record takes, at most
 _MOST_PAIRS = 57  # words reserved as keys for evaluation
@@ -40,7 +41,7 @@ class RetrievalKV:
             least = 2 * _RECORD_TOKENS * (self.pairs + 1)
             raise InputError(f"task.tokens: expected {least} or more for {self.pairs} records, got {self.tokens}")
 
-    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Question]:
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is used where the documents are to have some."""
         rng = evaluation_rng(f"task/retrieval_kv/{self.seed}")
         counts = [self.pairs - i % (self.fewer + 1) for i in range(self.documents)]

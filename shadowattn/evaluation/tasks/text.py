@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from shadowattn.evaluation.tasks.base import Question
+from shadowattn.evaluation.tasks.questions import Question
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""Tasks asked of dense attention first, then, where that answers enough, of every method: accuracy, and what a method changes."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, ClassVar
+
+from experiments.cells import Attachment, FullAttachment, attachment
+from experiments.lab import Lab
+from experiments.part_building import part_name
+from experiments.progress import bar, say
+from experiments.studies.base import Study
+from experiments.studies.quality import cell_key
+from shadowattn.errors import InputError
+from shadowattn.evaluation.tasks import Question, mean_change, mean_score, scores
+from shadowattn.reporting.rows import Row
+from shadowattn.reporting.style import ALL_KEYS
+
+
+@dataclass(frozen=True)
+class AnswerRow(Row):
+    """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval; n counts questions.
+
+    `METRIC_change` is the mean over the same questions of what a method changes against dense attention. `task` is the study's
+    name for it, `tokens` the length of the longest prompt with its answer, `chat` whether the chat template asks.
+    """
+
+    task: str = ""
+    tokens: int = 0
+    chat: bool = False
+    low: float = 0.0
+    high: float = 0.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task's questions. `tokens` and `chat` as in its rows."""
+
+    name: str
+    tokens: int
+    chat: bool
+    questions: list[Question]
+
+    @property
+    def key(self) -> str:
+        """What its pieces of the results are called."""
+        return f"{self.name}_{self.tokens}{'_chat' if self.chat else ''}"
+
+
+@dataclass(frozen=True)
+class Answers(Study):
+    """Every one of `tasks`, by name, with dense attention, and with the methods where dense scores at least `least` in the mean.
+
+    What the model cannot do says nothing about a method: such rows are flagged, and no difference is claimed.
+    """
+
+    least: float = 0.5
+    tasks: dict[str, Any] = field(default_factory=dict)
+    on_gpu: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = (
+        *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
+        *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
+        *("kernel", "dense_above", "decode", "pipeline", "scheduler"),
+    )
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "rouge_l")
+
+    def __post_init__(self):
+        if not 0 <= self.least <= 1:
+            raise InputError(f"study.least: expected a share from 0 to 1, got {self.least}")
+        if not self.tasks:
+            raise InputError("study.tasks: expected at least one task, got none; add one with +task@study.tasks.NAME=needle")
+        for name, task in self.tasks.items():
+            if not is_dataclass(task):
+                raise InputError(f"study.tasks.{name}: expected a task, got {type(task).__name__}; see conf/task")
+
+    @abstractmethod
+    def asked(self, lab: Lab) -> list[Asked]:
+        """All tasks with their questions."""
+
+    def check(self, lab: Lab) -> None:
+        longest = lab.shape.context_tokens
+        for task in self.asked(lab):
+            if not task.questions:
+                raise InputError(f"study.tasks.{task.name}: expected a task with questions, got plain text; leave it out")
+            if task.tokens > longest:
+                raise InputError(
+                    f"study.tasks.{task.name}: expected prompts of at most the model's context of {longest} tokens, got "
+                    f"{task.tokens} with the answer; make them shorter"
+                )
+
+    def measure(self, lab: Lab) -> list[AnswerRow]:
+        """Rows of every task; finished pieces are not measured again."""
+        units, tasks = lab.units("answers"), self.asked(lab)
+        say(f"tasks: {len(tasks)}, with {sum(len(task.questions) for task in tasks)} questions, dense attention first")
+        dense = {task.key: units.get(f"{task.key}_dense", lambda task=task: self._answers(lab, task, None)) for task in tasks}
+        able = [task for task in tasks if sum(dense[task.key]) >= self.least * len(task.questions)]
+        flag = f"dense scores below {self.least:g}: no method is asked"
+        rows = []
+        for task in tasks:
+            row = replace(lab.row(AnswerRow), flag="" if task in able else flag)
+            rows.append(_row(row, task, dense[task.key]))
+        say(f"tasks: {len(able)} of {len(tasks)} answered often enough to compare methods on")
+        for name, full in lab.full.items() if able else ():
+            attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
+            full_row = replace(lab.row(AnswerRow), method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
+            rows += self._method_rows(lab, full_row, able, attached, name, dense)
+        cells = [(name, at) for at in lab.retentions for name in lab.methods] if able else []
+        for name, at in bar(cells, "methods"):
+            method = lab.methods[name]
+            attached = attachment(lab, method, lab.offline.profile(method.allocator, at))
+            method_row = replace(
+                lab.row(AnswerRow),
+                method=name,
+                retention=at,
+                estimator=part_name(method.estimator),
+                allocator=part_name(method.allocator),
+                estimate_device=lab.device.label if "bank" in method.needs else "none",
+                **method.selection,
+                dense_above=lab.dense_above(method.selection.query_block),
+            )
+            rows += self._method_rows(lab, method_row, able, attached, cell_key(name, at), dense)
+        return rows
+
+    def _method_rows(
+        self,
+        lab: Lab,
+        row: AnswerRow,
+        tasks: Sequence[Asked],
+        attached: Attachment | FullAttachment,
+        key: str,
+        dense: dict[str, list[float]],
+    ) -> list[AnswerRow]:
+        units, rows = lab.units("answers"), []
+        for task in tasks:
+            found = units.get(f"{task.key}_{key}", lambda task=task: self._answers(lab, task, attached))
+            rows += [_row(row, task, found), *_change_rows(row, task, found, dense[task.key])]
+        return rows
+
+    def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> list[float]:
+        model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
+        if attached is None:
+            return scores(model, task.questions, **how, progress=lambda questions: bar(questions, task.key))
+        with attached.attached(lab, ()) as run:
+            found = scores(model, task.questions, **how)
+        attached.check(lab, run.counters)
+        return found
+
+
+def asked(name: str, task: Any, lab: Lab) -> Asked:
+    """The questions of one task, as its settings are."""
+    questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
+    longest = max((question.tokens for question in questions), default=0)
+    return Asked(name, longest, bool(getattr(task, "chat", False)), questions)
+
+
+def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:
+    metric = task.questions[0].metric
+    mean = mean_score(metric, found)
+    placed = {"task": task.name, "tokens": task.tokens, "chat": task.chat, "context_tokens": task.tokens}
+    return replace(row, metric=metric, value=mean.value, low=mean.low, high=mean.high, n=mean.n, **placed)
+
+
+def _change_rows(row: AnswerRow, task: Asked, found: Sequence[float], dense: Sequence[float]) -> list[AnswerRow]:
+    """What the method changes, question by question; none where there is one question."""
+    if len(found) < 2:
+        return []
+    change = mean_change(task.questions[0].metric, found, dense)
+    flags = ["above dense attention"] if change.value > 0 else []
+    flags += ["no difference can be shown"] if change.low <= 0 <= change.high else []
+    changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag="; ".join(flags))
+    return [replace(changed, metric=f"{changed.metric}_change")]

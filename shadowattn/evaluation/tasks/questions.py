@@ -1,0 +1,130 @@
+"""Questions and how an answer is scored: every token right, a choice among a few tokens, or text that is written and judged."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.evaluation.intervals import Interval, mean_interval, paired_share_interval, share_interval
+
+
+@dataclass(frozen=True, eq=False)
+class Question(ABC):
+    """A prompt, token ids int64 [T], and what is asked after it. `metric` names the mean of the scores of many."""
+
+    metric: ClassVar[str] = "accuracy"
+
+    prompt: Tensor
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """The tokens that the model's context has to hold."""
+
+    @abstractmethod
+    def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
+        """From 0 to 1, of the model as it is now; the prompt goes through it in chunks."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactMatch(Question):
+    """1 where every token of `answer`, int64 [A], is the most likely one, as greedy decoding would find it."""
+
+    answer: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+    def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
+        tokens = torch.cat([self.prompt, self.answer[:-1]])
+        likeliest = torch.cat([logits.argmax(-1) for _, logits in prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)])
+        return float(likeliest[len(self.prompt) - 1 :].cpu().equal(self.answer))
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Question):
+    """1 where the token `choices[right]` is among the `top` likeliest of `choices`, int64 [C], right behind the prompt.
+
+    Of choices that are equally likely the right one counts as the last.
+    """
+
+    choices: Tensor
+    right: int
+    top: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + 1
+
+    def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
+        for _, logits in prefill_chunks(model, self.prompt, chunk_tokens=chunk_tokens):
+            last = logits[-1]
+        likelihoods = last[self.choices.to(last.device)]
+        return float(int((likelihoods >= likelihoods[self.right]).sum()) <= self.top)
+
+
+@dataclass(frozen=True, eq=False)
+class Written(Question):
+    """What `judge` makes of the text that greedy decoding writes after the prompt: `new_tokens` at most, up to the model's end of
+    text or to the first of `until`. Decoding steps attend as the method in use says (`decode`)."""
+
+    tokenizer: PreTrainedTokenizerBase
+    judge: Callable[[str], float]
+    new_tokens: int
+    until: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + self.new_tokens
+
+    def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
+        written = model.generate(
+            self.prompt[None].to(model.device),
+            attention_mask=torch.ones_like(self.prompt[None], device=model.device),
+            max_new_tokens=self.new_tokens,
+            do_sample=False,
+            prefill_chunk_size=chunk_tokens,
+            pad_token_id=self.tokenizer.eos_token_id,
+        )
+        text = self.tokenizer.decode(written[0, len(self.prompt) :], skip_special_tokens=True)
+        for end in self.until:
+            text = text.split(end)[0]
+        return self.judge(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Summary(Written):
+    """Text whose judgement is the F1 of ROUGE-L."""
+
+    metric: ClassVar[str] = "rouge_l"
+
+
+def scores(
+    model: PreTrainedModel,
+    questions: Sequence[Question],
+    *,
+    chunk_tokens: int,
+    progress: Callable[[Sequence[Question]], Sequence[Question]] = list,
+) -> list[float]:
+    """The score of each question."""
+    return [question.score(model, chunk_tokens=chunk_tokens) for question in progress(questions)]
+
+
+def mean_score(metric: str, values: Sequence[float]) -> Interval:
+    """The mean of the scores of questions with this `metric`, and its 95 % interval: Wilson's of a share, Student's of others."""
+    if metric == ExactMatch.metric:
+        return share_interval(int(sum(values)), len(values))
+    return mean_interval(values)
+
+
+def mean_change(metric: str, values: Sequence[float], others: Sequence[float]) -> Interval:
+    """The mean of the scores less that of the others, of the same two or more questions, and its 95 % interval, paired."""
+    if metric == ExactMatch.metric:
+        return paired_share_interval(*([score == 1 for score in side] for side in (values, others)))
+    return mean_interval([one - other for one, other in zip(values, others, strict=True)])
