@@ -1,8 +1,11 @@
-"""Published questions, read from files on this machine: nothing is downloaded."""
+"""Published questions, read from files on this machine or, where a path names one, from a data set of the model hub."""
 
 import gzip
 import json
+import re
 import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,44 @@ def read_records(setting: str, path: str, names: tuple[str, ...], remedy: str) -
     """The JSON objects of the lines of a file, each with at least the entries `names`."""
     lines = read_text(setting, path, remedy).splitlines()
     return [_record(f"task.{setting}, line {number}", line, names, remedy) for number, line in enumerate(lines, start=1) if line]
+
+
+# How a data set of the hub is named: ORGANISATION/NAME. What is a file's name, is one.
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where published records are: a file of JSON lines, or a data set of the hub, its `split` at a `revision`."""
+
+    path: str
+    split: str = "test"
+    revision: str | None = None
+
+    def records(self, setting: str, names: tuple[str, ...], remedy: str) -> list[dict[str, Any]]:
+        """All of them, each with at least the entries `names`. Raises `InputError` where they cannot be had."""
+        file = Path(self.path).expanduser()
+        if file.exists() or not _HUB_ID.fullmatch(self.path) or file.suffix in (".jsonl", ".gz", ".json"):
+            return read_records(setting, self.path, names, remedy)
+        rows = self._downloaded(setting, remedy)
+        if missing := sorted(set(names) - set(rows.column_names)):
+            raise InputError(
+                f"task.{setting}: expected columns {', '.join(names)} in {self.path}, got {', '.join(rows.column_names)}; "
+                f"{', '.join(missing)} are missing; {remedy}"
+            )
+        return list(rows)
+
+    def _downloaded(self, setting: str, remedy: str) -> Iterable:
+        import datasets  # two seconds to import, and only this needs it
+
+        try:
+            return datasets.load_dataset(self.path, split=self.split, revision=self.revision)
+        except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"task.{setting}: {self.path!r} is no file, and could not be had from the hub ({type(error).__name__}: "
+                f"{reason}); {remedy}"
+            ) from error
 
 
 def _record(where: str, line: str, names: tuple[str, ...], remedy: str) -> dict[str, Any]:

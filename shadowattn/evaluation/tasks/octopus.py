@@ -1,0 +1,97 @@
+"""Function selection on a phone: which of some functions a request calls for, as Octopus v2 is tested."""
+
+import random
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from shadowattn.data.retrieval import evaluation_rng
+from shadowattn.errors import InputError
+from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.files import read_records
+from shadowattn.evaluation.tasks.questions import Choice
+
+_INSTRUCTION = "Each of these functions has a letter:"
+_EXAMPLES = "The letter of the function that each request calls for:"
+_FUNCTIONS_REMEDY = "give a file of JSON lines with name and description, one a function"
+_QUERIES_REMEDY = "give a file of JSON lines with query and function, a function's name, one a request"
+
+
+@dataclass(frozen=True)
+class Octopus:
+    """Octopus v2 (arXiv 2404.01744): which function a request calls for; right where its letter is among the `top` likeliest.
+
+    `functions` holds names and descriptions, at most 26 of them; `path` requests with the name of their function, of which the
+    first `documents` are asked. A prompt describes all functions, in an order drawn by `seed`, each with a letter of one token;
+    then come `shots` solved requests, drawn from those that are not asked, and the request. Nothing is cut: a run refuses a
+    prompt beyond the model's context.
+
+    Departures: Octopus v2 names each function by a token that the model is trained to know, here letters of the prompt stand for
+    them. shadowAttn (arXiv 2508.16703, section 4) reports "top 5 function selection accuracy" with five examples and does not
+    define it: here the right letter is among the five likeliest; `top=1` is the strict reading. The published requests could not
+    be had when this was written, so the files' form is ours.
+    """
+
+    path: str
+    functions: str
+    documents: int = 50
+    shots: int = 5
+    top: int = 5
+    seed: int = 0
+    chat: bool = False
+
+    def __post_init__(self):
+        check_count("documents", self.documents)
+        check_count("top", self.top)
+        if self.shots < 0:
+            raise InputError(f"task.shots: expected 0 or more, got {self.shots}")
+
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Choice]:
+        """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""
+        records = read_records("functions", self.functions, ("name", "description"), _FUNCTIONS_REMEDY)
+        functions = {one["name"]: " ".join(one["description"].split()) for one in records}
+        check_at_most("functions", len(functions), len(string.ascii_uppercase), "letters there are")
+        check_at_most("top", self.top, len(functions) - 1, "functions beside the right one")
+        queries = read_records("path", self.path, ("query", "function"), _QUERIES_REMEDY)
+        if unknown := sorted({one["function"] for one in queries} - set(functions)):
+            raise InputError(f"task.path: expected functions of task.functions, got {', '.join(unknown)}; {_FUNCTIONS_REMEDY}")
+        check_at_most("documents", self.documents + self.shots, len(queries), "requests, examples among them")
+        letters, rng = _letters(tokenizer, len(functions)), evaluation_rng(f"task/octopus/{self.seed}")
+        asked, others = queries[: self.documents], queries[self.documents :]
+        return [self._question(tokenizer, rng, functions, letters, rng.sample(others, self.shots), one) for one in asked]
+
+    def _question(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        rng: random.Random,
+        functions: Mapping[str, str],
+        letters: Tensor,
+        examples: Sequence[Mapping[str, str]],
+        query: Mapping[str, str],
+    ) -> Choice:
+        order = rng.sample(list(functions), len(functions))
+        letter = dict(zip(order, string.ascii_uppercase, strict=False))
+        lines = [_INSTRUCTION, *(f"{letter[name]}. {name}: {functions[name]}" for name in order), "", _EXAMPLES]
+        lines += [f"{_request(one)} {letter[one['function']]}" for one in examples]
+        prompt = encode_prompt(tokenizer, "\n".join([*lines, _request(query)]), "", self.chat).prompt
+        return Choice(prompt, letters, order.index(query["function"]), self.top)
+
+
+def _request(record: Mapping[str, str]) -> str:
+    return f"Request: {' '.join(record['query'].split())}\nFunction:"
+
+
+def _letters(tokenizer: PreTrainedTokenizerBase, count: int) -> Tensor:
+    """The tokens of the first letters, each behind a space, int64 [count]. Raises `InputError` where one takes several tokens."""
+    ids = [tokenizer(f" {letter}", add_special_tokens=False).input_ids for letter in string.ascii_uppercase[:count]]
+    several = [letter for letter, tokens in zip(string.ascii_uppercase, ids, strict=False) if len(tokens) != 1]
+    if several:
+        raise InputError(
+            f"task: expected a tokenizer with one token for each letter behind a space, got several for {', '.join(several)}; "
+            "use fewer functions, or another model"
+        )
+    return torch.tensor([tokens[0] for tokens in ids])
