@@ -54,6 +54,16 @@ def headline() -> str:
     return _losses("headline_wikitext")
 
 
+def headline_qwen2_5_coder() -> str:
+    """Loss above dense on Qwen2.5-Coder-1.5B."""
+    return _losses("headline_qwen2_5_coder")
+
+
+def allocators_smollm2() -> str:
+    """Loss above dense of every allocator on SmolLM2."""
+    return _losses("study_allocators_smollm2")
+
+
 def _losses(name: str) -> str:
     """Loss above dense of every method, a column a retention."""
     rows = rows_of(name)
