@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.studies.answers import Answers, Asked, asked
+from experiments.studies.answers import Answers, Asked, questions_of
 from shadowattn.reporting.figures.accuracy import draw as draw_accuracy
 
 _LEGEND = (
@@ -24,7 +24,12 @@ class Accuracy(Answers):
     least: float = 0.05
 
     def asked(self, lab: Lab) -> list[Asked]:
-        return [asked(name, task, lab) for name, task in self.tasks.items()]
+        made = []
+        for name, task in self.tasks.items():
+            questions = questions_of(name, task, lab)
+            longest = max((question.tokens for question in questions), default=0)
+            made.append(Asked(name, longest, bool(getattr(task, "chat", False)), questions))
+        return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"accuracy": draw_accuracy(rows)}

@@ -146,11 +146,12 @@ class Answers(Study):
         return found
 
 
-def asked(name: str, task: Any, lab: Lab) -> Asked:
-    """The questions of one task, as its settings are."""
-    questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
-    longest = max((question.tokens for question in questions), default=0)
-    return Asked(name, longest, bool(getattr(task, "chat", False)), questions)
+def questions_of(name: str, task: Any, lab: Lab) -> list[Question]:
+    """The questions of one task. Raises `InputError`, which names the task as the study's settings do."""
+    try:
+        return task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
+    except InputError as error:
+        raise InputError(f"study.tasks.{name}{str(error).removeprefix('task')}") from error
 
 
 def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from experiments.lab import Lab
 from experiments.refusals import check_count
-from experiments.studies.answers import Answers, Asked
+from experiments.studies.answers import Answers, Asked, questions_of
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
 
@@ -52,7 +52,7 @@ class Retrieval(Answers):
         for tokens in sorted(self.lengths):
             for chat in self.chats:
                 for name, task in self.tasks.items():
-                    questions = replace(task, tokens=tokens, chat=chat).questions(lab.loaded.tokenizer, lab.corpus.heldout)
+                    questions = questions_of(name, replace(task, tokens=tokens, chat=chat), lab)
                     made.append(Asked(name, tokens, chat, questions))
         return made
 

@@ -1,5 +1,6 @@
 """The studies of the estimate and of the pipeline from the command line, on a tiny model."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -650,4 +651,64 @@ def test_retrieval_refuses_what_it_cannot_ask(run, capsys, setting, message):
     short = [] if setting == "~study.tasks" else SHORT_TASKS
     with pytest.raises(SystemExit):
         run("study_retrieval", "+exp=study_retrieval", *short, setting)
+    assert message in capsys.readouterr().err
+
+
+ACCURACY = ["+exp=study_accuracy", "study.tasks.needle.wording=note", "study.tasks.needle.tokens=96", "allocator=uniform"]
+ACCURACY += [
+    "graphs.chunk_tokens=64",
+    "study.tasks.needle.documents=2",
+    "~study.tasks.records",
+    "~study.tasks.copy",
+    "study.least=0",
+]
+
+
+def test_accuracy_of_the_papers_methods_on_a_models_exact_heads(run, tmp_path):
+    """PhoneLM-1.5B's 16 heads of 160 dimensions, with tasks of files: papers, requests for functions, questions."""
+    papers = [{"article": f"Of {at}. " * 40, "abstract": f"It is of {at}."} for at in range(4)]
+    functions = [{"name": f"do_{at}", "description": f"Does {at}."} for at in range(6)]
+    queries = [{"query": f"please do {at}", "function": f"do_{at}"} for at in range(4)]
+    paths = {}
+    for name, records in (("papers", papers), ("functions", functions), ("queries", queries)):
+        paths[name] = tmp_path / f"{name}.jsonl"
+        paths[name].write_text("\n".join(json.dumps(record) for record in records))
+    model = ["model=random", "~model.path", "model.shape=phonelm_1_5b", "model.layers=2", "model.vocabulary=2560"]
+    arxivsum = {"path": paths["papers"], "documents": 2, "shots": 1, "tokens": 160, "new_tokens": 4}
+    octopus = {"path": paths["queries"], "functions": paths["functions"], "documents": 2, "shots": 1, "top": 2}
+    tasks = ["+task@study.tasks.arxivsum=arxivsum", *(f"study.tasks.arxivsum.{name}={value}" for name, value in arxivsum.items())]
+    tasks += ["+task@study.tasks.octopus=octopus", *(f"study.tasks.octopus.{name}={value}" for name, value in octopus.items())]
+    less = [one for one in ACCURACY if "needle" not in one]
+    rows = rows_of(folder := run("study_accuracy", *less, *model, *tasks, "~study.tasks.needle"))
+    assert set(rows.method) == {"dense", "npu_full", "shadowattn", "cg_sparse", "cg_block_sparse"}
+    assert set(rows.metric) == {"accuracy", "accuracy_change", "rouge_l", "rouge_l_change"}
+    assert set(rows[rows.metric.str.startswith("rouge_l")].task) == {"arxivsum"}
+    changes = rows[rows.metric.str.endswith("_change")]
+    assert (changes.groupby("method").size() == 2).all()
+    dense = rows[rows.method == "dense"].set_index("task").value
+    values = rows[~rows.metric.str.endswith("_change")].set_index(["method", "retention", "task"]).value
+    for row in changes.itertuples():
+        assert row.value == pytest.approx(values[row.method, row.retention, row.task] - dense[row.task])
+        assert row.low <= row.value <= row.high
+        assert ("no difference can be shown" in row.flag) == (row.low <= 0 <= row.high)
+    assert (folder / "accuracy.png").is_file()
+
+
+def test_what_dense_attention_cannot_do_is_asked_of_no_method(run):
+    rows = rows_of(run("study_accuracy", *ACCURACY, "study.least=1"))
+    assert set(rows.method) == {"dense"}
+    assert rows.flag.tolist() == ["dense scores below 1: no method is asked"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("+task@study.tasks.plain=text", "study.tasks.plain: expected a task with questions, got plain text"),
+        ("study.tasks.needle.tokens=100000", "study.tasks.needle"),
+        ("study.tasks.needle=3", "study.tasks"),
+    ],
+)
+def test_accuracy_refuses_what_it_cannot_ask(run, capsys, setting, message):
+    with pytest.raises(SystemExit):
+        run("study_accuracy", *ACCURACY, setting)
     assert message in capsys.readouterr().err
