@@ -22,7 +22,8 @@ class AnswerRow(Row):
     """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval; n counts questions.
 
     `METRIC_change` is the mean over the same questions of what a method changes against dense attention. `task` is the study's
-    name for it, `tokens` the length of the longest prompt with its answer, `chat` whether the chat template asks.
+    name for it, `tokens` the length of the longest prompt with its answer, `chat` whether the chat template asks. The metric
+    `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line.
     """
 
     task: str = ""
@@ -30,16 +31,18 @@ class AnswerRow(Row):
     chat: bool = False
     low: float = 0.0
     high: float = 0.0
+    depth: float | None = None
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A task's questions. `tokens` and `chat` as in its rows."""
+    """A task's questions. `tokens` and `chat` as in its rows; `depths`: of each question's hidden line, where tasks have any."""
 
     name: str
     tokens: int
     chat: bool
     questions: list[Question]
+    depths: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
@@ -49,8 +52,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answers(Study):
-    """Every one of `tasks`, by name, with dense attention, and with the methods where dense scores at least `least` in the mean.
+    """Every one of `tasks`, by name, with dense attention, and with the methods where dense can do it.
 
+    It can where it scores at least `least` in the mean, and more than chance by the lower end of its interval.
     What the model cannot do says nothing about a method: such rows are flagged, and no difference is claimed.
     """
 
@@ -93,12 +97,12 @@ class Answers(Study):
         units, tasks = lab.units("answers"), self.asked(lab)
         say(f"tasks: {len(tasks)}, with {sum(len(task.questions) for task in tasks)} questions, dense attention first")
         dense = {task.key: units.get(f"{task.key}_dense", lambda task=task: self._answers(lab, task, None)) for task in tasks}
-        able = [task for task in tasks if sum(dense[task.key]) >= self.least * len(task.questions)]
-        flag = f"dense scores below {self.least:g}: no method is asked"
+        flags = {task.key: self._cannot(task, dense[task.key]) for task in tasks}
+        able = [task for task in tasks if not flags[task.key]]
         rows = []
         for task in tasks:
-            row = replace(lab.row(AnswerRow), flag="" if task in able else flag)
-            rows.append(_row(row, task, dense[task.key]))
+            row = replace(lab.row(AnswerRow), flag=flags[task.key])
+            rows += [_row(row, task, dense[task.key]), *_depth_rows(row, task, dense[task.key])]
         say(f"tasks: {len(able)} of {len(tasks)} answered often enough to compare methods on")
         for name, full in lab.full.items() if able else ():
             attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
@@ -121,6 +125,15 @@ class Answers(Study):
             rows += self._method_rows(lab, method_row, able, attached, cell_key(name, at), dense)
         return rows
 
+    def _cannot(self, task: Asked, found: Sequence[float]) -> str:
+        """Why methods are not asked; empty where they are."""
+        mean, chance = mean_score(task.questions[0].metric, found), task.questions[0].chance
+        if mean.value < self.least:
+            return f"dense scores below {self.least:g}: no method is asked"
+        if chance and mean.low <= chance:
+            return f"dense cannot be told from chance ({chance:.2g}): no method is asked"
+        return ""
+
     def _method_rows(
         self,
         lab: Lab,
@@ -133,7 +146,8 @@ class Answers(Study):
         units, rows = lab.units("answers"), []
         for task in tasks:
             found = units.get(f"{task.key}_{key}", lambda task=task: self._answers(lab, task, attached))
-            rows += [_row(row, task, found), *_change_rows(row, task, found, dense[task.key])]
+            rows += [_row(row, task, found), *_depth_rows(row, task, found)]
+            rows += _change_rows(row, task, found, dense[task.key])
         return rows
 
     def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> list[float]:
@@ -159,6 +173,15 @@ def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:
     mean = mean_score(metric, found)
     placed = {"task": task.name, "tokens": task.tokens, "chat": task.chat, "context_tokens": task.tokens}
     return replace(row, metric=metric, value=mean.value, low=mean.low, high=mean.high, n=mean.n, **placed)
+
+
+def _depth_rows(row: AnswerRow, task: Asked, found: Sequence[float]) -> list[AnswerRow]:
+    """What is answered at each depth, of tasks that have any."""
+    rows = []
+    for depth in sorted(set(task.depths)):
+        at_depth = [score for score, other in zip(found, task.depths, strict=True) if other == depth]
+        rows.append(replace(_row(row, task, at_depth), metric="accuracy_at_depth", depth=depth))
+    return rows
 
 
 def _change_rows(row: AnswerRow, task: Asked, found: Sequence[float], dense: Sequence[float]) -> list[AnswerRow]:

@@ -10,6 +10,7 @@ from experiments.lab import Lab
 from experiments.refusals import check_count
 from experiments.studies.answers import Answers, Asked, questions_of
 from shadowattn.errors import InputError
+from shadowattn.reporting.figures.needle_depths import draw as draw_depths
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
 
 
@@ -53,11 +54,14 @@ class Retrieval(Answers):
             for chat in self.chats:
                 for name, task in self.tasks.items():
                     questions = questions_of(name, replace(task, tokens=tokens, chat=chat), lab)
-                    made.append(Asked(name, tokens, chat, questions))
+                    made.append(Asked(name, tokens, chat, questions, tuple(getattr(task, "question_depths", ()))))
         return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"study_retrieval": draw_retrieval(_means(rows))}
+        drawn = {"study_retrieval": draw_retrieval(_means(rows))}
+        if not (at_depth := rows[rows.metric == "accuracy_at_depth"]).empty:
+            drawn["needle_depths"] = draw_depths(at_depth)
+        return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line a method and retention, a column a task and length; empty where dense attention answers too few."""
@@ -73,4 +77,4 @@ class Retrieval(Answers):
 
 
 def _means(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[~rows.metric.str.endswith("_change")]
+    return rows[~rows.metric.str.endswith(("_change", "_at_depth"))]

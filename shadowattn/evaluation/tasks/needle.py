@@ -43,13 +43,18 @@ class Needle:
         if self.tokens <= least:
             raise InputError(f"task.tokens: expected more than {least}, got {self.tokens}; a needle needs a haystack")
 
+    @property
+    def question_depths(self) -> list[float]:
+        """The depth of each question's needle: documents take the depths in turn."""
+        return [self.depths[index % len(self.depths)] for index in range(self.documents)]
+
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
-        """Prompts of at most `tokens` tokens, cut from `filler` at random; documents take the depths in turn."""
+        """Prompts of at most `tokens` tokens, cut from `filler` at random."""
         rng = evaluation_rng(f"task/needle/{self.seed}")
         request = _COMPLETE_A_SENTENCE if self.wording == _COUNTRY else REPEAT_A_LINE
         beside = _NEEDLE_TOKENS[self.wording] + chat_tokens(tokenizer, self.chat, request)
         hay = Haystack(tokenizer, filler, tokens=self.tokens, beside=beside)
-        examples = [self._example(rng, hay.drawn(rng), self.depths[index % len(self.depths)]) for index in range(self.documents)]
+        examples = [self._example(rng, hay.drawn(rng), depth) for depth in self.question_depths]
         return [encode_example(tokenizer, example, self.chat, request) for example in examples]
 
     def _example(self, rng: random.Random, filler: str, depth: float) -> RetrievalExample:

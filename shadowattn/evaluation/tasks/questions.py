@@ -22,6 +22,11 @@ class Question(ABC):
     prompt: Tensor
 
     @property
+    def chance(self) -> float:
+        """What guessing scores in the mean."""
+        return 0.0
+
+    @property
     @abstractmethod
     def tokens(self) -> int:
         """The tokens that the model's context has to hold."""
@@ -57,6 +62,10 @@ class Choice(Question):
     choices: Tensor
     right: int
     top: int = 1
+
+    @property
+    def chance(self) -> float:
+        return self.top / len(self.choices)
 
     @property
     def tokens(self) -> int:
