@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.studies.answers import Answers, Asked, questions_of
+from experiments.studies.answers import Answers, Asked, means
 from shadowattn.reporting.figures.accuracy import draw as draw_accuracy
 
 _LEGEND = (
@@ -24,19 +24,14 @@ class Accuracy(Answers):
     least: float = 0.05
 
     def asked(self, lab: Lab) -> list[Asked]:
-        made = []
-        for name, task in self.tasks.items():
-            questions = questions_of(name, task, lab)
-            longest = max((question.tokens for question in questions), default=0)
-            made.append(Asked(name, longest, bool(getattr(task, "chat", False)), questions))
-        return made
+        return [Asked.of(name, task, lab) for name, task in self.tasks.items()]
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"accuracy": draw_accuracy(rows)}
+        return {"accuracy": draw_accuracy(means(rows))}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method and retention, a column a task."""
-        values, changes = (rows[rows.metric.str.endswith("_change") == is_change] for is_change in (False, True))
+        values, changes = means(rows), rows[rows.metric.str.endswith("_change")]
         columns = values.drop_duplicates("task")
         heads = [f"{one.task}\n{one.metric}, n = {one.n}, up to {one.tokens} tokens" for one in columns.itertuples()]
         table = Table("method", "retention", *heads, title=title, title_justify="left")

@@ -3,7 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
+
+import pandas as pd
 
 from experiments.cells import Attachment, FullAttachment, attachment
 from experiments.lab import Lab
@@ -11,6 +14,7 @@ from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
+from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question, mean_change, mean_score, scores
 from shadowattn.reporting.rows import Row
@@ -23,7 +27,8 @@ class AnswerRow(Row):
 
     `METRIC_change` is the mean over the same questions of what a method changes against dense attention. `task` is the study's
     name for it, `tokens` the length of the longest prompt with its answer, `chat` whether the chat template asks. The metric
-    `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line.
+    `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line. `source` is where questions
+    are from, a file by its content, and `cut` what of a prompt is cut to its length.
     """
 
     task: str = ""
@@ -32,6 +37,8 @@ class AnswerRow(Row):
     low: float = 0.0
     high: float = 0.0
     depth: float | None = None
+    source: str = ""
+    cut: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,21 @@ class Asked:
     tokens: int
     chat: bool
     questions: list[Question]
+    source: str
+    cut: str
     depths: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, task: Any, lab: Lab, tokens: int | None = None) -> "Asked":
+        """Raises `InputError`, which names the task as the study's settings do."""
+        try:
+            questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
+        except InputError as error:
+            raise InputError(f"study.tasks.{name}{str(error).removeprefix('task')}") from error
+        longest = max((question.tokens for question in questions), default=0)
+        depths = tuple(getattr(task, "question_depths", ()))
+        chat, cut = bool(getattr(task, "chat", False)), getattr(task, "cut", "none")
+        return cls(name, longest if tokens is None else tokens, chat, questions, _source(task), cut, depths)
 
     @property
     def key(self) -> str:
@@ -160,18 +181,25 @@ class Answers(Study):
         return found
 
 
-def questions_of(name: str, task: Any, lab: Lab) -> list[Question]:
-    """The questions of one task. Raises `InputError`, which names the task as the study's settings do."""
-    try:
-        return task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
-    except InputError as error:
-        raise InputError(f"study.tasks.{name}{str(error).removeprefix('task')}") from error
+def means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Those about all questions of a task, and no difference."""
+    return rows[~rows.metric.str.endswith(("_change", "_at_depth"))]
+
+
+def _source(task: Any) -> str:
+    """A file by its name and the beginning of its SHA-256, a data set by its revision, generated questions by their seed."""
+    path = getattr(task, "path", None)
+    if path is None:
+        return f"generated, seed {getattr(task, 'seed', 0)}"
+    file = Path(path).expanduser()
+    return f"{file.name} {sha256(file)[:12]}" if file.is_file() else f"{path} {task.revision or 'newest revision'}"
 
 
 def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:
     metric = task.questions[0].metric
     mean = mean_score(metric, found)
     placed = {"task": task.name, "tokens": task.tokens, "chat": task.chat, "context_tokens": task.tokens}
+    placed |= {"source": task.source, "cut": task.cut}
     return replace(row, metric=metric, value=mean.value, low=mean.low, high=mean.high, n=mean.n, **placed)
 
 

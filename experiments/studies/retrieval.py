@@ -8,7 +8,7 @@ from rich.table import Table
 
 from experiments.lab import Lab
 from experiments.refusals import check_count
-from experiments.studies.answers import Answers, Asked, questions_of
+from experiments.studies.answers import Answers, Asked, means
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.needle_depths import draw as draw_depths
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
@@ -53,19 +53,18 @@ class Retrieval(Answers):
         for tokens in sorted(self.lengths):
             for chat in self.chats:
                 for name, task in self.tasks.items():
-                    questions = questions_of(name, replace(task, tokens=tokens, chat=chat), lab)
-                    made.append(Asked(name, tokens, chat, questions, tuple(getattr(task, "question_depths", ()))))
+                    made.append(Asked.of(name, replace(task, tokens=tokens, chat=chat), lab, tokens))
         return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        drawn = {"study_retrieval": draw_retrieval(_means(rows))}
+        drawn = {"study_retrieval": draw_retrieval(means(rows))}
         if not (at_depth := rows[rows.metric == "accuracy_at_depth"]).empty:
             drawn["needle_depths"] = draw_depths(at_depth)
         return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
         """A line a method and retention, a column a task and length; empty where dense attention answers too few."""
-        rows = _means(rows)
+        rows = means(rows)
         columns = list(rows[["task", "tokens", "chat"]].drop_duplicates().itertuples(index=False, name=None))
         heads = [f"{task}\n{tokens}{' chat' if chat else ''}" for task, tokens, chat in columns]
         n = "–".join(str(count) for count in sorted({rows.n.min(), rows.n.max()}))
@@ -74,7 +73,3 @@ class Retrieval(Answers):
             shares = method_rows.set_index(["task", "tokens", "chat"]).value
             table.add_row(str(method), f"{at:g}", *(f"{shares[place]:.0%}" if place in shares.index else "" for place in columns))
         return table
-
-
-def _means(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[~rows.metric.str.endswith(("_change", "_at_depth"))]

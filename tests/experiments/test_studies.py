@@ -686,6 +686,9 @@ def test_accuracy_of_the_papers_methods_on_a_models_exact_heads(run, tmp_path):
     rows = rows_of(folder := run("study_accuracy", *less, *model, *tasks, "~study.tasks.needle"))
     assert set(rows.method) == {"dense", "npu_full", "shadowattn", "cg_sparse", "cg_block_sparse"}
     assert set(rows.metric) == {"accuracy", "rouge_l", "rouge_l_change"}
+    assert set(rows[rows.task == "arxivsum"].cut) == {"papers, at their ends"}
+    assert set(rows[rows.task == "octopus"].cut) == {"none"}
+    assert set(rows.source.str.split().str[0]) == {"papers.jsonl", "queries.jsonl"}
     guessed = rows[rows.task == "octopus"]
     assert (guessed.method.tolist(), guessed.flag.tolist()) == (
         ["dense"],

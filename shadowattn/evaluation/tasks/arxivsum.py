@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -43,6 +43,7 @@ class ArxivSum:
     new_tokens: int = 50
     seed: int = 0
     chat: bool = False
+    cut: ClassVar[str] = "papers, at their ends"
 
     def __post_init__(self):
         if self.documents < 2:

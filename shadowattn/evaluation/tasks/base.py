@@ -1,6 +1,7 @@
 """What every task is made of: the prompt as plain text or as a chat, and held-out text around it.
 
-A task is a frozen dataclass whose method `questions(tokenizer, filler)` gives its questions; its file is named after it.
+A task is a frozen dataclass whose method `questions(tokenizer, filler)` gives its questions; its file is named after it. A class
+attribute `cut` says what of a prompt is cut to its length; without one, nothing is.
 """
 
 import random
@@ -11,6 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from shadowattn.data.retrieval import RetrievalExample
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks.questions import ExactMatch
+
+# What of a prompt is cut to its length, as rows say it.
+HAYSTACK_CUT = "held-out text, on both sides"
 
 # The line itself is not quoted: a small model would go on as the quotation does, which ends there.
 REPEAT_A_LINE = "Repeat a line of the text above, word for word."

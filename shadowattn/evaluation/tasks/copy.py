@@ -1,12 +1,13 @@
 """Few-shot copying: a passage of the prompt is to be said again."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, passage_to_copy
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, chat_tokens, check_count, encode_example
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _TOKENS_OF_WORD = 6  # at most, in the mean over a passage
@@ -26,6 +27,7 @@ class Copy:
     words: int = 12
     seed: int = 0
     chat: bool = False
+    cut: ClassVar[str] = HAYSTACK_CUT
 
     def __post_init__(self):
         check_count("documents", self.documents)

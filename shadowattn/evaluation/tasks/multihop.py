@@ -3,12 +3,13 @@
 import random
 import string
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Haystack, ask, check_count
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, ask, check_count
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _NAME_LETTERS = 5
@@ -56,6 +57,7 @@ class MultiHop:
     hops: int = 4
     seed: int = 0
     chat: bool = False
+    cut: ClassVar[str] = HAYSTACK_CUT
 
     def __post_init__(self):
         for name in ("documents", "tokens", "chains", "hops"):

@@ -2,13 +2,14 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn import checks
 from shadowattn.data.retrieval import RetrievalExample, evaluation_rng, needle_in_filler, resident_in_filler
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import REPEAT_A_LINE, Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, REPEAT_A_LINE, Haystack, chat_tokens, check_count, encode_example
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The wording whose question shares no content word with the hidden sentence, so that no line is to be repeated.
@@ -33,6 +34,7 @@ class Needle:
     seed: int = 0
     wording: str = "note"
     chat: bool = False
+    cut: ClassVar[str] = HAYSTACK_CUT
 
     def __post_init__(self):
         checks.one_of("task.wording", self.wording, tuple(_NEEDLE_TOKENS))

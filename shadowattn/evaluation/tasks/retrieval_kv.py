@@ -1,12 +1,13 @@
 """Key-value retrieval: one of many records is asked for again."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, key_value_records
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, chat_tokens, check_count, encode_example
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _RECORD_TOKENS = 16  # what a record takes, at most
@@ -28,6 +29,7 @@ class RetrievalKV:
     fewer: int = 0
     tokens: int | None = None
     chat: bool = False
+    cut: ClassVar[str] = HAYSTACK_CUT
 
     def __post_init__(self):
         check_count("documents", self.documents)

@@ -8,11 +8,10 @@ from shadowattn.reporting.style import new_figure, subject
 
 def draw(rows: pd.DataFrame) -> Figure:
     """A panel for each task: the mean score of every method and retention with its 95 % interval, dense attention as a line."""
-    values = rows[~rows.metric.str.endswith("_change")]
-    tasks = list(dict.fromkeys(values.task))
+    tasks = list(dict.fromkeys(rows.task))
     drawn, axes = new_figure(columns=len(tasks), rows=1)
     for axis, task in zip(axes if len(tasks) > 1 else [axes], tasks, strict=True):
-        of_task = values[values.task == task]
+        of_task = rows[rows.task == task]
         dense = of_task[of_task.method == "dense"].iloc[0]
         axis.axhline(dense.value, color="0.3", linestyle="--", linewidth=1)
         axis.axhspan(dense.low, dense.high, color="0.3", alpha=0.12, linewidth=0)
