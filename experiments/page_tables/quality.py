@@ -59,6 +59,36 @@ def headline_qwen2_5_coder() -> str:
     return _losses("headline_qwen2_5_coder")
 
 
+_SIZES = {
+    "sweep_retention": ("bundled, 5.4 million", "held-out code"),
+    "headline_wikitext": ("SmolLM2, 135 million", "WikiText-2"),
+    "headline_qwen2_5_coder": ("Qwen2.5-Coder, 1.5 billion", "WikiText-2"),
+}
+
+
+def model_sizes() -> str:
+    """What an estimate and a window lose on models of three sizes."""
+    lines = []
+    for name, (model, text) in _SIZES.items():
+        rows = rows_of(name)
+        increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
+        cells = [(method, at) for at in (0.1, 0.2) for method in ("int8_uniform", "streaming")]
+        windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+        lines.append([model, text, str(windows), *(f"{increase[cell]:+.3f} ± {error[cell]:.3f}" for cell in cells)])
+    methods = ("`int8_uniform`", "`streaming`")
+    header = [
+        "model, parameters",
+        "text",
+        "windows",
+        *(f"{method}, {at} of the keys" for at in ("10%", "20%") for method in methods),
+    ]
+    names = ", ".join(f"`results/reference/{name}.csv`" for name in _SIZES)
+    cells = [header, ["---"] * len(header), *lines]
+    return (
+        "\n".join("| " + " | ".join(line) + " |" for line in cells) + f"\n\n{names}, loss above dense in nat ± one standard error"
+    )
+
+
 def allocators_smollm2() -> str:
     """Loss above dense of every allocator on SmolLM2."""
     return _losses("study_allocators_smollm2")
