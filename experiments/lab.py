@@ -92,6 +92,7 @@ class Lab:
         self.code: Code = current_code({key: config[key] for key in (*sorted(self.needs), "study")})
         self.folder: Path | None = None
         self.stages: list[str] = []  # folders of what was computed or found on the way
+        self.asked_tokens: list[int] = []  # the lengths of prompts that the study asks beside windows and the run's task
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
 
     def of(self, key: str) -> Any:
@@ -252,7 +253,7 @@ class Lab:
     def prompt_tokens(self) -> list[int]:
         """The lengths of all prompts of the run: what the bank must serve."""
         windows = [self.context_tokens] * self.of("evaluation").windows
-        return windows + [question.tokens for question in self.questions]
+        return windows + [question.tokens for question in self.questions] + self.asked_tokens
 
     def calibration(
         self, *, tokens: int, windows: int, lines: str = "document", key: str = "evaluation.context_tokens"

@@ -13,7 +13,7 @@ from shadowattn.errors import InputError
 # In place of a file of activation scales: take them from the calibration windows.
 OBSERVE = "observe"
 # Settings that may name a file: its content is hashed then, not where it lies.
-_FILES = ("path", "activation_scales", "profile", "template", "intents", "examples")
+_FILES = ("path", "activation_scales", "profile", "template", "intents", "examples", "functions")
 
 
 def build(part: Any, **built: Any) -> Any:

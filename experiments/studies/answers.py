@@ -103,8 +103,9 @@ class Answers(Study):
         """All tasks with their questions."""
 
     def check(self, lab: Lab) -> None:
-        longest = lab.shape.context_tokens
-        for task in self.asked(lab):
+        longest, tasks = lab.shape.context_tokens, self.asked(lab)
+        lab.asked_tokens = [question.tokens for task in tasks for question in task.questions]
+        for task in tasks:
             if not task.questions:
                 raise InputError(f"study.tasks.{task.name}: expected a task with questions, got plain text; leave it out")
             if task.tokens > longest:

@@ -86,6 +86,12 @@ class LmEval(Study):
             import lm_eval  # noqa: F401 - several seconds, and only this study needs it
         except ImportError as error:
             raise InputError(f"lm_eval: expected lm-evaluation-harness to be installed ({error}); {_INSTALL}") from error
+        for name, method in lab.methods.items():
+            if needed := method.needs & {"bank", "nncf_graph"}:
+                raise InputError(
+                    f"{name}: {part_name(method.estimator)} runs graphs of fixed lengths ({', '.join(sorted(needed))}), and the "
+                    "harness's prompts have any; use estimator=int8_fused, which ranks the same keys"
+                )
         if self.chat and lab.loaded.tokenizer.chat_template is None:
             raise InputError("study.chat: expected a model with a chat template, got one without; use study.chat=false")
         manager = self._manager()

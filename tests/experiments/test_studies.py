@@ -724,3 +724,11 @@ def test_accuracy_refuses_what_it_cannot_ask(run, capsys, setting, message):
     with pytest.raises(SystemExit):
         run("study_accuracy", *ACCURACY, setting)
     assert message in capsys.readouterr().err
+
+
+def test_a_bank_serves_the_prompts_of_tasks_longer_than_the_windows(run):
+    longer = [one.replace("needle.tokens=96", "needle.tokens=200") for one in ACCURACY]
+    rows = rows_of(run("study_accuracy", *longer, "estimator=int8"))
+    ours = rows[rows.method == "shadowattn"]
+    assert (ours.tokens > 96).all()
+    assert set(ours.estimate_device) != {"none"}

@@ -67,6 +67,12 @@ def test_what_the_harness_does_not_have_is_refused_before_any_work(run, folder, 
     assert "study.tasks: their data could not be read" in capsys.readouterr().err
 
 
+def test_graphs_of_fixed_lengths_are_refused(run, folder, capsys):
+    with pytest.raises(SystemExit):
+        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice]", f"study.include_path={folder}", "estimator=int8")
+    assert "shadowattn: int8 runs graphs of fixed lengths (bank)" in capsys.readouterr().err
+
+
 def test_settings_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"study.tasks: expected the names"):
         LmEval()
