@@ -23,7 +23,7 @@ def build(part: Any, **built: Any) -> Any:
     arguments = {name: _built(value) for name, value in settings.items() if not name.startswith("_")}
     missing = [name for name, value in arguments.items() if value == "???"]
     if missing:
-        remedy = f"set it where the part is named, as in task.{missing[0]}=… or study.tasks.NAME.{missing[0]}=…"
+        remedy = f"set it beside the part's name, as GROUP.{missing[0]}=…"
         raise InputError(f"{target}: expected a value of {', '.join(missing)}, got none; {remedy}")
     try:
         return get_object(target)(**arguments, **built)
