@@ -21,9 +21,8 @@ def prefill_chunks(model: PreTrainedModel, tokens: Tensor, *, chunk_tokens: int)
     Raises `InputError` on a prompt of several chunks for a model that cannot go on from its cache: before the first chunk where
     it is of a family known for it, before the second where it returns no cache.
     """
+    check_chunks(model, tokens, chunk_tokens=chunk_tokens)
     tokens, cache = tokens.to(model.device), None
-    if len(tokens) > chunk_tokens and model.config.get_text_config().model_type in _BEGIN_ANEW:
-        raise _in_one_piece(model, "its recurrent layers begin anew with every chunk")
     for start in range(0, len(tokens), chunk_tokens):
         if start and cache is None:
             raise _in_one_piece(model, "it returns no cache")
@@ -32,6 +31,12 @@ def prefill_chunks(model: PreTrainedModel, tokens: Tensor, *, chunk_tokens: int)
             out = model(input_ids=tokens[None, chunk], past_key_values=cache, use_cache=True)
         cache = out.get("past_key_values")  # of the model's own kind
         yield chunk, out.logits[0]
+
+
+def check_chunks(model: PreTrainedModel, tokens: Tensor, *, chunk_tokens: int) -> None:
+    """Raises `InputError` on a prompt, int64 [T], of several chunks for a family of models known to begin anew with each."""
+    if len(tokens) > chunk_tokens and model.config.get_text_config().model_type in _BEGIN_ANEW:
+        raise _in_one_piece(model, "its recurrent layers begin anew with every chunk")
 
 
 def _in_one_piece(model: PreTrainedModel, reason: str) -> InputError:

@@ -26,8 +26,8 @@ def read_text(setting: str, path: str, remedy: str) -> str:
 
 def read_records(setting: str, path: str, names: tuple[str, ...], remedy: str) -> list[dict[str, Any]]:
     """The JSON objects of the lines of a file, each with at least the entries `names`."""
-    lines = read_text(setting, path, remedy).splitlines()
-    return [_record(f"task.{setting}, line {number}", line, names, remedy) for number, line in enumerate(lines, start=1) if line]
+    lines = enumerate(read_text(setting, path, remedy).split("\n"), start=1)  # texts may hold what `splitlines` takes for an end
+    return [_record(f"task.{setting}, line {number}", line, names, remedy) for number, line in lines if line.strip()]
 
 
 # How a data set of the hub is named: ORGANISATION/NAME. What is a file's name, is one.

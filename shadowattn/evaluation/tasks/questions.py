@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
-from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.engine.prefill import check_chunks, prefill_chunks
 from shadowattn.evaluation.intervals import Interval, mean_interval, paired_share_interval, share_interval
 
 
@@ -80,8 +80,11 @@ class Choice(Question):
 
 @dataclass(frozen=True, eq=False)
 class Written(Question):
-    """What `judge` makes of the text that greedy decoding writes after the prompt: `new_tokens` at most, up to the model's end of
-    text or to the first of `until`. Decoding steps attend as the method in use says (`decode`)."""
+    """What `judge` makes of the text that greedy decoding writes after the prompt, `new_tokens` at most.
+
+    It ends with the model's end of text or before the first of `until`. Decoding steps attend as the method in use says
+    (`decode`). Penalties of the model's own generation settings do not count.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     judge: Callable[[str], float]
@@ -93,18 +96,37 @@ class Written(Question):
         return len(self.prompt) + self.new_tokens
 
     def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
+        check_chunks(model, self.prompt, chunk_tokens=chunk_tokens)
+        ids = self.prompt.to(model.device)[None]
         written = model.generate(
-            self.prompt[None].to(model.device),
-            attention_mask=torch.ones_like(self.prompt[None], device=model.device),
+            ids,
+            attention_mask=torch.ones_like(ids),
             max_new_tokens=self.new_tokens,
             do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
             prefill_chunk_size=chunk_tokens,
-            pad_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=0,  # one sequence is never padded, and without a value transformers warns
+            stopping_criteria=[_Until(self._text, self.until)],
         )
-        text = self.tokenizer.decode(written[0, len(self.prompt) :], skip_special_tokens=True)
-        for end in self.until:
-            text = text.split(end)[0]
-        return self.judge(text)
+        text = self._text(written[0])
+        return self.judge(text[: min((text.find(end) for end in self.until if end in text), default=len(text))])
+
+    def _text(self, ids: Tensor) -> str:
+        """What was written, of the token ids [T] of prompt and text."""
+        return self.tokenizer.decode(ids[len(self.prompt) :].tolist(), skip_special_tokens=True)
+
+
+class _Until(StoppingCriteria):
+    """Ends the only sequence of a batch where its text holds one of some strings."""
+
+    def __init__(self, text: Callable[[Tensor], str], until: Sequence[str]):
+        self._text, self._until = text, until
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_) -> Tensor:
+        text = self._text(input_ids[0])
+        return torch.tensor([any(end in text for end in self._until)], device=input_ids.device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,14 @@ def papers(tmp_path):
     """Twelve papers, every third of which does not count."""
     path = tmp_path / "papers.jsonl"
     records = [
-        {"text": f"Paper {at} begins. " + f"It goes on {at}. " * 60, "summary": f"We wrote paper {at}.", "good": bool(at % 3)}
+        {
+            "text": f"Paper {at} begins. " + f"It goes on\u2028{at}. " * 60,
+            "summary": f"We wrote paper {at}.",
+            "good": bool(at % 3),
+        }
         for at in range(12)
     ]
-    path.write_text("\n".join(json.dumps(record) for record in records))
+    path.write_text("\n".join(json.dumps(record, ensure_ascii=False) for record in records))
     return {"path": str(path), "article": "text", "abstract": "summary", "where": {"good": True}}
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shadowattn
+from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Choice, ExactMatch, Written, mean_change, mean_score, scores
 from shadowattn.evaluation.tasks.questions import Summary
 from tests.tiny import tiny_model
@@ -53,6 +54,22 @@ def test_prompts_of_written_answers_are_sparse_and_their_decoding_dense(bundled)
     heads = 32
     assert run.counters.sparse_rows == heads * len(prompt)
     assert run.counters.decode_rows == heads * 4  # the first new token comes from the prompt's last row
+
+
+def test_penalties_of_a_models_generation_settings_do_not_count(bundled, monkeypatch):
+    prompt, seen = bundled.tokenizer("value = value = value = ", return_tensors="pt").input_ids[0], []
+    question = Written(prompt, bundled.tokenizer, lambda text: seen.append(text) or 1.0, 12)
+    scores(bundled.model, [question], chunk_tokens=8)
+    monkeypatch.setattr(bundled.model.generation_config, "repetition_penalty", 5.0)
+    scores(bundled.model, [question], chunk_tokens=8)
+    assert seen[0] == seen[1]
+
+
+def test_a_model_that_begins_anew_with_every_chunk_is_refused(bundled, monkeypatch):
+    monkeypatch.setattr(bundled.model.config, "model_type", "bamba")
+    question = Written(torch.arange(20), bundled.tokenizer, lambda text: 1.0, 2)
+    with pytest.raises(InputError, match="a prompt has to go through it in one piece"):
+        scores(bundled.model, [question], chunk_tokens=8)
 
 
 def test_means_have_the_interval_of_their_kind():
