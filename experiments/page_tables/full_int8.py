@@ -9,13 +9,14 @@ _ROUNDED = {
     "npu_full": "`npu_full`: Q, K, V, scores, probabilities in 1/127",
     "npu_full_log2": "the same, probabilities in powers of two",
     "npu_full_per_head": "`npu_full` with one scale a head",
+    "npu_full_offset": "`npu_full` with the mean key taken off K",
     "qkv": "Q, K and V",
     "qkv_scores": "Q, K, V and scores",
     "qkv_probabilities": "Q, K, V and probabilities in 1/127",
     "qkv_log2": "Q, K, V and probabilities in powers of two",
     "int8_uniform": "nothing; INT8 estimates, exact attention on 20 % of the keys",
 }
-_NPU_FULL = ("study_npu_full", "study_npu_full_smollm2")
+_NPU_FULL = ("study_npu_full", "study_npu_full_smollm2", "study_npu_full_qwen2_5_coder")
 
 
 def npu_full() -> str:
@@ -23,6 +24,8 @@ def npu_full() -> str:
     cells = [rows_of(name).set_index(["method", "metric"]).value for name in _NPU_FULL]
 
     def cell(losses: pd.Series, method: str) -> str:
+        if (method, "loss_increase") not in losses:
+            return ""
         loss, error, divergence = (losses[method, metric] for metric in (*INCREASE, "kl_divergence"))
         return f"{loss:+.3f} ± {error:.3f} · {divergence:.3f}"
 
@@ -31,8 +34,8 @@ def npu_full() -> str:
     models = [rows_of(name).model.iloc[0] for name in _NPU_FULL]
     header = ["rounded to INT8", *models]
     n = f"loss above dense ± standard error · KL divergence from dense, nat; n = {windows[0]} windows"
-    second = source(_NPU_FULL[1], f"n = {windows[1]} windows")
-    return table(header, lines, _NPU_FULL[0], n) + f"\n\n{second}"
+    others = [source(name, f"n = {count} windows") for name, count in zip(_NPU_FULL[1:], windows[1:], strict=True)]
+    return "\n\n".join([table(header, lines, _NPU_FULL[0], n), *others])
 
 
 _CHANGES = {"": "as they are", ", offset": "less the mean key", ", equalised": "equal channels", ", both": "both"}
