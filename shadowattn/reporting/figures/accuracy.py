@@ -7,10 +7,15 @@ from shadowattn.reporting.style import new_figure, subject
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A panel for each task: the mean score of every method and retention with its 95 % interval, dense attention as a line."""
-    tasks = list(dict.fromkeys(rows.task))
-    drawn, axes = new_figure(columns=len(tasks), rows=1)
-    for axis, task in zip(axes if len(tasks) > 1 else [axes], tasks, strict=True):
+    """A panel for each task that methods were asked: mean scores with 95 % intervals, dense attention as a line."""
+    asked = set(rows[rows.method != "dense"].task)  # of the others there is a line and nothing to compare
+    tasks = [task for task in dict.fromkeys(rows.task) if task in asked or not asked]
+    columns = min(4, len(tasks))
+    drawn, axes = new_figure(columns=columns, rows=-(-len(tasks) // columns))
+    flat = list(axes.flat) if len(tasks) > 1 else [axes]
+    for axis in flat[len(tasks) :]:
+        axis.set_axis_off()
+    for axis, task in zip(flat, tasks, strict=False):
         of_task = rows[rows.task == task]
         dense = of_task[of_task.method == "dense"].iloc[0]
         axis.axhline(dense.value, color="0.3", linestyle="--", linewidth=1)

@@ -1,0 +1,39 @@
+"""What tasks score with dense attention and with every method."""
+
+import pandas as pd
+
+from experiments.page_tables.common import rows_of, table
+
+
+def accuracy_smollm2() -> str:
+    """The paper's methods on the tasks that SmolLM2 can do with dense attention, and what those that it cannot score."""
+    return _accuracy("study_accuracy_smollm2")
+
+
+def _accuracy(name: str) -> str:
+    """A line a method, a column a task that methods were asked; below it the tasks that none was asked."""
+    rows = rows_of(name)
+    means = rows[rows.metric.isin(["accuracy", "rouge_l"])]
+    changes = rows[rows.metric.str.endswith("_change")].set_index(["method", "retention", "task"])
+    dense = means[means.method == "dense"].set_index("task")
+    asked = [task for task in dense.index if task in set(changes.index.get_level_values("task"))]
+    lines = []
+    for (method, at), values in means.groupby(["method", "retention"], sort=False):
+        of_task, label = values.set_index("task"), f"`{method}`" if at == 1 else f"`{method}`, {at:.0%} of the keys"
+        lines.append([label, *(_said(of_task.loc[task], changes, (method, at, task)) for task in asked)])
+    header = ["", *(f"{task}, n = {dense.loc[task, 'n']}" for task in asked)]
+    unable = [
+        f"{task} {dense.loc[task, 'value']:.2f} (n = {dense.loc[task, 'n']})"
+        for task in dense.index.difference(asked, sort=False)
+    ]
+    n = "mean score, 95 % interval of dense attention's and of what a method changes, paired; = holds zero"
+    below = f"\n\nDense attention cannot do these, and no method was asked: {', '.join(unable)}." if unable else ""
+    return table(header, lines, name, n) + below
+
+
+def _said(value: pd.Series, changes: pd.DataFrame, cell: tuple[str, float, str]) -> str:
+    if cell not in changes.index:
+        return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f})"
+    change = changes.loc[cell]
+    same = " =" if change.low <= 0 <= change.high else ""
+    return f"{value.value:.2f}, change {change.low:+.2f} to {change.high:+.2f}{same}"
