@@ -27,8 +27,7 @@ class LostInTheMiddle:
     context.
 
     Departures: the prompt ends with the quotation mark that opens the value, and all tokens of the value have to match; the paper
-    looks for the value anywhere in the reply. Its second task, questions over several documents, has several right answers in
-    free text, and is left out.
+    looks for the value anywhere in the reply. The paper's other task is `MultiDocumentQA`.
     """
 
     path: str

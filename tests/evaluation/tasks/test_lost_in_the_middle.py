@@ -74,8 +74,6 @@ def test_a_template_words_the_prompt(file, tmp_path, bundled):
 def test_the_published_file_is_read(test_data, bundled):
     folder = test_data / "data" / "lost_in_the_middle"
     path, template = folder / "kv-retrieval-75_keys.jsonl.gz", folder / "kv_retrieval.prompt"
-    if not path.is_file():
-        pytest.skip(f"{path.name} is not among the test data")
     questions = LostInTheMiddle(str(path), documents=5, position=40, template=str(template)).questions(bundled.tokenizer, "")
     for question in questions:
         prompt, answer = bundled.tokenizer.decode(question.prompt), bundled.tokenizer.decode(question.answer)
