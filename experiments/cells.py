@@ -1,7 +1,8 @@
 """One method at one retention, measured: loss on every window, fidelity on the first few, and what the task's questions score."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from hydra.utils import get_class
@@ -9,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from experiments.lab import Lab, MethodSettings
-from experiments.part_building import build
+from experiments.part_building import build, part_name
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence
@@ -21,7 +22,11 @@ from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.full_int8 import AttentionRanges, FullInt8
 from shadowattn.online.selection import Rule
+from shadowattn.reporting.rows import Row
+from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import RetentionProfile
+
+R = TypeVar("R", bound=Row)
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,25 @@ def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None) -> 
     if "top_p" in needs:
         built["top_p"] = lab.offline.top_p(build(settings, **built, top_p=1.0), OmegaConf.to_container(part), profile)
     return build(settings, **built)
+
+
+def method_row(lab: Lab, row: R, method: MethodSettings, retention: float) -> R:
+    """A row about a sparse method at one retention."""
+    return replace(
+        row,
+        method=method.name,
+        retention=retention,
+        estimator=part_name(method.estimator),
+        allocator=part_name(method.allocator),
+        estimate_device=lab.device.label if "bank" in method.needs else "none",
+        **method.selection,
+        dense_above=lab.dense_above(method.selection.query_block),
+    )
+
+
+def full_row(lab: Lab, row: R, name: str) -> R:
+    """A row about a method of `full`, which attends to every key."""
+    return replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,19 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pandas as pd
 
-from experiments.cells import Attachment, FullAttachment, attachment
+from experiments.cells import Attachment, FullAttachment, attachment, full_row, method_row
 from experiments.lab import Lab
-from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
-from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks import Question, mean_change, mean_score, scores
+from shadowattn.evaluation.tasks import Question, Task, mean_change, mean_score, scores
 from shadowattn.reporting.rows import Row
-from shadowattn.reporting.style import ALL_KEYS
 
 
 @dataclass(frozen=True)
@@ -54,16 +50,15 @@ class Asked:
     depths: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, name: str, task: Any, lab: Lab, tokens: int | None = None) -> "Asked":
+    def of(cls, name: str, task: Task, lab: Lab, tokens: int | None = None) -> "Asked":
         """Raises `InputError`, which names the task as the study's settings do."""
         try:
             questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
         except InputError as error:
             raise InputError(f"study.tasks.{name}{str(error).removeprefix('task')}") from error
         longest = max((question.tokens for question in questions), default=0)
-        depths = tuple(getattr(task, "question_depths", ()))
-        chat, cut = bool(getattr(task, "chat", False)), getattr(task, "cut", "none")
-        return cls(name, longest if tokens is None else tokens, chat, questions, _source(task), cut, depths)
+        tokens = longest if tokens is None else tokens
+        return cls(name, tokens, task.chat, questions, task.source, task.cut, task.question_depths)
 
     @property
     def key(self) -> str:
@@ -95,7 +90,7 @@ class Answers(Study):
         if not self.tasks:
             raise InputError("study.tasks: expected at least one task, got none; add one with +task@study.tasks.NAME=needle")
         for name, task in self.tasks.items():
-            if not is_dataclass(task):
+            if not isinstance(task, Task):
                 raise InputError(f"study.tasks.{name}: expected a task, got {type(task).__name__}; see conf/task")
 
     @abstractmethod
@@ -128,23 +123,13 @@ class Answers(Study):
         say(f"tasks: {len(able)} of {len(tasks)} answered often enough to compare methods on")
         for name, full in lab.full.items() if able else ():
             attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
-            full_row = replace(lab.row(AnswerRow), method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
-            rows += self._method_rows(lab, full_row, able, attached, name, dense)
+            rows += self._method_rows(lab, full_row(lab, lab.row(AnswerRow), name), able, attached, name, dense)
         cells = [(name, at) for at in lab.retentions for name in lab.methods] if able else []
         for name, at in bar(cells, "methods"):
             method = lab.methods[name]
             attached = attachment(lab, method, lab.offline.profile(method.allocator, at))
-            method_row = replace(
-                lab.row(AnswerRow),
-                method=name,
-                retention=at,
-                estimator=part_name(method.estimator),
-                allocator=part_name(method.allocator),
-                estimate_device=lab.device.label if "bank" in method.needs else "none",
-                **method.selection,
-                dense_above=lab.dense_above(method.selection.query_block),
-            )
-            rows += self._method_rows(lab, method_row, able, attached, cell_key(name, at), dense)
+            row = method_row(lab, lab.row(AnswerRow), method, at)
+            rows += self._method_rows(lab, row, able, attached, cell_key(name, at), dense)
         return rows
 
     def _cannot(self, task: Asked, found: Sequence[float]) -> str:
@@ -185,15 +170,6 @@ class Answers(Study):
 def means(rows: pd.DataFrame) -> pd.DataFrame:
     """Those about all questions of a task, and no difference."""
     return rows[~rows.metric.str.endswith(("_change", "_at_depth"))]
-
-
-def _source(task: Any) -> str:
-    """A file by its name and the beginning of its SHA-256, a data set by its revision, generated questions by their seed."""
-    path = getattr(task, "path", None)
-    if path is None:
-        return f"generated, seed {getattr(task, 'seed', 0)}"
-    file = Path(path).expanduser()
-    return f"{file.name} {sha256(file)[:12]}" if file.is_file() else f"{path} {task.revision or 'newest revision'}"
 
 
 def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:

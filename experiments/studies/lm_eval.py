@@ -12,7 +12,7 @@ import pandas as pd
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from experiments.cells import Attachment, FullAttachment, attachment, paired_error
+from experiments.cells import Attachment, FullAttachment, attachment, full_row, method_row, paired_error
 from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.progress import bar, say
@@ -22,7 +22,6 @@ from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.online.attention import Counters
 from shadowattn.reporting.rows import Row
-from shadowattn.reporting.style import ALL_KEYS
 
 _INSTALL = 'pip install "shadowattn[lm-eval]"'
 
@@ -114,20 +113,11 @@ class LmEval(Study):
         units = lab.units("answers")
         cells: list[tuple[HarnessRow, str, Attachment | FullAttachment | None]] = [(lab.row(HarnessRow), "dense", None)]
         for name, full in lab.full.items():
-            row = replace(lab.row(HarnessRow), method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
+            row = full_row(lab, lab.row(HarnessRow), name)
             cells.append((row, name, FullAttachment(full, lab.offline.attention_ranges(full.key_offset))))
         for at in lab.retentions:
             for name, method in lab.methods.items():
-                row = replace(
-                    lab.row(HarnessRow),
-                    method=name,
-                    retention=at,
-                    estimator=part_name(method.estimator),
-                    allocator=part_name(method.allocator),
-                    estimate_device=lab.device.label if "bank" in method.needs else "none",
-                    **method.selection,
-                    dense_above=lab.dense_above(method.selection.query_block),
-                )
+                row = method_row(lab, lab.row(HarnessRow), method, at)
                 cells.append((row, cell_key(name, at), attachment(lab, method, lab.offline.profile(method.allocator, at))))
         say(f"lm_eval: {', '.join(self.tasks)} with dense attention and {len(cells) - 1} methods")
         rows: list[HarnessRow] = []

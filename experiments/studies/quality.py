@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from torch import Tensor
 
-from experiments.cells import Cell, Dense, FullAttachment, attachment, measure_cell, paired_error
+from experiments.cells import Cell, Dense, FullAttachment, attachment, full_row, measure_cell, method_row, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
-from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
@@ -139,8 +138,7 @@ class Quality(Study):
                 return asdict(measure_cell(lab, windows, attached, held_to))
 
             cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
-            full_row = replace(row, method=name, estimator=part_name(lab.of("full")[name]), allocator=ALL_KEYS)
-            rows += _loss_rows(lab, full_row, cell, dense, windows, floor)
+            rows += _loss_rows(lab, full_row(lab, row, name), cell, dense, windows, floor)
         for name, retention in bar(cells, "evaluate"):
             method, profile = methods[name], profiles[name, retention]
             save_profile(profile, lab.folder / "profiles" / f"{cell_key(name, retention)}.json")
@@ -159,16 +157,7 @@ class Quality(Study):
 def _cell_rows(
     lab: Lab, row: PlacedRow, method: MethodSettings, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
 ) -> list[Row]:
-    row = replace(
-        row,
-        method=method.name,
-        retention=retention,
-        estimator=part_name(method.estimator),
-        allocator=part_name(method.allocator),
-        estimate_device=lab.device.label if "bank" in method.needs else "none",
-        **method.selection,
-        dense_above=lab.dense_above(method.selection.query_block),
-    )
+    row = method_row(lab, row, method, retention)
     rows = _loss_rows(lab, row, cell, dense, windows, floor)
     row = replace(row, n=windows.numel())  # attention also runs on a window's last token
     rows += [

@@ -6,6 +6,8 @@ may let depend on a chunk as a whole, later tokens included, and so it is no fau
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -63,43 +65,42 @@ def check_estimator(
     if estimator.selects and rows % (2 * rule.query_block):
         raise InputError(f"check_estimator: expected rows of whole blocks in both halves, got {rows} and {rule.query_block}")
     step = rule.query_block if estimator.selects else 1
-    rank = _chosen(estimator, layer, rule) if estimator.selects else _scored(estimator, layer)
-    _check(rank, *_tensors(heads, kv_heads, head_dim, rows, keys, seed), estimator, range(step, rows, step))
+    rank = partial(_chosen, estimator, rule) if estimator.selects else partial(_scored, estimator)
+    _check(rank, *_tensors(heads, kv_heads, head_dim, rows, keys, seed), estimator, range(step, rows, step), layer)
     if estimator.graphs is None and keys < _LONGER:
-        _check(rank, *_tensors(heads, kv_heads, head_dim, rows, _LONGER, seed), estimator, (rows // 2,))
+        _check(rank, *_tensors(heads, kv_heads, head_dim, rows, _LONGER, seed), estimator, (rows // 2,), layer)
 
 
-Rank = Callable[..., Tensor]
-"""(q, k, positions, heads, cache=None, layer_q=None) → what ranks the keys of each row,
-[h, rows, K], larger first; −∞ for keys not seen."""
+Rank = Callable[[Chunk], Tensor]
+"""What ranks the keys of each row of a chunk, [h, rows, K], larger first; −∞ for keys not seen."""
 
 
-def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterable[int]) -> None:
+def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterable[int], layer: int) -> None:
     """`cuts`: the rows from which on tokens are changed."""
-    name = type(estimator).__name__
+    name, chunk = type(estimator).__name__, partial(Chunk.of, layer=layer)
     (count, rows, _), (groups, keys, _) = q.shape, k.shape
-    heads, positions = Heads.all(count, groups), torch.arange(keys - rows, keys)
+    heads = Heads.all(count, groups)
     q_before, k_before = q.clone(), k.clone()
-    whole = rank(q, k, positions, heads)
+    whole = rank(chunk(q, k))
     if not (q.equal(q_before) and k.equal(k_before)):
         raise InputError(f"{name}: it changed q or k; work on a copy of them")
-    if not rank(q, k, positions, heads).equal(whole):
+    if not rank(chunk(q, k)).equal(whole):
         raise InputError(f"{name}: the same input gave other scores the second time; seed what is random, and keep no state")
     for first in cuts if estimator.sees != "chunk" else ():
         for flipped in (True, False):
             later_q, later_k = _with_another_end(q, k, first, flipped)
-            moved = _moved(whole[:, :first], rank(later_q, later_k, positions, heads)[:, :first])
+            moved = _moved(whole[:, :first], rank(chunk(later_q, later_k))[:, :first])
             if moved is not None:
                 raise InputError(
-                    f"{name}: not causal: row {moved} at position {int(positions[moved])} ranks its keys otherwise when tokens "
-                    f"from position {int(positions[first])} on change; let a key's score depend on no key or query after the "
+                    f"{name}: not causal: row {moved} at position {keys - rows + moved} ranks its keys otherwise when tokens "
+                    f"from position {keys - rows + first} on change; let a key's score depend on no key or query after the "
                     "row, or say so: sees = 'chunk'"
                 )
     half = rows // 2
     cache = LayerCache()
     parts = [
-        rank(q[:, :half], k[:, : keys - half], positions[:half], heads, cache),
-        rank(q[:, half:], k, positions[half:], heads, cache),
+        rank(chunk(q[:, :half], k[:, : keys - half], cache=cache)),
+        rank(chunk(q[:, half:], k, cache=cache)),
     ]
     parts[0] = torch.nn.functional.pad(parts[0], (0, half), value=-torch.inf)
     if estimator.sees == "row" and (moved := _moved(whole, torch.cat(parts, 1))) is not None:
@@ -110,50 +111,31 @@ def _check(rank: Rank, q: Tensor, k: Tensor, estimator: Estimator, cuts: Iterabl
         )
     swapped = torch.arange(count).view(groups, -1).flip(1).flatten()
     for which in (swapped, *torch.arange(count).split(1), torch.arange(count)[:: max(1, count // groups)]):
-        if (moved := _moved(whole[which], rank(q[which], k, positions, heads[which], layer_q=q))) is not None:
+        if (moved := _moved(whole[which], rank(chunk(q[which], k, heads=heads[which], layer_q=q)))) is not None:
             raise InputError(
                 f"{name}: it depends on the order of heads: row {moved} ranks its keys otherwise when heads {which.tolist()} "
                 "come together; go by `heads.ids` and `heads.kv`, not by a head's place in q"
             )
 
 
-def _scored(estimator: Estimator, layer: int) -> Rank:
-    def rank(
-        q: Tensor,
-        k: Tensor,
-        positions: Tensor,
-        heads: Heads,
-        cache: LayerCache | None = None,
-        layer_q: Tensor | None = None,
-    ) -> Tensor:
-        how = {"heads": heads, "layer_q": layer_q, "layer": layer, "cache": cache}
-        chunk = Chunk.of(q, k, positions=positions, **how)
-        with estimator.use():
-            scores = check_scores(estimator.scores(chunk), estimator, chunk).float().clone()
-        if not scores.isfinite().all():  # of a class that says they are
-            raise InputError(f"scores of {type(estimator).__name__}: got NaN or infinity; correct the estimator")
-        return scores.masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
-
-    return rank
+def _scored(estimator: Estimator, chunk: Chunk) -> Tensor:
+    with estimator.use():
+        scores = check_scores(estimator.scores(chunk), estimator, chunk).float().clone()
+    if not scores.isfinite().all():  # of a class that says they are
+        raise InputError(f"scores of {type(estimator).__name__}: got NaN or infinity; correct the estimator")
+    return _seen(scores, chunk)
 
 
-def _chosen(estimator: Estimator, layer: int, rule: Rule) -> Rank:
-    def rank(
-        q: Tensor,
-        k: Tensor,
-        positions: Tensor,
-        heads: Heads,
-        cache: LayerCache | None = None,
-        layer_q: Tensor | None = None,
-    ) -> Tensor:
-        how = {"heads": heads, "layer_q": layer_q, "layer": layer, "cache": cache}
-        chunk = Chunk.of(q, k, positions=positions, retention=_RETENTION, **how)
-        with estimator.use():
-            selection = estimator.select(chunk, rule, rule.lists(chunk.retention, positions), TorchKernels())
-        chosen = _members(selection, type(estimator).__name__, len(heads), positions, k.shape[1], rule)
-        return chosen.float().masked_fill(torch.arange(k.shape[1]) > positions[:, None], -torch.inf)
+def _chosen(estimator: Estimator, rule: Rule, chunk: Chunk) -> Tensor:
+    chunk = replace(chunk, retention=torch.full_like(chunk.retention, _RETENTION))
+    with estimator.use():
+        selection = estimator.select(chunk, rule, rule.lists(chunk.retention, chunk.positions), TorchKernels())
+    name = type(estimator).__name__
+    return _seen(_members(selection, name, len(chunk.heads), chunk.positions, chunk.keys, rule).float(), chunk)
 
-    return rank
+
+def _seen(ranks: Tensor, chunk: Chunk) -> Tensor:
+    return ranks.masked_fill(torch.arange(chunk.keys) > chunk.positions[:, None], -torch.inf)
 
 
 def _members(selection: Selection, name: str, heads: int, positions: Tensor, keys: int, rule: Rule) -> Tensor:

@@ -5,6 +5,7 @@ with a line to go on with; as a `chat` the document stands in the user's message
 """
 
 from shadowattn.evaluation.tasks.arxivsum import ArxivSum
+from shadowattn.evaluation.tasks.base import Task
 from shadowattn.evaluation.tasks.common_words import CommonWords
 from shadowattn.evaluation.tasks.copy import Copy
 from shadowattn.evaluation.tasks.droidcall import DroidCall
@@ -31,6 +32,7 @@ __all__ = [
     "Octopus",
     "Question",
     "RetrievalKV",
+    "Task",
     "Text",
     "Written",
     "mean_change",

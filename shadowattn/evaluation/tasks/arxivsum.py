@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import chat_tokens, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import Task, chat_tokens, check_at_most, check_count, encode_prompt
 from shadowattn.evaluation.tasks.files import Published
 from shadowattn.evaluation.tasks.questions import Summary
 
@@ -19,7 +19,7 @@ _BETWEEN = 16  # tokens that headings and line ends take of a prompt beside each
 
 
 @dataclass(frozen=True)
-class ArxivSum:
+class ArxivSum(Task):
     """Papers with their abstracts (arXiv summarisation, arXiv 1804.05685, section 5); scored by the F1 of ROUGE-L (`rouge_l`).
 
     `path` is a file of JSON lines or a data set of the hub, with the paper in the entry `article` and its abstract in `abstract`;
@@ -46,11 +46,9 @@ class ArxivSum:
     cut: ClassVar[str] = "papers, at their ends"
 
     def __post_init__(self):
-        if self.documents < 2:
-            raise InputError(f"task.documents: expected at least 2, for an interval, got {self.documents}")
+        check_count("documents", self.documents, least=2)  # of one paper there is no interval
         check_count("new_tokens", self.new_tokens)
-        if self.shots < 0:
-            raise InputError(f"task.shots: expected 0 or more, got {self.shots}")
+        check_count("shots", self.shots, least=0)
         if self._room() < _BETWEEN:
             least = self.tokens + (_BETWEEN - self._room()) * (self.shots + 1)
             raise InputError(f"task.tokens: expected at least {least} for {self.shots} examples, got {self.tokens}; use fewer")
@@ -58,6 +56,10 @@ class ArxivSum:
     def _room(self, beside: int = 0) -> int:
         """Tokens of each paper: what abstracts, headings and `beside` tokens leave."""
         return (self.tokens - beside) // (self.shots + 1) - self.new_tokens - _BETWEEN
+
+    @property
+    def source(self) -> str:
+        return Published(self.path, self.split, self.revision).source
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Summary]:
         """`filler` is not used. Raises `InputError` where papers are missing."""

@@ -1,23 +1,47 @@
 """What every task is made of: the prompt as plain text or as a chat, and held-out text around it.
 
-A task is a frozen dataclass whose method `questions(tokenizer, filler)` gives its questions; its file is named after it. A class
-attribute `cut` says what of a prompt is cut to its length; without one, nothing is.
+A task is a frozen dataclass that derives from `Task`; its file is named after it.
 """
 
 import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import RetrievalExample
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.questions import ExactMatch
+from shadowattn.evaluation.tasks.questions import ExactMatch, Question
 
 # What of a prompt is cut to its length, as rows say it.
 HAYSTACK_CUT = "held-out text, on both sides"
 
 # The line itself is not quoted: a small model would go on as the quotation does, which ends there.
 REPEAT_A_LINE = "Repeat a line of the text above, word for word."
+
+
+class Task(ABC):
+    """Questions of one kind. Settings are the fields of the class, `chat` among them where the model's template can ask."""
+
+    cut: ClassVar[str] = "none"  # what of a prompt is cut to its length
+    chat = False
+    seed = 0
+
+    @abstractmethod
+    def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> Sequence[Question]:
+        """All of them; `filler` is held-out text. Raises `InputError` on settings, files or texts that do not fit."""
+
+    @property
+    def question_depths(self) -> tuple[float, ...]:
+        """Where each question's line is hidden, 0 the first line; empty for tasks that hide none."""
+        return ()
+
+    @property
+    def source(self) -> str:
+        """Where the questions are from, as rows say it."""
+        return f"generated, seed {self.seed}"
 
 
 class Haystack:
@@ -92,10 +116,10 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, chat: bool, request: str = R
     return len(_ids(tokenizer, chat_opening(tokenizer, f"{{document}}\n\n{request}"))) if chat else 0
 
 
-def check_count(name: str, count: int) -> None:
-    """Raises `InputError` on a setting of a task that is less than 1."""
-    if count < 1:
-        raise InputError(f"task.{name}: expected at least 1, got {count}")
+def check_count(name: str, count: int, *, least: int = 1) -> None:
+    """Raises `InputError` on a setting of a task that is less than it may be."""
+    if count < least:
+        raise InputError(f"task.{name}: expected at least {least}, got {count}")
 
 
 def check_at_most(name: str, count: int, most: int, of: str) -> None:

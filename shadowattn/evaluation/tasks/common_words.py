@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import WORDS, asked_words, evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import ask, check_count
+from shadowattn.evaluation.tasks.base import Task, ask, check_count
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The worked example: how often its common words occur, and how many words occur once.
@@ -20,7 +20,7 @@ _LINE = "The most common words are"
 
 
 @dataclass(frozen=True)
-class CommonWords:
+class CommonWords(Task):
     """Common words extraction of RULER (arXiv 2404.06654, section 3, aggregation).
 
     A numbered list in random order holds `common` words `often` times each, and other words `rarely` times each, as many of them

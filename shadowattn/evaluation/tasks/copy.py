@@ -7,14 +7,14 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, passage_to_copy
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, chat_tokens, check_count, encode_example
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _TOKENS_OF_WORD = 6  # at most, in the mean over a passage
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(Task):
     """Few-shot copying: held-out text, `shots` passages of it again, then the first `lead` words of another one.
 
     Passages have `words` words and come from anywhere in the text of `tokens` tokens; the answer is the rest of the last one.
@@ -31,8 +31,7 @@ class Copy:
 
     def __post_init__(self):
         check_count("documents", self.documents)
-        if self.shots < 0:
-            raise InputError(f"task.shots: expected 0 or more, got {self.shots}")
+        check_count("shots", self.shots, least=0)
         if not 1 <= self.lead < self.words:
             raise InputError(f"task.lead: expected 1 to task.words − 1 = {self.words - 1} words, got {self.lead}")
         if self.tokens <= 2 * self._asking:

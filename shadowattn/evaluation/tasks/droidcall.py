@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
-from shadowattn.evaluation.tasks.files import read_records
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.files import Published, read_records
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _CALL_ENTRIES = ("query", "intent", "extras", "id")
@@ -22,7 +22,7 @@ _EXAMPLES = "The right call for each request, in JSON:"
 
 
 @dataclass(frozen=True)
-class DroidCall:
+class DroidCall(Task):
     """DroidCall (arXiv 2412.00402): which intent a request calls, with which arguments; the answer is the call.
 
     `path` holds the queries that are asked, a JSON object a line (annotation_data.jsonl), of which the first `documents` are
@@ -49,8 +49,11 @@ class DroidCall:
     def __post_init__(self):
         check_count("documents", self.documents)
         check_count("offered", self.offered)
-        if self.shots < 0:
-            raise InputError(f"task.shots: expected 0 or more, got {self.shots}")
+        check_count("shots", self.shots, least=0)
+
+    @property
+    def source(self) -> str:
+        return Published(self.path).source
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shadowattn import checks
+from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 
 
@@ -41,6 +42,12 @@ class Published:
     path: str
     split: str = "test"
     revision: str | None = None
+
+    @property
+    def source(self) -> str:
+        """A file by its name and the beginning of its SHA-256, a data set by its revision."""
+        file = Path(self.path).expanduser()
+        return f"{file.name} {sha256(file)[:12]}" if file.is_file() else f"{self.path} {self.revision or 'newest revision'}"
 
     def records(self, setting: str, names: tuple[str, ...], remedy: str) -> list[dict[str, Any]]:
         """All of them, each with at least the entries `names`. Raises `InputError` where they cannot be had."""

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
-from shadowattn.evaluation.tasks.files import read_records, read_text
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.files import Published, read_records, read_text
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _REMEDY = "give a kv-retrieval file of github.com/nelson-liu/lost-in-the-middle, such as kv-retrieval-75_keys.jsonl.gz"
@@ -17,7 +17,7 @@ _TEMPLATE = f'This JSON object has a value for every key.\n\n{_RECORDS}\n\nWhich
 
 
 @dataclass(frozen=True)
-class LostInTheMiddle:
+class LostInTheMiddle(Task):
     """Key-value retrieval in a JSON object of random UUIDs (arXiv 2307.03172, section 3); the answer is the value of one key.
 
     `path` is a published file, a JSON object a line with `ordered_kv_records`, `key` and `value`; its first `documents` lines are
@@ -42,6 +42,10 @@ class LostInTheMiddle:
         if self.pairs is not None:
             check_count("pairs", self.pairs)
         checks.integer("task.position", self.position)
+
+    @property
+    def source(self) -> str:
+        return Published(self.path).source
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else."""

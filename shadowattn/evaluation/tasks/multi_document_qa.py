@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from shadowattn import checks
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
-from shadowattn.evaluation.tasks.files import read_records, read_text
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.files import Published, read_records, read_text
 from shadowattn.evaluation.tasks.questions import Written
 
 _REMEDY = "give an nq-open file of github.com/nelson-liu/lost-in-the-middle, such as nq-open-oracle.jsonl.gz"
@@ -27,7 +27,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclass(frozen=True)
-class MultiDocumentQA:
+class MultiDocumentQA(Task):
     """Questions over documents (arXiv 2307.03172, section 2); right where what is written contains one of the answers.
 
     `path` is a published file, a JSON object a line with `question`, `answers` and `ctxs`, the documents; its first `documents`
@@ -55,6 +55,10 @@ class MultiDocumentQA:
         check_count("new_tokens", self.new_tokens)
         for name in ("position", "distractors"):
             checks.integer(f"task.{name}", getattr(self, name))
+
+    @property
+    def source(self) -> str:
+        return Published(self.path).source
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Written]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, ask, check_count
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, ask, check_count
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _NAME_LETTERS = 5
@@ -39,7 +39,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class MultiHop:
+class MultiHop(Task):
     """Variable tracking of RULER (arXiv 2404.06654, section 3, multi-hop tracing): `VAR X = 12345`, `VAR Y = VAR X`, ….
 
     `chains` values with `hops` + 1 variables each are assigned in lines of held-out text. The question names the value of one

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from shadowattn import checks
 from shadowattn.data.retrieval import RetrievalExample, evaluation_rng, needle_in_filler, resident_in_filler
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, REPEAT_A_LINE, Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, REPEAT_A_LINE, Haystack, Task, chat_tokens, check_count, encode_example
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The wording whose question shares no content word with the hidden sentence, so that no line is to be repeated.
@@ -19,7 +19,7 @@ _NEEDLE_TOKENS = {"note": 32, "number": 64, _COUNTRY: 144}
 
 
 @dataclass(frozen=True)
-class Needle:
+class Needle(Task):
     """One sentence hidden in held-out text of `tokens` tokens at each of `depths` (0 first line, 1 last line).
 
     `wording`: `note`, a comment that names a word, which the bundled model was trained on; `number`, a sentence that names a
@@ -46,9 +46,9 @@ class Needle:
             raise InputError(f"task.tokens: expected more than {least}, got {self.tokens}; a needle needs a haystack")
 
     @property
-    def question_depths(self) -> list[float]:
+    def question_depths(self) -> tuple[float, ...]:
         """The depth of each question's needle: documents take the depths in turn."""
-        return [self.depths[index % len(self.depths)] for index in range(self.documents)]
+        return tuple(self.depths[index % len(self.depths)] for index in range(self.documents))
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """Prompts of at most `tokens` tokens, cut from `filler` at random."""

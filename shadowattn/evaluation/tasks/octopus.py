@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import check_at_most, check_count, encode_prompt
-from shadowattn.evaluation.tasks.files import read_records
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.files import Published, read_records
 from shadowattn.evaluation.tasks.questions import Choice
 
 _INSTRUCTION = "Each of these functions has a letter:"
@@ -22,7 +22,7 @@ _QUERIES_REMEDY = "give a file of JSON lines with query and function, a function
 
 
 @dataclass(frozen=True)
-class Octopus:
+class Octopus(Task):
     """Octopus v2 (arXiv 2404.01744): which function a request calls for; right where its letter is among the `top` likeliest.
 
     `functions` holds names and descriptions, at most 26 of them; `path` requests with the name of their function, of which the
@@ -47,8 +47,11 @@ class Octopus:
     def __post_init__(self):
         check_count("documents", self.documents)
         check_count("top", self.top)
-        if self.shots < 0:
-            raise InputError(f"task.shots: expected 0 or more, got {self.shots}")
+        check_count("shots", self.shots, least=0)
+
+    @property
+    def source(self) -> str:
+        return Published(self.path).source
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Choice]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, key_value_records
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, chat_tokens, check_count, encode_example
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _RECORD_TOKENS = 16  # what a record takes, at most
@@ -15,7 +15,7 @@ _MOST_PAIRS = 57  # words reserved as keys for evaluation
 
 
 @dataclass(frozen=True)
-class RetrievalKV:
+class RetrievalKV(Task):
     """`pairs` key–value records in random order, then one key again; the answer is its value.
 
     Document i has i mod (`fewer` + 1) records less: of prompts that are all as long, the last row would stand at the same place

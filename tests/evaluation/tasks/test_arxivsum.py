@@ -55,7 +55,7 @@ def test_published_papers_give_questions(bundled, test_data):
     ("wrong", "message"),
     [
         ({"documents": 1}, "task.documents: expected at least 2"),
-        ({"shots": -1}, "task.shots: expected 0 or more"),
+        ({"shots": -1}, "task.shots: expected at least 0"),
         ({"tokens": 300}, "task.tokens: expected at least"),
         ({"new_tokens": 0}, "task.new_tokens"),
         ({"documents": 8}, "task.documents: expected at most the 8 papers, examples among them"),

@@ -114,7 +114,7 @@ def test_the_published_files_are_read(test_data, bundled):
         ({"documents": 0}, r"task\.documents: expected at least 1, got 0"),
         ({"offered": 0}, r"task\.offered: expected at least 1, got 0"),
         ({"offered": 7}, r"task\.offered: expected at most the 6 intents of the file, got 7; use fewer"),
-        ({"shots": -1}, r"task\.shots: expected 0 or more, got -1"),
+        ({"shots": -1}, r"task\.shots: expected at least 0, got -1"),
         ({"shots": 4, "offered": 1}, r"task\.shots: expected at most the 3 examples of the intents that are offered, got 4; use"),
         ({"path": "nowhere"}, r"task\.path: expected a file, got 'nowhere', where there is none; give annotation_data\.jsonl of"),
         ({"intents": "nowhere"}, r"task\.intents: expected a file, got 'nowhere', where there is none; give intents\.jsonl of"),
