@@ -42,7 +42,8 @@ class ImportanceConfig:
 
 @dataclass
 class ShardConfig:
-    """Which part of the ablations this process measures; all parts end in the same files, so none of it is in a hash."""
+    """Which part of the ablations and of the cells this process measures; all parts end in the same files, so none of it is in a
+    hash."""
 
     index: int = 0
     count: int = 1

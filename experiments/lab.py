@@ -5,7 +5,7 @@ asks for more fails.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from experiments.banks import Banks
 from experiments.config import ALWAYS, MethodConfig, SelectionConfig
+from experiments.errors import ShardDoneError
 from experiments.offline import Offline
 from experiments.part_building import build, by_content, part_name
-from experiments.progress import say
+from experiments.progress import bar, say
 from experiments.source import Code, current_code, stage_code
 from shadowattn.artifacts import Stage, Units, content_hash, versions
 from shadowattn.data.text import Corpus, line_windows, token_windows
@@ -104,6 +105,17 @@ class Lab:
     def units(self, name: str) -> Units:
         """Finished pieces of the run's results, for one purpose."""
         return Units(self.folder / name)
+
+    def measure_pieces(self, units: Units, pieces: dict[str, Callable[[], Any]], what: str) -> None:
+        """Measures this shard's share of pieces, every `shard.count`-th, of what is not in `units` yet.
+
+        Raises `ShardDoneError` where pieces of other shards are missing.
+        """
+        shard = self.of("shard")
+        for key in bar(list(pieces)[shard.index :: shard.count], what):
+            units.get(key, pieces[key])
+        if not all(units.has(key) for key in pieces):
+            raise ShardDoneError(what, shard.index, shard.count)
 
     def settings(self) -> dict[str, Any]:
         """What decides the results, resolved: the study's own settings and what it needs."""

@@ -263,10 +263,7 @@ class Offline:
                 losses = measure_ablations(model, windows, stage.units, method=settings.method, **options)
         if losses is None:
             shard = lab.of("shard")
-            raise ShardDoneError(
-                f"importance: shard {shard.index} of {shard.count} has done its share; the rest is for the other shards, and "
-                "the same command then goes on"
-            )
+            raise ShardDoneError("importance", shard.index, shard.count)
         return losses
 
     def _measure_sensitivity(self, measure: str) -> Sensitivity:

@@ -1,8 +1,9 @@
 """Tasks asked of dense attention first, then, where that answers enough, of every method: accuracy, and what a method changes."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -67,6 +68,15 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class _Cell:
+    """One method at one retention: what its pieces of the results are called, its row, and how it is attached to the model."""
+
+    key: str
+    row: AnswerRow
+    attached: Callable[[], Attachment | FullAttachment]
+
+
+@dataclass(frozen=True)
 class Answers(Study):
     """Every one of `tasks`, by name, with dense attention, and with the methods where dense can do it.
 
@@ -110,7 +120,8 @@ class Answers(Study):
                 )
 
     def measure(self, lab: Lab) -> list[AnswerRow]:
-        """Rows of every task; finished pieces are not measured again."""
+        """Rows of every task; finished pieces are not measured again. Raises `ShardDoneError` where pieces are left to other
+        shards."""
         units, tasks = lab.units("answers"), self.asked(lab)
         say(f"tasks: {len(tasks)}, with {sum(len(task.questions) for task in tasks)} questions, dense attention first")
         dense = {task.key: units.get(f"{task.key}_dense", lambda task=task: self._answers(lab, task, None)) for task in tasks}
@@ -121,16 +132,37 @@ class Answers(Study):
             row = replace(lab.row(AnswerRow), flag=flags[task.key])
             rows += [_row(row, task, dense[task.key]), *_depth_rows(row, task, dense[task.key])]
         say(f"tasks: {len(able)} of {len(tasks)} answered often enough to compare methods on")
-        for name, full in lab.full.items() if able else ():
-            attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
-            rows += self._method_rows(lab, full_row(lab, lab.row(AnswerRow), name), able, attached, name, dense)
-        cells = [(name, at) for at in lab.retentions for name in lab.methods] if able else []
-        for name, at in bar(cells, "methods"):
-            method = lab.methods[name]
-            attached = attachment(lab, method, lab.offline.profile(method.allocator, at))
-            row = method_row(lab, lab.row(AnswerRow), method, at)
-            rows += self._method_rows(lab, row, able, attached, cell_key(name, at), dense)
+        cells = self._cells(lab) if able else []
+        pieces = {
+            f"{task.key}_{cell.key}": lambda cell=cell, task=task: self._answers(lab, task, cell.attached())
+            for cell in cells
+            for task in able
+        }
+        lab.measure_pieces(units, pieces, "methods")
+        for cell in cells:
+            for task in able:
+                found = units.read(f"{task.key}_{cell.key}")
+                rows += [_row(cell.row, task, found), *_depth_rows(cell.row, task, found)]
+                rows += _change_rows(cell.row, task, found, dense[task.key])
         return rows
+
+    def _cells(self, lab: Lab) -> list[_Cell]:
+        """Those of full attention first, then retention by retention."""
+        cells = []
+        for name, full in lab.full.items():
+
+            def attached_full(full=full) -> FullAttachment:
+                return FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
+
+            cells.append(_Cell(name, full_row(lab, lab.row(AnswerRow), name), cache(attached_full)))
+        for at in lab.retentions:
+            for name, method in lab.methods.items():
+
+                def attached(method=method, at=at) -> Attachment:
+                    return attachment(lab, method, lab.offline.profile(method.allocator, at))
+
+                cells.append(_Cell(cell_key(name, at), method_row(lab, lab.row(AnswerRow), method, at), cache(attached)))
+        return cells
 
     def _cannot(self, task: Asked, found: Sequence[float]) -> str:
         """Why methods are not asked; empty where they are."""
@@ -140,22 +172,6 @@ class Answers(Study):
         if chance and mean.low <= chance:
             return f"dense cannot be told from chance ({chance:.2g}): no method is asked"
         return ""
-
-    def _method_rows(
-        self,
-        lab: Lab,
-        row: AnswerRow,
-        tasks: Sequence[Asked],
-        attached: Attachment | FullAttachment,
-        key: str,
-        dense: dict[str, list[float]],
-    ) -> list[AnswerRow]:
-        units, rows = lab.units("answers"), []
-        for task in tasks:
-            found = units.get(f"{task.key}_{key}", lambda task=task: self._answers(lab, task, attached))
-            rows += [_row(row, task, found), *_depth_rows(row, task, found)]
-            rows += _change_rows(row, task, found, dense[task.key])
-        return rows
 
     def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> list[float]:
         model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}

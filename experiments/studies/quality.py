@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments.cells import Cell, Dense, FullAttachment, attachment, full_row, measure_cell, method_row, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
-from experiments.progress import bar, say
+from experiments.progress import say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import unigram_loss
@@ -114,7 +114,8 @@ class Quality(Study):
         return Group(tables.summary_table(rows, title), *([self.look] if self.look else []), verdicts.comparisons(rows))
 
     def _cells(self, lab: Lab) -> list[Row]:
-        """Rows of all cells; those finished before are not measured again."""
+        """Rows of all cells; those finished before are not measured again. Raises `ShardDoneError` where cells are left to other
+        shards."""
         units, windows = lab.units("cells"), lab.heldout()
         floor = unigram_loss(windows)
         methods = self.methods(lab)
@@ -124,33 +125,38 @@ class Quality(Study):
             say(f"retention: {name}, {_means(profiles[name, lab.retentions[0]])}")
         if any("bank" in method.needs and not method.on_device for method in methods.values()):
             _ = lab.banks.bank
-        keys = [*(cell_key(name, 1.0) for name in lab.full), *(cell_key(*cell) for cell in cells)]
-        todo = sum(not units.has(key) for key in keys)
-        say(f"evaluate: {len(keys)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
         row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
         dense = Cell(**units.get("dense", lambda: asdict(measure_cell(lab, windows, None))))
         held_to = Dense.of(lab, windows)
-        rows = _dense_rows(lab, row, dense, windows, floor)
+        pieces = {}
         for name, full in lab.full.items():
 
             def measured_full(full=full) -> dict:
                 attached = FullAttachment(full, lab.offline.attention_ranges(full.key_offset))
                 return asdict(measure_cell(lab, windows, attached, held_to))
 
-            cell = Cell(**units.get(cell_key(name, 1.0), measured_full))
-            rows += _loss_rows(lab, full_row(lab, row, name), cell, dense, windows, floor)
-        for name, retention in bar(cells, "evaluate"):
-            method, profile = methods[name], profiles[name, retention]
-            save_profile(profile, lab.folder / "profiles" / f"{cell_key(name, retention)}.json")
+            pieces[cell_key(name, 1.0)] = measured_full
+        for (name, retention), profile in profiles.items():
+            key = cell_key(name, retention)
+            save_profile(profile, lab.folder / "profiles" / f"{key}.json")
 
-            def measured(method=method, profile=profile) -> dict:
+            def measured(method=methods[name], profile=profile) -> dict:
                 return asdict(measure_cell(lab, windows, attachment(lab, method, profile), held_to))
 
-            cell = Cell(**units.get(cell_key(name, retention), measured))
+            pieces[key] = measured
+        todo = sum(not units.has(key) for key in pieces)
+        say(f"evaluate: {len(pieces)} cells and dense, {len(windows)} windows of {windows.shape[1]} tokens, {todo} cells to do")
+        lab.measure_pieces(units, pieces, "cells")
+        rows = _dense_rows(lab, row, dense, windows, floor)
+        for name in lab.full:
+            cell = Cell(**units.read(cell_key(name, 1.0)))
+            rows += _loss_rows(lab, full_row(lab, row, name), cell, dense, windows, floor)
+        for name, retention in cells:
+            method, cell = methods[name], Cell(**units.read(cell_key(name, retention)))
             rows += _cell_rows(lab, row, method, retention, cell, dense, windows, floor)
-            rows += budget_rows(replace(rows[-1], unit="1"), profile)
+            rows += budget_rows(replace(rows[-1], unit="1"), profiles[name, retention])
             if name == lab.main.name:
-                rows += head_rows(replace(rows[-1], unit="1"), profile)
+                rows += head_rows(replace(rows[-1], unit="1"), profiles[name, retention])
         return rows
 
 
