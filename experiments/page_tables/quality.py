@@ -3,7 +3,7 @@
 import pandas as pd
 
 from experiments.page_tables.common import INCREASE, dash, rows_of, table
-from shadowattn.reporting.rows import GOES_BY
+from shadowattn.reporting.rows import GOES_BY, LIST_FOR
 from shadowattn.reporting.style import attending_to_all
 
 
@@ -148,6 +148,34 @@ def estimators_smollm2() -> str:
     return _estimators("compare_estimators_smollm2")
 
 
+def estimators_answers() -> str:
+    """What of a task is answered with the keys that every estimator chooses, on the bundled model."""
+    return _answers("compare_estimators")
+
+
+def estimators_answers_smollm2() -> str:
+    """The same on SmolLM2."""
+    return _answers("compare_estimators_smollm2")
+
+
+def _answers(name: str) -> str:
+    """The share of questions answered with its interval, a line an estimator, dense attention first."""
+    rows = rows_of(name)
+    mean, low, high = (
+        rows[rows.metric == metric].set_index(["method", "retention"]).value
+        for metric in ("accuracy", "accuracy_low", "accuracy_high")
+    )
+    said = {cell: f"{mean[cell]:.0%} ({low[cell]:.0%} … {high[cell]:.0%})" for cell in mean.index}
+    retentions = sorted(at for at in mean.index.get_level_values("retention").unique() if at < 1)
+    whole = [cell for cell in mean.index if cell[1] == 1]
+    sparse = mean[mean.index.get_level_values("retention") < 1].unstack().mean(axis=1).sort_values(ascending=False, kind="stable")
+    lines = [[f"`{method}`", said[method, at], *("" for _ in retentions)] for method, at in whole]
+    lines += [[f"`{method}`", "", *(said[method, at] for at in retentions)] for method in sparse.index]
+    questions = int(rows[rows.metric == "accuracy"].n.iloc[0])
+    header = ["questions answered", "every key", *(f"{at:.0%} of the keys" for at in retentions)]
+    return table(header, lines, name, f"n = {questions} questions, 95 % intervals (Wilson)")
+
+
 def _estimators(name: str) -> str:
     """A line an estimator, that of the least mean loss first."""
     rows = rows_of(name)
@@ -158,7 +186,8 @@ def _estimators(name: str) -> str:
     for method in losses.mean(axis=1).sort_values().index:
         cells = (f"{losses.loc[method, at]:+.3f} ± {error[method, at]:.3f}" for at in losses.columns)
         kind = costs.loc[method]
-        lines.append([f"`{method}`", f"{kind.value:.4g}", GOES_BY[kind.sees], kind.needs, *cells])
-    header = ["loss above dense, nat", "MAC × bits", "goes by", "calibrated", *(f"{at:.0%} of the keys" for at in losses.columns)]
+        lines.append([f"`{method}`", f"{kind.value:.4g}", GOES_BY[kind.sees], LIST_FOR[kind.granularity], kind.needs, *cells])
+    header = ["loss above dense, nat", "MAC × bits", "goes by", "a list for", "calibrated"]
+    header += [f"{at:.0%} of the keys" for at in losses.columns]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")

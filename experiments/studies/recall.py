@@ -150,13 +150,15 @@ class Recall(Study):
                 )
 
     def measure(self, lab: Lab) -> list[RecallRow]:
-        """Rows of every estimate; those finished before are not measured again."""
+        """Rows of every estimate. Recall of all is measured in one pass; what was finished before is not measured again."""
         units, windows = lab.units("recall"), lab.heldout()
         say(f"recall: {len(self._estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
+        if missing := {name: one for name, one in self._estimates.items() if not units.has(name)}:
+            for name, found in self._recall(lab, missing, windows).items():
+                units.put(name, asdict(found))
         rows = []
-        for name, estimate in bar(list(self._estimates.items()), "recall"):
-            recall = Found(**units.get(name, lambda estimate=estimate: asdict(self._recall(lab, estimate, windows))))
-            rows += self._rows(lab, name, estimate, recall)
+        for name, estimate in self._estimates.items():
+            rows += self._rows(lab, name, estimate, Found(**units.read(name)))
         return rows + self._quality_rows(lab, lab.units("quality"))
 
     @property
@@ -164,11 +166,11 @@ class Recall(Study):
         """Those that are measured."""
         return {name: one for name, one in self.estimates.items() if self.nncf_samples or not one.nncf}
 
-    def _recall(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Found:
-        estimators = {"one": self._estimator(lab, estimate)}
-        chunk_tokens = lab.of("graphs").chunk_tokens
-        rows = {"chunk_tokens": chunk_tokens, "sampled": self.sampled_rows}
-        return measure_recall(lab.loaded.model, windows, estimators, self.retentions, **rows)["one"]
+    def _recall(self, lab: Lab, estimates: dict[str, Estimate], windows: Tensor) -> dict[str, Found]:
+        estimators = {name: self._estimator(lab, estimate) for name, estimate in estimates.items()}
+        rows = {"chunk_tokens": lab.of("graphs").chunk_tokens, "sampled": self.sampled_rows}
+        shown = {"progress": lambda windows: bar(windows, "recall")}
+        return measure_recall(lab.loaded.model, windows, estimators, self.retentions, **rows, **shown)
 
     def _estimator(self, lab: Lab, estimate: Estimate) -> Estimator:
         if estimate.nncf:
