@@ -149,17 +149,8 @@ def estimators_smollm2() -> str:
 
 
 def estimators_answers() -> str:
-    """What of a task is answered with the keys that every estimator chooses, on the bundled model."""
-    return _answers("compare_estimators")
-
-
-def estimators_answers_smollm2() -> str:
-    """The same on SmolLM2."""
-    return _answers("compare_estimators_smollm2")
-
-
-def _answers(name: str) -> str:
-    """The share of questions answered with its interval, a line an estimator, dense attention first."""
+    """The share of a task's questions that is answered with the keys that every estimator chooses, dense attention first."""
+    name = "compare_estimators"
     rows = rows_of(name)
     mean, low, high = (
         rows[rows.metric == metric].set_index(["method", "retention"]).value
