@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shadowattn.calibration import Calibration, calibrate
+    from shadowattn.engine.engine import Engine
     from shadowattn.method import Method, attach
     from shadowattn.online.check_estimator import check_estimator
     from shadowattn.online.chunk import Chunk
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Calibration",
     "Chunk",
+    "Engine",
     "Estimator",
     "Method",
     "Run",
@@ -34,6 +36,7 @@ __all__ = [
 _MODULES = {
     "Calibration": "shadowattn.calibration",
     "Chunk": "shadowattn.online.chunk",
+    "Engine": "shadowattn.engine.engine",
     "Estimator": "shadowattn.online.estimators",
     "Method": "shadowattn.method",
     "Run": "shadowattn.runs",

@@ -86,6 +86,12 @@ class Method:
         plain causal softmax attention (a mask, a bias, padding, sinks, a soft cap, dropout), and where a layer that should have
         attended did not.
         """
+        sparse = self.attention(model)
+        with replace_attention(model, sparse, sparse.windowed):
+            yield sparse
+
+    def attention(self, model: PreTrainedModel) -> SparseAttention:
+        """What computes the attention of this model's layers, as `__call__` puts it in place. Raises `InputError` as there."""
         shape, device = model_shape(model), check_device(model)
         table = self._table(model, shape)
         estimator = self._estimator(model, shape)
@@ -104,8 +110,7 @@ class Method:
         sparse = self._attention(table, estimator)
         sparse.check_place(device)
         choose(self.kernel, head_dim=shape.head_dim, dtype=model.dtype, device=device)
-        with replace_attention(model, sparse, sparse.windowed):
-            yield sparse
+        return sparse
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, layer: int = 0, scale: float | None = None

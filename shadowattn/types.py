@@ -307,6 +307,42 @@ class ChannelStatistics:
         return f"channel statistics of {len(self.q)} layers"
 
 
+# What enters a decoder's projections; gate and up have the same input.
+BLOCK_POINTS = ("qkv", "out", "mlp", "down")
+
+
+@dataclass(frozen=True)
+class BlockRanges:
+    """The largest magnitude of every channel that enters a decoder's projections, on calibration text, one list a layer.
+
+    `qkv` [L][E] of Q, K and V; `out` [L][H·D] of the output projection; `mlp` [L][E] of gate and up; `down` [L][F] of the down
+    projection. `fingerprint`: of the model. Raises `InputError` on values that are not finite and on sizes that do not fit.
+    """
+
+    qkv: tuple[tuple[float, ...], ...]
+    out: tuple[tuple[float, ...], ...]
+    mlp: tuple[tuple[float, ...], ...]
+    down: tuple[tuple[float, ...], ...]
+    fingerprint: str = ""
+
+    def __post_init__(self):
+        checks.instance("ranges.fingerprint", self.fingerprint, str, "leave it out where no model is known")
+        for point in BLOCK_POINTS:
+            object.__setattr__(self, point, _tuples(getattr(self, point)))
+        tables = [torch.tensor(getattr(self, point)) for point in BLOCK_POINTS]
+        if any(table.dim() != 2 or len(table) != len(tables[0]) for table in tables):
+            raise InputError(
+                f"ranges: expected [L][channels] for each of {', '.join(BLOCK_POINTS)}, got {[list(x.shape) for x in tables]}; "
+                "calibrate again"
+            )
+        if not all(bool(table.isfinite().all()) for table in tables):
+            raise InputError("ranges: expected finite values, got NaN or infinity; calibrate again")
+
+    def of(self, layer: int) -> dict[str, Tensor]:
+        """Those of one layer by point, float32 [channels]."""
+        return {point: torch.tensor(getattr(self, point)[layer]) for point in BLOCK_POINTS}
+
+
 @dataclass(frozen=True)
 class IndexerWeights:
     """What trained indexers multiply Q and K by, one indexer a layer: M indexer heads of E dimensions and one key head.

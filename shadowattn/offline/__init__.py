@@ -5,6 +5,7 @@ turns either into a retention for every head.
 """
 
 from shadowattn.offline.allocators import allocate
+from shadowattn.offline.block_ranges import observe_block_ranges
 from shadowattn.offline.channels import observe_channels
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
 from shadowattn.offline.indexers import train_indexer
@@ -27,6 +28,7 @@ __all__ = [
     "measure_ablations",
     "measure_importance",
     "measure_sensitivity",
+    "observe_block_ranges",
     "observe_channels",
     "observe_key_offset",
     "observe_scales",

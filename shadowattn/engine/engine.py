@@ -1,0 +1,206 @@
+"""The engine: static decoder blocks on a device, attention between them, a KV cache, prefill in chunks, and generation."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shadowattn import checks
+from shadowattn.engine.drafts import PromptLookup
+from shadowattn.engine.equalisation import equalised
+from shadowattn.engine.generation import Generation
+from shadowattn.engine.kv_cache import KVCache
+from shadowattn.engine.sampling import Sampling
+from shadowattn.errors import InputError
+from shadowattn.exclusive import Exclusive
+from shadowattn.graphs.decoder.blocks import BlockSizes
+from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.graphs.decoder.runner import Blocks
+from shadowattn.graphs.decoder.tensors import LayerTensors, layer_tensors
+from shadowattn.method import Method
+from shadowattn.models.decoder import Decoder, read_decoder
+from shadowattn.online.attention import Request
+from shadowattn.types import BlockRanges
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FLOAT32 = BlockForm()
+STAGES = ("blocks", "rotary embedding", "attention", "head")
+
+
+class Engine:
+    """Runs a Llama- or Qwen-like model as an NPU would be used: all but attention in static graphs of a fixed number of rows.
+
+    `method`: what computes attention in a prompt, by default dense; in decoding steps as its `decode` says. `form`: the blocks'
+    arithmetic, by default float32; where it quantises activations, `ranges` say how large these are
+    (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, and not
+    in attention. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
+
+    The embedding, the rotary embedding, attention, the last norm and the output layer run on the CPU. Raises `InputError` on a
+    model of another family and what else `read_decoder` refuses.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        method: Method | None = None,
+        form: BlockForm = _FLOAT32,
+        ranges: BlockRanges | None = None,
+        chunk_tokens: int = 256,
+        attention_dtype: str = "float32",
+        device: str = "CPU",
+    ):
+        self.decoder = read_decoder(model)
+        self.form, self.chunk_tokens = form, checks.integer("chunk_tokens", chunk_tokens, least=1)
+        self._dtype = _DTYPES[checks.one_of("attention_dtype", attention_dtype, tuple(_DTYPES))]
+        if form.needs_ranges:
+            _check_ranges(ranges, self.decoder)
+        self._attention = (method or Method(1.0)).attention(model)
+        self._device = device
+        self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
+        self._blocks: dict[int, Blocks] = {}
+        self._exclusive = Exclusive()  # the blocks' memory belongs to one forward pass at a time
+
+    @property
+    def attention(self):
+        """The attention in use, whose `counters` tell what ran."""
+        return self._attention
+
+    def cache(self) -> KVCache:
+        """An empty KV cache."""
+        return KVCache(self.decoder.shape, self._dtype)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        new_tokens: int = 256,
+        stop: Collection[int] = (),
+        sampling: Sampling | None = None,
+        cache: KVCache | None = None,
+        drafts: PromptLookup | None = None,
+        progress: Callable[[int], None] = lambda tokens: None,
+    ) -> Generation:
+        """The tokens after a prompt of token ids, one by one: iterate over the result, whose `spent` says what they took.
+
+        It ends behind the first token of `stop`, or after `new_tokens`. A `cache` of an earlier generation is gone on from as far
+        as the prompt begins with its tokens. `drafts` are checked several at a time, and change no token but where two are
+        equally likely up to rounding. `progress` is told of each chunk's tokens. Raises `InputError` on a prompt that the model's
+        context does not hold together with the new tokens, before any work.
+        """
+        cache = self.cache() if cache is None else cache
+        return Generation(self, list(prompt), new_tokens, frozenset(stop), sampling or Sampling(), cache, drafts, progress)
+
+    def prefill_chunks(self, tokens: Tensor, cache: KVCache | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T]."""
+        cache = self.cache() if cache is None else cache
+        for start in range(0, len(tokens), self.chunk_tokens):
+            chunk = slice(start, min(start + self.chunk_tokens, len(tokens)))
+            yield chunk, self.logits(self.forward(cache, tokens[chunk].tolist()))
+
+    @torch.no_grad()
+    def forward(
+        self, cache: KVCache, tokens: list[int], *, decode: bool = False, stages: dict[str, float] | None = None
+    ) -> Tensor:
+        """The hidden states float32 [n, E] behind the last layer of up to `chunk_tokens` tokens, whose keys the cache then holds.
+
+        `decode`: they are decoding steps, not a prompt's. Seconds are added to `stages`, by `STAGES`. After an error the cache is
+        as it was.
+        """
+        rows, start = len(tokens), len(cache)
+        cache.reserve(start + rows)
+        shape, decoder = self.decoder.shape, self.decoder
+        clock = _Clock({} if stages is None else stages)
+        with self._exclusive.use(), _undone(cache):
+            blocks = self._blocks_for(rows)
+            blocks.begin(decoder.embedding[tokens].float())
+            cos, sin = (table[start : start + rows, None] for table in (decoder.cos, decoder.sin))
+            for layer, weights in enumerate(decoder.layers):
+                with clock("blocks"):
+                    qkv = blocks.qkv(layer)[:rows].view(rows, -1, shape.head_dim)
+                with clock("rotary embedding"):
+                    q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+                    q = rotated(self._normed(q, weights.q_norm), cos, sin).to(self._dtype)
+                    k = rotated(self._normed(k, weights.k_norm), cos, sin).to(self._dtype)
+                    keys, values = cache.write(layer, k, v)
+                with clock("attention"):
+                    request = Request(decode, (cache.derived[layer],))
+                    out = self._attention(layer, q.transpose(0, 1)[None], keys[None], values[None], decoder.scale, request)
+                    attended = out[0].transpose(0, 1).reshape(rows, -1)
+                with clock("blocks"):
+                    blocks.finish(layer, attended)
+            cache.extend(tokens)
+            return blocks.hidden(rows).clone()
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor, *, stages: dict[str, float] | None = None) -> Tensor:
+        """Logits float32 [n, V] of hidden states [n, E]: the last norm and the output layer."""
+        with _Clock({} if stages is None else stages)("head"):
+            normed = self._normed(hidden, self.decoder.final_norm)
+            return (normed.to(self.decoder.head.dtype) @ self.decoder.head.T).float()
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """RMS norm of the last axis, in float32; x where there is no weight."""
+        if weight is None:
+            return x
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight.float(), self.decoder.norm_eps)
+
+    def _layer_tensors(self, layer: int, ranges: BlockRanges | None) -> LayerTensors:
+        weights, of_layer = self.decoder.layers[layer], ranges.of(layer) if self.form.needs_ranges else {}
+        if self.form.smooth:
+            weights, of_layer = equalised(weights, of_layer, self.decoder.shape, self.form.smooth)
+        return layer_tensors(weights, self.form, of_layer)
+
+    def _blocks_for(self, rows: int) -> Blocks:
+        """The lowest compiled blocks that hold so many rows: one, a few drafts' or a chunk's; compiled when first asked for."""
+        if rows > self.chunk_tokens:
+            raise InputError(f"tokens: expected at most {self.chunk_tokens}, those of a chunk, got {rows}")
+        height = next(height for height in (1, _DRAFTED, self.chunk_tokens) if height >= min(rows, self.chunk_tokens))
+        height = min(height, self.chunk_tokens)
+        if height not in self._blocks:
+            decoder, shape = self.decoder, self.decoder.shape
+            sizes = BlockSizes(height, decoder.hidden, shape.heads * shape.head_dim, decoder.activation, decoder.norm_eps)
+            self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device)
+        return self._blocks[height]
+
+
+_DRAFTED = 8  # rows of the blocks that check drafts
+
+
+def _check_ranges(ranges: BlockRanges | None, decoder: Decoder) -> None:
+    remedy = "measure them with shadowattn.offline.observe_block_ranges(model, windows, chunk_tokens=256)"
+    checks.instance("ranges", ranges, BlockRanges, remedy)
+    if ranges.fingerprint not in ("", decoder.fingerprint):
+        raise InputError(f"ranges: they are of another model ({ranges.fingerprint[:12]}); {remedy}")
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotary embedding of x [n, heads, D] by cos and sin [n, 1, D]; the halves of a head are pairs."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+@contextmanager
+def _undone(cache: KVCache) -> Iterator[None]:
+    """Where the pass inside does not come to its end, what was derived of its keys is forgotten."""
+    try:
+        yield
+    except BaseException:
+        cache.crop(len(cache))
+        raise
+
+
+class _Clock:
+    """Adds the seconds inside `with clock(stage):` to a table."""
+
+    def __init__(self, stages: dict[str, float]):
+        self._stages = stages
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - began

@@ -1,0 +1,119 @@
+"""One generation: the tokens one by one, and what they took."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from shadowattn import checks
+from shadowattn.engine.drafts import PromptLookup
+from shadowattn.engine.kv_cache import KVCache
+from shadowattn.engine.sampling import Sampling
+from shadowattn.errors import InputError
+
+if TYPE_CHECKING:
+    from shadowattn.engine.engine import Engine
+
+
+@dataclass
+class Spent:
+    """What a generation took so far. Seconds are of the wall, `cpu_seconds` of all threads.
+
+    `first_token` is the time to the first token, prefill and all; `decoding` what came after it. `stages` holds the seconds of
+    the engine's stages, prefill and decoding together.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    new_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    first_token: float = 0.0
+    decoding: float = 0.0
+    cpu_seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding; not a number where there was one token."""
+        return (self.new_tokens - 1) / self.decoding if self.new_tokens > 1 else float("nan")
+
+
+@dataclass
+class Generation:
+    """Iterate over it once: it yields token ids as they are made. See `Engine.generate`."""
+
+    engine: "Engine"
+    prompt: Sequence[int]
+    new_tokens: int
+    stop: Collection[int]
+    sampling: Sampling
+    cache: KVCache
+    drafts: PromptLookup | None
+    progress: Callable[[int], None]
+    spent: Spent = field(default_factory=Spent)
+
+    def __post_init__(self):
+        checks.integer("new_tokens", self.new_tokens, least=1)
+        if not self.prompt:
+            raise InputError("prompt: expected at least one token, got none")
+        vocabulary = len(self.engine.decoder.embedding)
+        if not all(0 <= token < vocabulary for token in self.prompt):
+            raise InputError(f"prompt: expected token ids from 0 to {vocabulary - 1}, got others; use this model's own tokenizer")
+        most = self.engine.decoder.shape.context_tokens
+        if len(self.prompt) + self.new_tokens > most:
+            raise InputError(
+                f"prompt: the model's context is {most} tokens, got a prompt of {len(self.prompt)} and {self.new_tokens} new "
+                "ones; shorten the prompt or set fewer new tokens"
+            )
+        if self.drafts is not None and not self.sampling.is_greedy:
+            raise InputError("drafts: expected greedy decoding, whose tokens drafts do not change, got a temperature above 0")
+
+    def __iter__(self) -> Iterator[int]:
+        began, cpu = time.perf_counter(), time.process_time()
+        token = self.sampling.next(self._prefill())
+        self.spent.first_token = time.perf_counter() - began
+        if self.drafts is not None:
+            self.drafts.add(self.prompt)
+        decoding = time.perf_counter()
+        made = [token]
+        while True:
+            for at, token in enumerate(made):
+                self.spent.new_tokens += 1
+                self.spent.decoding, self.spent.cpu_seconds = time.perf_counter() - decoding, time.process_time() - cpu
+                yield token
+                if token in self.stop or self.spent.new_tokens == self.new_tokens:
+                    self.cache.crop(len(self.cache) - (len(made) - 1 - at))
+                    return
+            made = self._next(made)
+
+    def _prefill(self) -> Tensor:
+        """The logits [V] behind the prompt."""
+        spent, chunk_tokens = self.spent, self.engine.chunk_tokens
+        spent.prompt_tokens = len(self.prompt)
+        # At least one token goes through, for its logits.
+        spent.reused_tokens = min(self.cache.shared_with(list(self.prompt)), len(self.prompt) - 1)
+        self.cache.crop(spent.reused_tokens)
+        for start in range(spent.reused_tokens, len(self.prompt), chunk_tokens):
+            chunk = list(self.prompt[start : start + chunk_tokens])
+            hidden = self.engine.forward(self.cache, chunk, stages=spent.stages)
+            self.progress(len(chunk))
+        return self.engine.logits(hidden[-1:], stages=spent.stages)[0]
+
+    def _next(self, made: list[int]) -> list[int]:
+        """The tokens after `made`, of which the last is not in the cache yet: one, and those that drafts foresaw."""
+        drafted = []
+        if self.drafts is not None:
+            self.drafts.add(made)
+            room = self.new_tokens - self.spent.new_tokens - 1  # behind the drafts comes one more token
+            drafted = self.drafts.draft()[:room]
+        hidden = self.engine.forward(self.cache, [made[-1], *drafted], decode=True, stages=self.spent.stages)
+        logits = self.engine.logits(hidden, stages=self.spent.stages)
+        tokens = [self.sampling.next(row) for row in logits]
+        accepted = next((at for at, token in enumerate(drafted) if token != tokens[at]), len(drafted))
+        self.spent.drafted_tokens += len(drafted)
+        self.spent.accepted_tokens += accepted
+        self.cache.crop(len(self.cache) - (len(drafted) - accepted))
+        return tokens[: accepted + 1]

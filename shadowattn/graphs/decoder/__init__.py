@@ -1,0 +1,1 @@
+"""Static decoder blocks for OpenVINO: everything of a layer but its attention."""

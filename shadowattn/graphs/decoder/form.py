@@ -1,0 +1,50 @@
+"""In which arithmetic a decoder's blocks run, and where their weights are."""
+
+from dataclasses import dataclass
+
+from shadowattn import checks
+from shadowattn.errors import InputError
+
+PRECISIONS = ("float32", "bfloat16", "w8a8", "w8", "w4")
+WEIGHTS = ("inputs", "constants")
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """How every layer's blocks are compiled.
+
+    `precision`: `float32`; `bfloat16`, products of float32 tensors in bfloat16 on a CPU that has it; `w8a8`, INT8 weights, one
+    scale a row, and INT8 activations with one calibrated scale for each layer and projection; `w8` and `w4`, weights alone, as
+    NNCF compresses them (INT4 in groups of `group` channels). `weights`: `inputs`, one compiled graph serves all layers, which
+    give it their weights and scales; `constants`, a graph of its own for each layer. `smooth`: how much of the size of channels
+    moves from activations to weights before either is quantised (SmoothQuant, arXiv 2211.10438, its α); 0: nothing.
+    """
+
+    precision: str = "float32"
+    weights: str = "inputs"
+    group: int = 64
+    smooth: float = 0.0
+
+    def __post_init__(self):
+        checks.one_of("blocks.precision", self.precision, PRECISIONS)
+        checks.one_of("blocks.weights", self.weights, WEIGHTS)
+        checks.integer("blocks.group", self.group, least=1)
+        if not 0 <= checks.number("blocks.smooth", self.smooth) <= 1:
+            raise InputError(f"blocks.smooth: expected a share from 0 to 1, got {self.smooth}")
+        if self.smooth and self.precision in ("float32", "bfloat16"):
+            raise InputError(f"blocks.smooth: {self.precision} quantises nothing, got {self.smooth}; set blocks.precision=w8a8")
+        if self.precision in ("w8", "w4") and self.weights == "inputs":
+            raise InputError(
+                f"blocks.weights: {self.precision} compresses constants, got inputs; set blocks.weights=constants, or "
+                "blocks.precision=w8a8"
+            )
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether what enters a projection is quantised, and not its weights alone."""
+        return self.precision == "w8a8"
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether it takes what channels are like on calibration text."""
+        return self.rounds_activations or self.smooth > 0

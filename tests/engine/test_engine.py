@@ -1,0 +1,256 @@
+"""The engine against transformers: the same logits, the same tokens, whatever the chunks, the cache and the drafts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from shadowattn import Engine, Method, attach
+from shadowattn.engine.drafts import PromptLookup
+from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.engine.sampling import Sampling
+from shadowattn.errors import InputError
+from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.offline import observe_block_ranges
+from tests.tiny import tiny_model
+
+CONSTANTS = BlockForm(weights="constants")
+
+
+def qwen3():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, max_position_embeddings=512, initializer_range=0.2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+def biased(model):
+    """Biases that are not zero, as a trained Qwen has them."""
+    torch.manual_seed(1)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            torch.nn.init.normal_(getattr(layer.self_attn, name).bias, std=0.5)
+    return model
+
+
+MODELS = {"qwen2": lambda: biased(tiny_model()), "llama": lambda: tiny_model(family="llama", kv_heads=1), "qwen3": qwen3}
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 128, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def greedy(model, tokens: list[int], count: int) -> list[int]:
+    """What transformers generates."""
+    ids = torch.tensor([tokens])
+    options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(tokens) :].tolist()
+
+
+def logits(engine: Engine, tokens: list[int]) -> torch.Tensor:
+    return torch.cat([part for _, part in engine.prefill_chunks(torch.tensor(tokens))])
+
+
+@pytest.mark.parametrize("form", [BlockForm(), CONSTANTS], ids=["inputs", "constants"])
+@pytest.mark.parametrize("family", MODELS)
+def test_the_logits_and_the_tokens_are_transformers(family, form):
+    model, tokens = MODELS[family](), prompt(37)
+    engine = Engine(model, form=form, chunk_tokens=16)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits(engine, tokens), expected, rtol=1e-4, atol=1e-4)
+    run = engine.generate(tokens, new_tokens=24)
+    assert list(run) == greedy(model, tokens, 24)
+    assert (run.spent.prompt_tokens, run.spent.reused_tokens, run.spent.new_tokens) == (37, 0, 24)
+    assert set(run.spent.stages) == {"blocks", "rotary embedding", "attention", "head"}
+
+
+@given(length=st.integers(1, 80), chunk=st.sampled_from([1, 7, 16, 64]), seed=st.integers(0, 3))
+@settings(max_examples=20)
+def test_chunks_and_padding_change_nothing(length, chunk, seed):
+    model, tokens = tiny_model(), prompt(length, seed)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits(Engine(model, chunk_tokens=chunk), tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sparse_attention_between_the_blocks_is_that_of_attach(dtype):
+    """The same keys are kept as inside the model: with float32 the logits agree to rounding."""
+    model, tokens = tiny_model(), prompt(70)
+    engine = Engine(model, method=Method(0.3, estimator="oracle"), chunk_tokens=32, attention_dtype=dtype)
+    found = logits(engine, tokens)
+    with attach(model, 0.3, estimator="oracle") as run:
+        expected = torch.cat([part for _, part in prefill_chunks(model, torch.tensor(tokens), chunk_tokens=32)])
+    assert (found - expected).norm() / expected.norm() < {"float32": 1e-5, "bfloat16": 0.03}[dtype]
+    assert engine.attention.counters == run.counters
+    dense = logits(Engine(model, chunk_tokens=32), tokens)
+    assert (dense - expected).abs().max() > 0.5
+
+
+def test_a_prompt_goes_on_from_a_cache_as_far_as_it_begins_alike():
+    model, first = tiny_model(), prompt(50)
+    engine = Engine(model, method=Method(0.4, estimator="quest"), chunk_tokens=16)
+    cache = engine.cache()
+    made = list(engine.generate(first, new_tokens=8, cache=cache))
+    assert cache.tokens == first + made[:-1]
+    second = first + made + prompt(20, seed=5)
+    run = engine.generate(second, new_tokens=8, cache=cache)
+    assert list(run) == list(engine.generate(second, new_tokens=8, cache=engine.cache()))
+    assert run.spent.reused_tokens == len(first) + len(made) - 1
+    third = first[:20] + prompt(20, seed=6)
+    run = engine.generate(third, new_tokens=8, cache=cache)
+    assert list(run) == list(engine.generate(third, new_tokens=8, cache=engine.cache()))
+    assert run.spent.reused_tokens == 20
+    again = engine.generate(third, new_tokens=1, cache=cache)
+    assert list(again) == list(engine.generate(third, new_tokens=1, cache=engine.cache()))
+    assert again.spent.reused_tokens == len(third) - 1  # one goes through, for its logits
+
+
+def test_drafts_save_passes_and_change_no_token():
+    model = tiny_model()
+    tokens = prompt(12) * 4
+    engine = Engine(model, chunk_tokens=32)
+    plain = list(engine.generate(tokens, new_tokens=60))
+    for most in (1, 4, 7):
+        cache = engine.cache()
+        run = engine.generate(tokens, new_tokens=60, drafts=PromptLookup(ngram=2, most=most), cache=cache)
+        assert list(run) == plain
+        assert cache.tokens == tokens + plain[:-1]
+        assert 0 < run.spent.accepted_tokens <= run.spent.drafted_tokens
+    stop = plain[30]
+    drafted = list(engine.generate(tokens, new_tokens=60, stop={stop}, drafts=PromptLookup()))
+    assert drafted == plain[: plain.index(stop) + 1]
+
+
+@given(text=st.lists(st.integers(0, 3), min_size=1, max_size=40), ngram=st.integers(1, 4), most=st.integers(1, 5))
+def test_drafts_are_what_followed_the_longest_known_end(text, ngram, most):
+    lookup = PromptLookup(ngram, most)
+    lookup.add(text)
+    expected = []
+    for length in range(min(ngram, len(text)), 0, -1):
+        places = [end for end in range(length, len(text)) if text[end - length : end] == text[-length:]]
+        if places:
+            expected = text[places[-1] :][:most]
+            break
+    assert lookup.draft() == expected
+
+
+def test_an_error_on_the_way_leaves_the_cache_as_it_was(monkeypatch):
+    model, tokens = tiny_model(), prompt(40)
+    engine = Engine(model, method=Method(0.4, estimator="quest"), chunk_tokens=16)
+    expected, cache = list(engine.generate(tokens, new_tokens=6)), engine.cache()
+    engine.forward(cache, tokens[:16])
+    blocks, finish = engine._blocks[16], engine._blocks[16].finish
+    monkeypatch.setattr(blocks, "finish", lambda layer, attended: finish(layer, attended) if layer == 0 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.forward(cache, tokens[16:32])
+    monkeypatch.undo()
+    assert cache.tokens == tokens[:16]
+    assert list(engine.generate(tokens, new_tokens=6, cache=cache)) == expected
+
+
+@given(seed=st.integers(0, 50), top_k=st.integers(0, 12), top_p=st.floats(0.05, 1), temperature=st.floats(0.2, 3))
+def test_sampling_keeps_the_likeliest(seed, top_k, top_p, temperature):
+    values = torch.randn(10, generator=torch.Generator().manual_seed(seed))
+    kept = Sampling(temperature, top_k, top_p).probabilities(values)
+    torch.testing.assert_close(kept.sum(), torch.tensor(1.0))
+    order = values.argsort(descending=True).tolist()
+    allowed = order[: top_k or 10]
+    weights = (values[allowed] / temperature).double().softmax(0)
+    fewest = int(kept.count_nonzero())
+    assert set(kept.nonzero()[:, 0].tolist()) == set(allowed[:fewest])
+    assert weights[: fewest - 1].sum() < top_p + 1e-6
+    assert weights[:fewest].sum() > top_p - 1e-6
+    torch.testing.assert_close(kept[allowed[:fewest]].double(), weights[:fewest] / weights[:fewest].sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_seed_draws_the_same_tokens_again():
+    engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(20)
+    drawn = [list(engine.generate(tokens, new_tokens=20, sampling=Sampling(1.0, seed=seed))) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    likeliest = list(engine.generate(tokens, new_tokens=20))
+    assert list(engine.generate(tokens, new_tokens=20, sampling=Sampling(5.0, top_k=1))) == likeliest
+
+
+def ranges(model):
+    return observe_block_ranges(model, torch.tensor([prompt(64, seed=9)]), chunk_tokens=32)
+
+
+def test_the_ranges_are_the_largest_of_each_channel():
+    model = MODELS["llama"]()
+    seen = []
+    hook = model.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    found = ranges(model)
+    hook.remove()
+    torch.testing.assert_close(found.of(1)["down"], torch.cat(seen, 1)[0].abs().amax(0))
+
+
+@pytest.mark.parametrize("smooth", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("weights", ["inputs", "constants"])
+@pytest.mark.parametrize("family", MODELS)
+def test_int8_blocks_stay_near_float32(family, weights, smooth):
+    model, tokens = MODELS[family](), prompt(64, seed=9)
+    exact = logits(Engine(model, chunk_tokens=32), tokens)
+    form = BlockForm("w8a8", weights, smooth=smooth)
+    found = logits(Engine(model, form=form, ranges=ranges(model), chunk_tokens=32), tokens)
+    error = (found - exact).norm() / exact.norm()
+    assert 1e-4 < error < 0.15
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("w8", 1e-4, 0.05), ("w4", 0.02, 0.5), ("bfloat16", 1e-4, 0.05)])
+def test_other_precisions_round_as_far_as_they_say(precision, least, most):
+    model, tokens = MODELS["qwen2"](), prompt(40)
+    exact = logits(Engine(model, chunk_tokens=32), tokens)
+    found = logits(Engine(model, form=BlockForm(precision, "constants", group=32), chunk_tokens=32), tokens)
+    if precision == "bfloat16" and (found == exact).all():
+        pytest.skip("OpenVINO computes in float32 on this processor, which has no bfloat16")
+    assert least < (found - exact).norm() / exact.norm() < most
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: Engine(model, form=BlockForm("w8a8")), "ranges: expected a BlockRanges"),
+        (lambda model: Engine(model, form=BlockForm("w8a8"), ranges=ranges(MODELS["llama"]())), "they are of another model"),
+        (lambda model: BlockForm("w4"), "set blocks.weights=constants"),
+        (lambda model: BlockForm("float32", smooth=0.5), "set blocks.precision=w8a8"),
+        (lambda model: BlockForm("int8"), "expected one of float32, bfloat16, w8a8, w8, w4"),
+        (lambda model: Engine(model, chunk_tokens=0), "chunk_tokens: expected an integer of 1"),
+        (lambda model: Engine(model, attention_dtype="float16"), "attention_dtype: expected one of float32, bfloat16"),
+        (lambda model: Engine(model).generate(prompt(500), new_tokens=13), "the model's context is 512 tokens"),
+        (lambda model: Engine(model).generate([]), "expected at least one token"),
+        (lambda model: Engine(model).generate([128]), "expected token ids from 0 to 127"),
+        (
+            lambda model: Engine(model).generate([1], sampling=Sampling(1.0), drafts=PromptLookup()),
+            "drafts: expected greedy decoding",
+        ),
+        (lambda model: Sampling(-1), "temperature: expected a number of at least 0"),
+        (lambda model: Sampling(top_p=0), "top_p: expected a share above 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make(tiny_model())
+
+
+def test_other_models_are_refused_by_name():
+    model = tiny_model()
+    model.config.model_type = "gemma"
+    with pytest.raises(InputError, match="expected a model of llama, qwen2, qwen3, got gemma"):
+        Engine(model)
+    model = tiny_model()
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(InputError, match="full attention in every layer"):
+        Engine(model)
+    model = tiny_model()
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(InputError, match="got dynamic, which depends on the length"):
+        Engine(model)
+    model = tiny_model()
+    model.model.layers[0].self_attn.o_proj.bias = torch.nn.Parameter(torch.ones(64))
+    with pytest.raises(InputError, match=r"expected no bias in self_attn\.o_proj"):
+        Engine(model)
