@@ -16,7 +16,7 @@ from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.evaluation.tasks import scores
-from shadowattn.method import attach
+from shadowattn.method import Method
 from shadowattn.online.attention import Counters
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_device import Int8Device
@@ -59,12 +59,14 @@ class Attachment:
 
     def attached(self, lab: Lab, observers: tuple) -> AbstractContextManager:
         """The lab's model with the method, as the lab's settings have it run."""
+        return self.method(lab, observers)(lab.loaded.model)
+
+    def method(self, lab: Lab, observers: tuple = ()) -> Method:
+        """The method as one value."""
         options = {"pipeline": lab.pipeline} if "pipeline" in lab.needs else {}
         options |= {"decode": lab.of("decode")} if "decode" in lab.needs else {}
-        return attach(
-            lab.loaded.model,
+        return Method(
             self.profile,
-            None,
             estimator=self.estimator,
             chunk_tokens=lab.of("graphs").chunk_tokens,
             kernel=lab.kernel,

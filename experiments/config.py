@@ -109,6 +109,23 @@ class GraphsConfig:
 
 
 @dataclass
+class EngineConfig:
+    """How the engine runs a model: see `shadowattn.Engine` and `graphs.decoder.BlockForm`.
+
+    Ranges of activations come from `calibration_windows` windows of `calibration_tokens` of the calibration text.
+    """
+
+    precision: str = "float32"
+    weights: str = "inputs"
+    group: int = 64
+    smooth: float = 0.0
+    chunk_tokens: int = 256
+    attention_dtype: str = "float32"
+    calibration_windows: int = 4
+    calibration_tokens: int = 1024
+
+
+@dataclass
 class EvaluationConfig:
     """`context_tokens` null: 1024, or the model's context where that is shorter. Fidelity is measured on the first windows.
     `generated_tokens`: of those, how many at a window's end greedy decoding replaces, to see where it diverges; 0: none."""
@@ -158,6 +175,8 @@ class Config:
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     task: Any = MISSING
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    prompt: str = ""  # for what generates text
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "auto"
     kernel: str = "auto"  # auto, native, torch

@@ -19,6 +19,7 @@ from shadowattn.offline import (
     ScaleObservations,
     measure_ablations,
     measure_sensitivity,
+    observe_block_ranges,
     observe_channels,
     observe_key_offset,
     observe_scales,
@@ -41,6 +42,7 @@ from shadowattn.online.estimators.top_p import TopP
 from shadowattn.online.full_int8 import AttentionRanges
 from shadowattn.types import (
     AblationLosses,
+    BlockRanges,
     ChannelStatistics,
     Importance,
     IndexerWeights,
@@ -114,6 +116,24 @@ class Offline:
             return self._observed(observe_channels)
 
         return stage.result(ChannelStatistics, measure)
+
+    @cached_property
+    def block_ranges(self) -> BlockRanges:
+        """How large the channels are that enter the engine's projections."""
+        lab, engine = self._lab, self._lab.of("engine")
+        inputs = {"windows": engine.calibration_windows, "tokens": engine.calibration_tokens}
+        stage = lab.stage("block_ranges", inputs)
+
+        def measure() -> BlockRanges:
+            windows = lab.calibration(
+                tokens=engine.calibration_tokens, windows=engine.calibration_windows, key="engine.calibration_tokens"
+            )
+            say(f"engine: the channels that enter {lab.shape.layers} layers' projections, on {len(windows)} windows")
+            return observe_block_ranges(
+                lab.loaded.model, windows, chunk_tokens=engine.chunk_tokens, progress=lambda work: bar(work, "observe")
+            )
+
+        return stage.result(BlockRanges, measure)
 
     def indexer(self, heads: int, dims: int) -> IndexerWeights:
         """A trained indexer of so many heads and dimensions for every layer."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Spent:
     """What a generation took so far. Seconds are of the wall, `cpu_seconds` of all threads.
 
-    `first_token` is the time to the first token, prefill and all; `decoding` what came after it. `stages` holds the seconds of
-    the engine's stages, prefill and decoding together.
+    `first_token` is the time to the first token, prefill and all; `decoding` what came after it. `prefill` and `decode` hold the
+    seconds of the engine's stages, by `engine.STAGES`.
     """
 
     prompt_tokens: int = 0
@@ -33,7 +33,8 @@ class Spent:
     first_token: float = 0.0
     decoding: float = 0.0
     cpu_seconds: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
+    prefill: dict[str, float] = field(default_factory=dict)
+    decode: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -98,9 +99,9 @@ class Generation:
         self.cache.crop(spent.reused_tokens)
         for start in range(spent.reused_tokens, len(self.prompt), chunk_tokens):
             chunk = list(self.prompt[start : start + chunk_tokens])
-            hidden = self.engine.forward(self.cache, chunk, stages=spent.stages)
+            hidden = self.engine.forward(self.cache, chunk, stages=spent.prefill)
             self.progress(len(chunk))
-        return self.engine.logits(hidden[-1:], stages=spent.stages)[0]
+        return self.engine.logits(hidden[-1:], stages=spent.prefill)[0]
 
     def _next(self, made: list[int]) -> list[int]:
         """The tokens after `made`, of which the last is not in the cache yet: one, and those that drafts foresaw."""
@@ -109,8 +110,8 @@ class Generation:
             self.drafts.add(made)
             room = self.new_tokens - self.spent.new_tokens - 1  # behind the drafts comes one more token
             drafted = self.drafts.draft()[:room]
-        hidden = self.engine.forward(self.cache, [made[-1], *drafted], decode=True, stages=self.spent.stages)
-        logits = self.engine.logits(hidden, stages=self.spent.stages)
+        hidden = self.engine.forward(self.cache, [made[-1], *drafted], decode=True, stages=self.spent.decode)
+        logits = self.engine.logits(hidden, stages=self.spent.decode)
         tokens = [self.sampling.next(row) for row in logits]
         accepted = next((at for at, token in enumerate(drafted) if token != tokens[at]), len(drafted))
         self.spent.drafted_tokens += len(drafted)

@@ -65,7 +65,7 @@ def test_the_logits_and_the_tokens_are_transformers(family, form):
     run = engine.generate(tokens, new_tokens=24)
     assert list(run) == greedy(model, tokens, 24)
     assert (run.spent.prompt_tokens, run.spent.reused_tokens, run.spent.new_tokens) == (37, 0, 24)
-    assert set(run.spent.stages) == {"blocks", "rotary embedding", "attention", "head"}
+    assert set(run.spent.prefill) == set(run.spent.decode) == {"blocks", "rotary embedding", "attention", "head"}
 
 
 @given(length=st.integers(1, 80), chunk=st.sampled_from([1, 7, 16, 64]), seed=st.integers(0, 3))
@@ -216,8 +216,8 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
     [
         (lambda model: Engine(model, form=BlockForm("w8a8")), "ranges: expected a BlockRanges"),
         (lambda model: Engine(model, form=BlockForm("w8a8"), ranges=ranges(MODELS["llama"]())), "they are of another model"),
-        (lambda model: BlockForm("w4"), "set blocks.weights=constants"),
-        (lambda model: BlockForm("float32", smooth=0.5), "set blocks.precision=w8a8"),
+        (lambda model: BlockForm("w4"), "set engine.weights=constants"),
+        (lambda model: BlockForm("float32", smooth=0.5), "set engine.precision=w8a8"),
         (lambda model: BlockForm("int8"), "expected one of float32, bfloat16, w8a8, w8, w4"),
         (lambda model: Engine(model, chunk_tokens=0), "chunk_tokens: expected an integer of 1"),
         (lambda model: Engine(model, attention_dtype="float16"), "attention_dtype: expected one of float32, bfloat16"),

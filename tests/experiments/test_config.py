@@ -6,12 +6,15 @@ from functools import cache
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.utils import get_class, get_method
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 import experiments.run
-from experiments.compose import CONF, composed
+from experiments.compose import CONF, composed, settable, typed
 from experiments.config import Config
 from experiments.lab import Lab
 from experiments.overrides import answer, check_known, check_used
@@ -37,6 +40,13 @@ def compose(overrides: list[str]) -> DictConfig:
     config = composed(overrides)
     complete(config)
     return config
+
+
+@given(text=st.text(alphabet="ab ,:'\"\\\\${}[]()=~+-#\nä", max_size=20))
+def test_a_prompt_is_taken_as_it_stands(text):
+    assert typed(settable(f"prompt={text}")) == f"prompt={text}"
+    parsed = OverridesParser.create().parse_override(settable(f"prompt={text}")).value()
+    assert OmegaConf.create({"prompt": str(parsed)}).prompt == text
 
 
 def test_there_is_something_to_test():

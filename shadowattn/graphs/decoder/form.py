@@ -26,17 +26,17 @@ class BlockForm:
     smooth: float = 0.0
 
     def __post_init__(self):
-        checks.one_of("blocks.precision", self.precision, PRECISIONS)
-        checks.one_of("blocks.weights", self.weights, WEIGHTS)
-        checks.integer("blocks.group", self.group, least=1)
-        if not 0 <= checks.number("blocks.smooth", self.smooth) <= 1:
-            raise InputError(f"blocks.smooth: expected a share from 0 to 1, got {self.smooth}")
+        checks.one_of("engine.precision", self.precision, PRECISIONS)
+        checks.one_of("engine.weights", self.weights, WEIGHTS)
+        checks.integer("engine.group", self.group, least=1)
+        if not 0 <= checks.number("engine.smooth", self.smooth) <= 1:
+            raise InputError(f"engine.smooth: expected a share from 0 to 1, got {self.smooth}")
         if self.smooth and self.precision in ("float32", "bfloat16"):
-            raise InputError(f"blocks.smooth: {self.precision} quantises nothing, got {self.smooth}; set blocks.precision=w8a8")
+            raise InputError(f"engine.smooth: {self.precision} quantises nothing, got {self.smooth}; set engine.precision=w8a8")
         if self.precision in ("w8", "w4") and self.weights == "inputs":
             raise InputError(
-                f"blocks.weights: {self.precision} compresses constants, got inputs; set blocks.weights=constants, or "
-                "blocks.precision=w8a8"
+                f"engine.weights: {self.precision} compresses constants, got inputs; set engine.weights=constants, or "
+                "engine.precision=w8a8"
             )
 
     @property

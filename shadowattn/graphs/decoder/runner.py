@@ -97,8 +97,8 @@ def _compiled(sizes: BlockSizes, form: BlockForm, layer: LayerTensors, device: s
         for model in compiled:
             if floats := [kind for kind in products(model) if not kind.endswith("_i8")]:
                 raise InputError(
-                    f"blocks: expected every product in INT8, but the CPU plugin compiled {len(floats)} as {floats[0]}; use "
-                    "blocks.precision=float32, and report this processor"
+                    f"engine: expected every product in INT8, but the CPU plugin compiled {len(floats)} as {floats[0]}; use "
+                    "engine.precision=float32, and report this processor"
                 )
     return compiled
 

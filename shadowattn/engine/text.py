@@ -1,0 +1,50 @@
+"""Between text and token ids: a prompt, the tokens that end an answer, and text as it is made."""
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from shadowattn.errors import InputError
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None = None) -> list[int]:
+    """Token ids of a prompt: of a message by the model's chat template, or of plain text, with one beginning token where the
+    tokenizer puts one. `chat` None: by the template where there is one.
+    """
+    if not text:
+        raise InputError("prompt: expected text, got none")
+    if chat is None:
+        chat = tokenizer.chat_template is not None
+    if not chat:
+        return list(tokenizer(text, verbose=False).input_ids)
+    if tokenizer.chat_template is None:
+        raise InputError("chat: expected a model with a chat template, got one without; give plain text")
+    message = [{"role": "user", "content": text}]
+    opening = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(opening, add_special_tokens=False, verbose=False).input_ids)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that end an answer, by the model's generation settings and its tokenizer."""
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return frozenset(int(end) for end in (*ends, tokenizer.eos_token_id) if end is not None)
+
+
+class TextStream:
+    """Text of tokens that come one by one: `add` returns what is new of it, whole characters only."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer, self._tokens, self._shown = tokenizer, [], 0
+
+    def add(self, token: int) -> str:
+        """The text that this token adds; nothing while a character is incomplete."""
+        self._tokens.append(token)
+        text = self.text
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        new, self._shown = text[self._shown :], len(text)
+        return new
+
+    @property
+    def text(self) -> str:
+        """All of it, special tokens left out."""
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=True)

@@ -1,0 +1,67 @@
+"""An answer from the command line, on a tiny model and on the bundled one."""
+
+import pandas as pd
+import pytest
+
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]
+
+FIRST = ["+exp=generate", "study.new_tokens=12"]
+
+
+def test_an_answer_and_where_its_time_goes(run, capsys):
+    folder = run("generate", *FIRST, "prompt=The fox, it's quick: {x}", "retention=0.3")
+    rows = pd.read_parquet(folder / "rows.parquet")
+    text = rows[rows.metric == "new_tokens"].text.item()
+    assert text in capsys.readouterr().out.replace("\n", "")
+    assert set(rows[rows.metric == "time"].phase) == {"prefill", "decode"}
+    assert set(rows[rows.metric == "time"].stage) == {"blocks", "rotary embedding", "attention", "head"}
+    whole = rows[rows.stage == ""].set_index("metric").value
+    times = rows[rows.metric == "time"].groupby("phase").value.sum()
+    assert times["prefill"] <= whole["time_to_first_token"]
+    assert 0.3 < whole["density"] < 0.5
+    assert set(rows.prompt_tokens) == {len("The fox, it's quick: {x}")}
+    assert set(rows.path_kind) == {"timing"}
+    assert (folder / "generation.png").is_file()
+
+
+INT8 = ["engine.precision=w8a8", "engine.smooth=0.5", "engine.calibration_tokens=64", "engine.calibration_windows=1"]
+
+
+@pytest.mark.parametrize("engine", [INT8, ["engine.attention_dtype=bfloat16"]])
+def test_other_engines_answer_too(run, engine):
+    rows = pd.read_parquet(run("generate", *FIRST, "prompt=The fox", "engine.chunk_tokens=8", *engine) / "rows.parquet")
+    assert rows[rows.metric == "new_tokens"].value.item() <= 12
+
+
+def test_drafts_change_no_token(run):
+    texts = []
+    for name, more in (("plain", []), ("drafted", ["study.drafts=3"])):
+        rows = pd.read_parquet(run(name, *FIRST, f"experiment={name}", "prompt=again and again and", *more) / "rows.parquet")
+        texts.append(rows[rows.metric == "new_tokens"].text.item())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "prompt: expected a text or a file, got neither; set prompt='TEXT' or study.path=FILE"),
+        (["prompt=a", "study.path=b"], "expected a text or a file, got both"),
+        (["study.path=missing.txt"], "study.path: expected a text file, got 'missing.txt'"),
+        (["prompt=a", "study.new_tokens=600"], "the model's context is 512 tokens, got a prompt of 1"),
+        (["prompt=a", "study.new_tokens=0"], "study.new_tokens: expected at least 1"),
+        (["prompt=a", "study.chat=true"], "chat: expected a model with a chat template"),
+        (["prompt=a", "study.temperature=-1"], "temperature: expected a number of at least 0"),
+        (["prompt=a", "study.drafts=2", "study.temperature=1"], "drafts: expected greedy decoding"),
+        (["prompt=a", "engine.precision=int3"], "engine.precision: expected one of float32"),
+        (["prompt=a", "engine.precision=w4"], "set engine.weights=constants"),
+        (["prompt=a", "engine.chunk_tokens=0"], "chunk_tokens: expected an integer of 1"),
+        (["prompt=a", "engine.attention_dtype=float16"], "attention_dtype: expected one of float32, bfloat16"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(run, capsys, settings, message):
+    with pytest.raises(SystemExit):
+        run("generate", *FIRST, *settings)
+    assert message in capsys.readouterr().err
