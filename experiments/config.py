@@ -119,6 +119,7 @@ class EngineConfig:
     weights: str = "inputs"
     group: int = 64
     smooth: float = 0.0
+    floats: list[str] = field(default_factory=list)
     chunk_tokens: int = 256
     attention_dtype: str = "float32"
     calibration_windows: int = 4

@@ -14,9 +14,9 @@ def block_form(lab: Lab) -> BlockForm:
     return BlockForm(**{one.name: settings[one.name] for one in fields(BlockForm)})
 
 
-def build_engine(lab: Lab, method: Method | None = None) -> Engine:
-    """The lab's model in an engine; `method` None: dense attention."""
-    form, settings = block_form(lab), lab.of("engine")
+def build_engine(lab: Lab, method: Method | None = None, form: BlockForm | None = None) -> Engine:
+    """The lab's model in an engine; `method` None: dense attention; `form` None: that of the settings."""
+    form, settings = form or block_form(lab), lab.of("engine")
     return Engine(
         lab.loaded.model,
         method=method,

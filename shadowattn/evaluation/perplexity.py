@@ -16,7 +16,12 @@ def window_losses(
 
     Perplexity is exp of their mean: all windows have the same length.
     """
-    return torch.stack([_window_loss(model, window, chunk_tokens) for window in progress(windows)])
+    return losses_of(lambda window: prefill_chunks(model, window, chunk_tokens=chunk_tokens), progress(windows))
+
+
+def losses_of(prefill: Callable[[Tensor], Iterable[tuple[slice, Tensor]]], windows: Iterable[Tensor]) -> Tensor:
+    """The same for what yields (positions, logits [chunk, V]) for each chunk of a window int64 [T], as an engine does."""
+    return torch.stack([_window_loss(prefill, window) for window in windows])
 
 
 def batch_losses(model: PreTrainedModel, windows: Tensor, *, batch: int) -> Tensor:
@@ -40,10 +45,9 @@ def unigram_loss(windows: Tensor) -> float:
     return float(-(shares * shares.log()).sum())
 
 
-def _window_loss(model: PreTrainedModel, window: Tensor, chunk_tokens: int) -> Tensor:
-    window = window.to(model.device)
-    total = torch.zeros((), dtype=torch.float64, device=model.device)
-    for chunk, logits in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-        targets = window[chunk.start + 1 : chunk.stop + 1]
-        total += torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum")
-    return (total / (len(window) - 1)).cpu()
+def _window_loss(prefill: Callable[[Tensor], Iterable[tuple[slice, Tensor]]], window: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for chunk, logits in prefill(window):
+        targets = window[chunk.start + 1 : chunk.stop + 1].to(logits.device)
+        total += torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum").cpu()
+    return total / (len(window) - 1)

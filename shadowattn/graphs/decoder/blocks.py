@@ -70,7 +70,7 @@ class _Given:
     def projection(self, name: str, x):
         """x @ weightᵀ, and the bias where there is one."""
         weight = self.tensor(f"{name}.weight")
-        if self._form.rounds_activations:
+        if f"{name}.step" in self._tensors:
             # What makes a plugin multiply in INT8 is the FakeQuantize on both sides. The weights' scales come behind the
             # product: in front of it they would keep the product in floats.
             x = quantised(op.multiply(x, self.tensor(f"{name}.step")), 1.0)

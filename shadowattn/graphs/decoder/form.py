@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from shadowattn import checks
 from shadowattn.errors import InputError
+from shadowattn.types import BLOCK_POINTS
 
 PRECISIONS = ("float32", "bfloat16", "w8a8", "w8", "w4")
 WEIGHTS = ("inputs", "constants")
@@ -17,13 +18,15 @@ class BlockForm:
     scale a row, and INT8 activations with one calibrated scale for each layer and projection; `w8` and `w4`, weights alone, as
     NNCF compresses them (INT4 in groups of `group` channels). `weights`: `inputs`, one compiled graph serves all layers, which
     give it their weights and scales; `constants`, a graph of its own for each layer. `smooth`: how much of the size of channels
-    moves from activations to weights before either is quantised (SmoothQuant, arXiv 2211.10438, its α); 0: nothing.
+    moves from activations to weights before either is quantised (SmoothQuant, arXiv 2211.10438, its α); 0: nothing. `floats`:
+    inputs of projections, of `types.BLOCK_POINTS`, that stay in float32 with their weights.
     """
 
     precision: str = "float32"
     weights: str = "inputs"
     group: int = 64
     smooth: float = 0.0
+    floats: tuple[str, ...] = ()
 
     def __post_init__(self):
         checks.one_of("engine.precision", self.precision, PRECISIONS)
@@ -33,6 +36,11 @@ class BlockForm:
             raise InputError(f"engine.smooth: expected a share from 0 to 1, got {self.smooth}")
         if self.smooth and self.precision in ("float32", "bfloat16"):
             raise InputError(f"engine.smooth: {self.precision} quantises nothing, got {self.smooth}; set engine.precision=w8a8")
+        object.__setattr__(self, "floats", tuple(checks.sequence("engine.floats", self.floats)))
+        for point in self.floats:
+            checks.one_of("engine.floats", point, BLOCK_POINTS)
+        if self.floats and not self.rounds_activations:
+            raise InputError(f"engine.floats: {self.precision} rounds no activations, got {', '.join(self.floats)}; leave it out")
         if self.precision in ("w8", "w4") and self.weights == "inputs":
             raise InputError(
                 f"engine.weights: {self.precision} compresses constants, got inputs; set engine.weights=constants, or "

@@ -94,10 +94,11 @@ def _compiled(sizes: BlockSizes, form: BlockForm, layer: LayerTensors, device: s
             hints["LP_TRANSFORMS_MODE"] = False
     compiled = [ov.Core().compile_model(model, device, hints) for model in models]
     if device == "CPU" and form.rounds_activations and multiplies_exactly():
-        for model in compiled:
-            if floats := [kind for kind in products(model) if not kind.endswith("_i8")]:
+        for model, tensors in zip(compiled, (layer.pre, layer.post), strict=True):
+            expected, found = sum(name.endswith(".step") for name in tensors), products(model)
+            if sum(kind.endswith("_i8") for kind in found) != expected:
                 raise InputError(
-                    f"engine: expected every product in INT8, but the CPU plugin compiled {len(floats)} as {floats[0]}; use "
+                    f"engine: expected {expected} products in INT8, but the CPU plugin compiled {', '.join(found)}; use "
                     "engine.precision=float32, and report this processor"
                 )
     return compiled

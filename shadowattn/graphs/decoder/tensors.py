@@ -32,7 +32,7 @@ def layer_tensors(layer: LayerWeights, form: BlockForm, ranges: dict[str, Tensor
 
     def projection(name: str) -> dict[str, Tensor]:
         weight = getattr(layer, name).float().contiguous()
-        if not form.rounds_activations:
+        if not form.rounds_activations or _POINT_OF[name] in form.floats:
             return {f"{name}.weight": weight}
         rows = weight.abs().amax(1).clamp(min=_LEAST) / INT8_MAX
         scale = max(float(ranges[_POINT_OF[name]].max()), _LEAST) / INT8_MAX
