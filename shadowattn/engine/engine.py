@@ -1,5 +1,6 @@
 """The engine: static decoder blocks on a device, attention between them, a KV cache, prefill in chunks, and generation."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,8 @@ class Engine:
         self._dtype = _DTYPES[checks.one_of("attention_dtype", attention_dtype, tuple(_DTYPES))]
         if form.needs_ranges:
             _check_ranges(ranges, self.decoder)
+        if form.precision == "w4":
+            _check_group(form.group, self.decoder)
         self._attention = (method or Method(1.0)).attention(model)
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
@@ -175,6 +178,15 @@ def _check_ranges(ranges: BlockRanges | None, decoder: Decoder) -> None:
     checks.instance("ranges", ranges, BlockRanges, remedy)
     if ranges.fingerprint not in ("", decoder.fingerprint):
         raise InputError(f"ranges: they are of another model ({ranges.fingerprint[:12]}); {remedy}")
+
+
+def _check_group(group: int, decoder: Decoder) -> None:
+    channels = {decoder.hidden, decoder.intermediate, decoder.shape.heads * decoder.shape.head_dim}
+    if any(count % group for count in channels):
+        raise InputError(
+            f"engine.group: expected a divisor of every projection's channels ({', '.join(map(str, sorted(channels)))}), got "
+            f"{group}; set engine.group={math.gcd(*channels, group)}"
+        )
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -217,6 +217,7 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
         (lambda model: Engine(model, form=BlockForm("w8a8")), "ranges: expected a BlockRanges"),
         (lambda model: Engine(model, form=BlockForm("w8a8"), ranges=ranges(MODELS["llama"]())), "they are of another model"),
         (lambda model: BlockForm("w4"), "set engine.weights=constants"),
+        (lambda model: Engine(model, form=BlockForm("w4", "constants")), "set engine.group=32"),
         (lambda model: BlockForm("float32", smooth=0.5), "set engine.precision=w8a8"),
         (lambda model: BlockForm("int8"), "expected one of float32, bfloat16, w8a8, w8, w4"),
         (lambda model: Engine(model, chunk_tokens=0), "chunk_tokens: expected an integer of 1"),

@@ -9,6 +9,7 @@ from tests.experiments.test_run import tiny_folder
 __all__ = ["run", "tiny_folder"]
 
 SHORT = ["+exp=study_blocks", "retentions=[0.5]", "engine.calibration_tokens=64", "engine.calibration_windows=1"]
+SHORT += ["study.forms.w4.group=32"]
 
 
 def test_every_form_is_held_to_float32(run):
@@ -21,9 +22,9 @@ def test_every_form_is_held_to_float32(run):
         assert increase[cell] == pytest.approx(loss[cell] - loss["float32", 1.0])
     assert increase["float32", 1.0] == 0
     assert 0 < abs(increase["w8a8", 1.0]) < 1
-    assert abs(increase["w8, constants", 1.0]) < abs(increase["w4, constants", 1.0])
+    assert abs(increase["w8", 1.0]) < abs(increase["w4", 1.0])
     assert increase["float32", 0.5] != 0
-    kept = rows[rows.method == "w8a8, smooth 0.8, gate and up in float32"].iloc[0]
+    kept = rows[rows.method == "mlp_in_float32"].iloc[0]
     assert (kept.precision, kept.smooth, kept.floats) == ("w8a8", 0.8, "mlp")
     assert (folder / "blocks.png").is_file()
 
