@@ -6,12 +6,8 @@ import torch
 from torch import Tensor
 
 from shadowattn.kernels import ops
-from shadowattn.kernels.torch_kernels import TorchKernels, check_per_row
+from shadowattn.kernels.torch_kernels import check_per_row
 from shadowattn.types import Heads, Lists, Selection, UnionTiles
-
-# Of a decode step with fewer heads a group most lanes are empty, and torch reads float32 as fast as memory gives it.
-_LEAST_SHARED = 4
-
 
 @dataclass(frozen=True)
 class NativeKernels:
@@ -41,8 +37,6 @@ class NativeKernels:
         """Our own dense attention: the block kernel with every key in the list."""
         count, rows, dim = q.shape
         groups = k.shape[0]
-        if rows == 1 and q.dtype == torch.float32 and count < _LEAST_SHARED * groups:
-            return TorchKernels().dense(q, k, v, heads, causal_offset=causal_offset, scale=scale)
         if rows == 1 and count % groups == 0 and heads.kv.equal(Heads.all(count, groups).kv):
             # Decode: the heads of a group become the rows of a block, so that each key is read once.
             at = torch.full((count // groups,), causal_offset)

@@ -166,14 +166,17 @@ def test_what_cannot_be_a_tile_is_refused(name):
 @given(
     dim=st.sampled_from([8, 40, 64, 128, 160]),
     heads=st.sampled_from(HEADS),
-    rows=st.sampled_from([1, 1, 5, 32, 65]),
-    earlier=st.sampled_from([0, 1, 63, 700]),
+    rows=st.sampled_from([1, 1, 2, 5, 8, 9, 20, 32, 65]),
+    earlier=st.sampled_from([0, 1, 63, 64, 700, 1100]),
     threads=st.integers(1, 3),
+    token_major=st.booleans(),
 )
-def test_dense_is_every_key(name, dtype, dim, heads, rows, earlier, threads):
-    """One row is a decode step: its keys are then split over the threads."""
+def test_dense_is_every_key(name, dtype, dim, heads, rows, earlier, threads, token_major):
+    """Few rows are a decode step, or drafted tokens: their keys are then split over the threads."""
     count, groups = heads
     q, k, v = (x.to(dtype) for x in qkv(count, groups, rows, rows + earlier, dim))
+    if token_major:  # as a cache may hold them
+        k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
     before = torch.get_num_threads()
     made, context = implementation(name)
     try:

@@ -159,10 +159,10 @@ inline void merge_parts(int64_t dim, int64_t lanes, const BlockMemory& m, const 
 
 template <class T>
 int attend_blocks(const SaAttend& a) {
-  const int64_t shared = a.indices ? a.query_block : kDenseRows;
+  const int64_t shared = a.indices ? a.query_block : min_of(kDenseRows, a.rows);  // lanes without rows only cost
   const int64_t rows = min_of(shared, kMaxRows), pieces = ceil_div(shared, rows), lists = ceil_div(a.rows, shared);
   const int64_t blocks = a.heads * lists * pieces, lanes = round_up(rows, VL);
-  // A decode step has one block a group: its list is cut in parts, so that all threads have work.
+  // A decode step on a list has one block a group: the list is cut in parts, so that all threads have work.
   const int64_t longest = a.keys / 256 + 1;
   const int64_t parts = blocks >= 2 * a.threads ? 1 : min_of(ceil_div(2 * a.threads, blocks), longest);
   const int64_t part_floats = (a.dim + 2) * lanes;

@@ -1,0 +1,133 @@
+// Exact attention of a few rows on every key: a decoding step, whose rows are the heads of one key head, or a few drafted tokens.
+//
+// The time goes into reading K and V once. So the keys are cut in parts, that all threads have work, and a part goes through tiles of
+// keys that stay in a near cache while every row multiplies them: scores with D in the lanes, an online softmax, values. Parts are
+// added up in the end.
+#pragma once
+#include <cstdlib>
+
+#include "abi.h"
+#include "attend_rows.h"
+#include "exp2.h"
+#include "parallel.h"
+#include "row_math.h"
+
+namespace {
+
+constexpr int64_t kStepTile = 64;      // keys
+constexpr int64_t kMostStepRows = 8;
+constexpr int64_t kLeastPartKeys = 256;
+constexpr int64_t kPartsPerThread = 4;  // parts end at different times
+
+// What a part of the keys makes of a row: the sums in RowMath's order, and the largest score and the total of the weights.
+struct StepPart {
+  float *sums, *top, *total;  // [rows][padded], [rows], [rows]
+
+  static int64_t floats(int64_t rows, int64_t padded) { return round_up(rows * (padded + 2), 16); }
+  StepPart(float* memory, int64_t rows, int64_t padded) : sums(memory), top(memory + rows * padded), total(top + rows) {}
+};
+
+template <class T, int DIM>
+void attend_step_part(const SaAttend& a, int64_t head, int64_t from, int64_t to, const StepPart& part, char* scratch) {
+  const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32);
+  const int64_t group = a.kv_head[head], k_stride = a.k.row_stride, v_stride = a.v.row_stride;
+  const T* q = static_cast<const T*>(a.q.data) + head * a.q.head_stride;
+  const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
+  const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
+  float* queries = reinterpret_cast<float*>(scratch);
+  float* scores = queries + a.rows * padded;
+  alignas(64) int32_t places[kStepTile];
+  for (int64_t j = 0; j < kStepTile; ++j) places[j] = static_cast<int32_t>(j);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    RowMath<T>::load_query(q + r * a.q.row_stride, dim, queries + r * padded);
+    part.top[r] = kLowest;
+    part.total[r] = 0;
+  }
+  memset(part.sums, 0, static_cast<size_t>(a.rows * padded) * 4);
+  const vf factor = Isa::set1(a.scale * kLog2e);
+  for (int64_t start = from; start < to; start += kStepTile) {
+    const T *tile_k = k + start * k_stride, *tile_v = v + start * v_stride;
+    // The keys of other heads lie between two of these, which no hardware prefetcher sees through.
+    for (int64_t j = start + kStepTile; j < min_of(start + 2 * kStepTile, to); ++j) {
+      const char *next = reinterpret_cast<const char*>(k + j * k_stride), *next_v = reinterpret_cast<const char*>(v + j * v_stride);
+      for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(T)); byte += 64) {
+        __builtin_prefetch(next + byte, 0, 2);
+        __builtin_prefetch(next_v + byte, 0, 2);
+      }
+    }
+    for (int64_t r = 0; r < a.rows; ++r) {
+      const int64_t n = min_of(min_of(to, a.positions[r] + 1) - start, kStepTile);
+      if (n <= 0) continue;
+      for (int64_t j = 0; j < n; j += VL)
+        score_keys<T, DIM>(queries + r * padded, tile_k, k_stride, places + j, n - j, dim, factor, scores + j);
+      const int64_t whole = round_up(n, VL);
+      for (int64_t j = n; j < whole; ++j) scores[j] = -__builtin_inff();
+      vf top = Isa::set1(part.top[r]);
+      for (int64_t j = 0; j < whole; j += VL) top = Isa::max(Isa::load(scores + j), top);
+      const vf largest = Isa::set1(Isa::lanes_max(top));
+      const vf keep = exp2_nonpositive(Isa::set1(part.top[r]) - largest);
+      vf total = Isa::set1(0);
+      for (int64_t j = 0; j < whole; j += VL) {
+        const vf weights = exp2_nonpositive(Isa::load(scores + j) - largest);
+        total += weights;
+        Isa::store(scores + j, weights);
+      }
+      alignas(64) float one[VL];
+      Isa::store(one, largest);
+      part.top[r] = one[0];
+      Isa::store(one, keep);
+      part.total[r] = part.total[r] * one[0] + Isa::lanes_sum(total);
+      float* sums = part.sums + r * padded;
+      if (one[0] != 1)
+        for (int64_t d = 0; d < padded; d += VL) Isa::store(sums + d, Isa::load(sums + d) * keep);
+      RowMath<T>::round_weights(scores, n);
+      RowMath<T>::template add_values<DIM>(sums, scores, 0, tile_v, v_stride, places, n, dim);
+    }
+  }
+}
+
+// Softmax over the union of a row's parts, written out.
+template <class T>
+void write_step(const SaAttend& a, int64_t head, float* memory, int64_t parts) {
+  const int64_t padded = round_up(a.dim, 32), floats = StepPart::floats(a.rows, padded);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    float top = kLowest, total = 0;
+    for (int64_t p = 0; p < parts; ++p) top = max_of(top, StepPart(memory + p * floats, a.rows, padded).top[r]);
+    alignas(64) float sums[1 << 9] = {};
+    for (int64_t p = 0; p < parts; ++p) {
+      const StepPart part(memory + p * floats, a.rows, padded);
+      if (part.total[r] == 0) continue;
+      const vf keep = exp2_nonpositive(Isa::set1(part.top[r]) - Isa::set1(top));
+      alignas(64) float one[VL];
+      Isa::store(one, keep);
+      total += part.total[r] * one[0];
+      for (int64_t d = 0; d < padded; d += VL) Isa::store(sums + d, Isa::load(sums + d) + Isa::load(part.sums + r * padded + d) * keep);
+    }
+    T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + r * a.out.row_stride;
+    const float inverse = 1 / total;
+    for (int64_t d = 0; d < a.dim; ++d) from_float(RowMath<T>::element(sums, d) * inverse, out + d);
+  }
+}
+
+template <class T>
+int attend_steps(const SaAttend& a) {
+  const int64_t padded = round_up(a.dim, 32), floats = StepPart::floats(a.rows, padded);
+  const int64_t keys = a.positions[a.rows - 1] + 1;
+  const int64_t parts = max_of<int64_t>(min_of(ceil_div(kPartsPerThread * a.threads, a.heads), ceil_div(keys, kLeastPartKeys)), 1);
+  float* made = static_cast<float*>(aligned_alloc(64, static_cast<size_t>(round_up(a.heads * parts * floats * 4 + 64, 64))));
+  if (!made) return 1;
+  const int64_t scratch = (a.rows * padded + kStepTile + 64) * 4;
+  int failed = run_queue(a.heads * parts, a.threads, scratch, [&](int64_t t, char* memory) {
+    const int64_t head = t / parts, p = t % parts, from = keys * p / parts, to = keys * (p + 1) / parts;
+    const StepPart part(made + t * floats, a.rows, padded);
+    if (a.dim == 64) attend_step_part<T, 64>(a, head, from, to, part, memory);
+    else if (a.dim == 128) attend_step_part<T, 128>(a, head, from, to, part, memory);
+    else attend_step_part<T, 0>(a, head, from, to, part, memory);
+  });
+  if (!failed)
+    for (int64_t head = 0; head < a.heads; ++head) write_step<T>(a, head, made + head * parts * floats, parts);
+  free(made);
+  return failed;
+}
+
+}  // namespace
