@@ -61,6 +61,8 @@ class Engine:
             _check_ranges(ranges, self.decoder)
         if form.precision == "w4":
             _check_group(form.group, self.decoder)
+        half = self.decoder.shape.head_dim // 2
+        self._sin = torch.cat([-self.decoder.sin[:, :half], self.decoder.sin[:, half:]], 1)
         self._attention = (method or Method(1.0)).attention(model)
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
@@ -120,15 +122,18 @@ class Engine:
         with self._exclusive.use(), _undone(cache):
             blocks = self._blocks_for(rows)
             blocks.begin(decoder.embedding[tokens].float())
-            cos, sin = (table[start : start + rows, None] for table in (decoder.cos, decoder.sin))
+            cos, sin = (table[start : start + rows, None] for table in (decoder.cos, self._sin))
             for layer, weights in enumerate(decoder.layers):
                 with clock("blocks"):
                     qkv = blocks.qkv(layer)[:rows].view(rows, -1, shape.head_dim)
                 with clock("rotary embedding"):
-                    q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-                    q = rotated(self._normed(q, weights.q_norm), cos, sin).to(self._dtype)
-                    k = rotated(self._normed(k, weights.k_norm), cos, sin).to(self._dtype)
-                    keys, values = cache.write(layer, k, v)
+                    qk, v = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], 1)
+                    if weights.q_norm is not None:
+                        q, k = qk.split([shape.heads, shape.kv_heads], 1)
+                        qk = torch.cat([self._normed(q, weights.q_norm), self._normed(k, weights.k_norm)], 1)
+                    qk = rotated(qk, cos, sin)
+                    q = qk[:, : shape.heads].to(self._dtype)
+                    keys, values = cache.write(layer, qk[:, shape.heads :], v)
                 with clock("attention"):
                     request = Request(decode, (cache.derived[layer],))
                     out = self._attention(layer, q.transpose(0, 1)[None], keys[None], values[None], decoder.scale, request)
@@ -145,10 +150,8 @@ class Engine:
             normed = self._normed(hidden, self.decoder.final_norm)
             return (normed.to(self.decoder.head.dtype) @ self.decoder.head.T).float()
 
-    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """RMS norm of the last axis, in float32; x where there is no weight."""
-        if weight is None:
-            return x
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm of the last axis, in float32."""
         return torch.nn.functional.rms_norm(x, x.shape[-1:], weight.float(), self.decoder.norm_eps)
 
     def _layer_tensors(self, layer: int, ranges: BlockRanges | None) -> LayerTensors:
@@ -190,9 +193,11 @@ def _check_group(group: int, decoder: Decoder) -> None:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotary embedding of x [n, heads, D] by cos and sin [n, 1, D]; the halves of a head are pairs."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    """The rotary embedding of x [n, heads, D] by cos and sin [n, 1, D]; the halves of a head are pairs.
+
+    The first half of `sin` is negative: a pair (a, b) becomes (a · cos − b · sin, b · cos + a · sin).
+    """
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
 @contextmanager

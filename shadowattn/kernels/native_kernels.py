@@ -9,6 +9,7 @@ from shadowattn.kernels import ops
 from shadowattn.kernels.torch_kernels import check_per_row
 from shadowattn.types import Heads, Lists, Selection, UnionTiles
 
+
 @dataclass(frozen=True)
 class NativeKernels:
     name: str = "native"

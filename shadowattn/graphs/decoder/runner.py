@@ -15,6 +15,7 @@ from shadowattn.graphs.decoder.blocks import BlockSizes, post_graph, pre_graph
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.graphs.decoder.tensors import LayerTensors
 
+_FEW_ROWS = 8
 _PRODUCTS = ("MatMul", "FullyConnected")
 
 
@@ -34,12 +35,16 @@ class Blocks:
         shared = form.weights == "inputs"
         pairs = [_compiled(sizes, form, layer, device) for layer in (layers[:1] if shared else layers)]
         self._steps = []
-        requests = [[model.create_infer_request() for model in pair] for pair in pairs]
+        requests: list[list[ov.InferRequest]] = []
         for index, layer in enumerate(layers):
             before, after = self._hidden[index % 2], self._hidden[1 - index % 2]
-            pair, models = requests[0 if shared else index], pairs[0 if shared else index]
+            models = pairs[0 if shared else index]
+            # A request holds the memory between inputs and outputs. That of few rows is little, and its tensors stay bound.
+            once = not shared or sizes.rows <= _FEW_ROWS
+            if once or not requests:
+                requests.append([model.create_infer_request() for model in models])
             tensors = {**bound, "hidden": before, **layer.pre}, {**bound, "residual": before, "hidden": after, **layer.post}
-            self._steps.append([_Step(*one) for one in zip(models, pair, tensors, strict=True)])
+            self._steps.append([_Step(*one, once) for one in zip(models, requests[-1], tensors, strict=True)])
 
     def begin(self, hidden: Tensor) -> None:
         """The rows [n, E] that enter the first layer."""
@@ -61,18 +66,23 @@ class Blocks:
 
 
 class _Step:
-    """One call: the request of a graph and the tensors that it reads and writes this time."""
+    """One call: the request of a graph, and the tensors that it reads and writes. `once`: the request is this call's alone."""
 
-    def __init__(self, model: ov.CompiledModel, request: ov.InferRequest, tensors: dict[str, Tensor]):
-        self._request = request
+    def __init__(self, model: ov.CompiledModel, request: ov.InferRequest, tensors: dict[str, Tensor], once: bool):
+        self._request, self._once = request, once
         self._tensors = tensors  # what OpenVINO reads is torch's memory
         self._inputs = [(at, _shared(tensors[port.any_name])) for at, port in enumerate(model.inputs)]
         self._output = _shared(tensors[model.output(0).any_name])
+        self._bind()
 
-    def run(self) -> None:
+    def _bind(self) -> None:
         for at, tensor in self._inputs:
             self._request.set_input_tensor(at, tensor)
         self._request.set_output_tensor(0, self._output)
+
+    def run(self) -> None:
+        if not self._once:
+            self._bind()
         self._request.infer(share_outputs=True)
 
 
