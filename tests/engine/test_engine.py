@@ -7,11 +7,15 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from shadowattn import Engine, Method, attach
+from shadowattn.engine import reference
 from shadowattn.engine.drafts import PromptLookup
+from shadowattn.engine.equalisation import equalised
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.engine.sampling import Sampling
 from shadowattn.errors import InputError
 from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.kernels.torch_kernels import dense
+from shadowattn.models.decoder import read_decoder
 from shadowattn.offline import observe_block_ranges
 from tests.tiny import tiny_model
 
@@ -178,6 +182,42 @@ def test_a_seed_draws_the_same_tokens_again():
 
 def ranges(model):
     return observe_block_ranges(model, torch.tensor([prompt(64, seed=9)]), chunk_tokens=32)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_torch_twin_of_the_blocks_computes_the_model(family):
+    model, tokens = MODELS[family](), prompt(40)
+    decoder, hidden = read_decoder(model), None
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0]
+        hidden = decoder.embedding[tokens]
+        for layer in decoder.layers:
+            q, k, v = reference.projected(decoder, layer, hidden)
+            hidden = reference.finished(decoder, layer, dense(q, k, v, causal_offset=0, scale=decoder.scale), hidden)
+        found = reference.normed(decoder, hidden, decoder.final_norm) @ decoder.head.T
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(alpha=st.floats(0, 1), seed=st.integers(0, 20))
+@settings(max_examples=15)
+def test_equalisation_changes_no_product(alpha, seed):
+    """A layer whose channels are of very different sizes, before and after."""
+    torch.manual_seed(seed)
+    decoder = read_decoder(MODELS["qwen2"]())
+    layer, hidden = decoder.layers[0], torch.randn(12, decoder.hidden) * torch.logspace(-1, 1, decoder.hidden)
+    attended = torch.randn(decoder.shape.heads, 12, decoder.shape.head_dim)
+    sizes = {"qkv": decoder.hidden, "out": attended[:, 0].numel(), "mlp": decoder.hidden, "down": decoder.intermediate}
+    given_ranges = {point: torch.rand(size) * 10 + 1e-3 for point, size in sizes.items()}
+    made, found = equalised(layer, given_ranges, decoder.shape, alpha)
+    before, after = (reference.projected(decoder, one, hidden) for one in (layer, made))
+    torch.testing.assert_close(after[:2], before[:2], rtol=1e-4, atol=1e-4)
+    factor = given_ranges["out"] / found["out"]  # V is divided by what its channels' weights are multiplied with
+    by_head = factor.view(decoder.shape.heads, 1, -1)
+    torch.testing.assert_close(
+        after[2] * by_head[:: decoder.shape.heads // decoder.shape.kv_heads], before[2], rtol=1e-4, atol=1e-4
+    )
+    outs = [reference.finished(decoder, one, x, hidden) for one, x in ((layer, attended), (made, attended / by_head))]
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-3, atol=1e-3)
 
 
 def test_the_ranges_are_the_largest_of_each_channel():
