@@ -1,0 +1,34 @@
+"""Tables about the engine."""
+
+from experiments.page_tables.common import INCREASE, rows_of, table
+
+_FORMS = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "w8a8": "W8A8",
+    "w8a8_smooth_50": "W8A8, smooth 0.5",
+    "w8a8_smooth_65": "W8A8, smooth 0.65",
+    "w8a8_smooth": "W8A8, smooth 0.8",
+    "w8a8_smooth_90": "W8A8, smooth 0.9",
+    "qkv_in_float32": "W8A8, smooth 0.8, Q, K and V in float32",
+    "out_in_float32": "W8A8, smooth 0.8, the output projection in float32",
+    "mlp_in_float32": "W8A8, smooth 0.8, gate and up in float32",
+    "down_in_float32": "W8A8, smooth 0.8, the down projection in float32",
+    "w8": "INT8 weights",
+    "w4": "INT4 weights, groups of 64",
+}
+
+
+def blocks_smollm2() -> str:
+    """What every arithmetic of the blocks loses on SmolLM2, with dense attention and with sparse attention."""
+    name = "study_blocks_smollm2"
+    rows = rows_of(name)
+    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
+    retentions = sorted(increase.index.get_level_values("retention").unique(), reverse=True)
+    lines = [
+        [words, *(f"{increase[form, at]:+.3f} ± {error[form, at]:.3f}" if (form, at) in increase else "" for at in retentions)]
+        for form, words in _FORMS.items()
+    ]
+    heads = ["dense attention" if at == 1 else f"{at:.0%} of the keys" for at in retentions]
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    return table(["loss above float32, nat", *heads], lines, name, f"n = {windows} windows, ± one standard error, paired")

@@ -1,0 +1,164 @@
+"""Time to the first token: the engine beside others on the same prompts, and what each costs in quality."""
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from experiments.cells import paired_error
+from experiments.lab import Lab
+from experiments.progress import bar, say
+from experiments.refusals import check_count
+from experiments.studies.base import Study
+from experiments.studies.prefill_runners import Read, Runner
+from shadowattn.errors import InputError
+from shadowattn.reporting.figures.ttft import draw as draw_ttft
+from shadowattn.reporting.rows import SpreadRow
+
+
+@dataclass(frozen=True)
+class TtftRow(SpreadRow):
+    """A row about one runner and one length of prompt, `context_tokens`; `threads` of torch and OpenVINO."""
+
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Ttft(Study):
+    """Every one of `runners`, by name, on prompts of held-out text of each of `prompts` tokens, and then `new_tokens` new ones.
+
+    Runners take turns in one process, `rounds` rounds after one that does not count. Each round has a prompt of its own, the same
+    for all runners. `baseline` is the runner that others are held to, in time and in the loss of the evaluation's windows.
+    """
+
+    runners: dict[str, Any] = field(default_factory=dict)
+    baseline: str = "transformers"
+    prompts: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
+    new_tokens: int = 16
+    rounds: int = 3
+    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "engine", "threads")
+    headline: ClassVar[tuple[str, ...]] = ("time_to_first_token", "times_faster", "tokens_per_second", "loss_increase")
+
+    def __post_init__(self):
+        for name, runner in self.runners.items():
+            if not isinstance(runner, Runner):
+                raise InputError(
+                    f"study.runners.{name}: expected a runner of experiments.studies.prefill_runners, got {runner!r}"
+                )
+        if self.baseline not in self.runners:
+            raise InputError(f"study.baseline: expected one of {', '.join(self.runners) or 'study.runners'}, got {self.baseline}")
+        if not self.prompts:
+            raise InputError("study.prompts: expected at least one length, got none")
+        for name, least in (("new_tokens", 2), ("rounds", 1)):
+            check_count(f"study.{name}", getattr(self, name), least=least)
+        check_count("study.prompts", min(self.prompts))
+
+    def check(self, lab: Lab) -> None:
+        longest = max(self.prompts) + self.new_tokens
+        if longest > lab.shape.context_tokens:
+            raise InputError(
+                f"study.prompts: the model's context is {lab.shape.context_tokens} tokens, got {max(self.prompts)} and "
+                f"study.new_tokens={self.new_tokens}; make them shorter"
+            )
+        self._prompts(lab, max(self.prompts))
+
+    def measure(self, lab: Lab) -> list[TtftRow]:
+        units, rows = lab.units("cells"), []
+        say(f"ttft: {len(self.runners)} runners, prompts of {', '.join(map(str, self.prompts))} tokens, {self.rounds} rounds")
+        row = replace(lab.row(TtftRow), path_kind="timing", threads=torch.get_num_threads(), n=self.rounds)
+        readers: dict[str, Read] = {}
+        for tokens in bar(self.prompts, "ttft"):
+            taken = units.get(f"{tokens}", partial(self._taken, lab, tokens, readers))
+            base = taken[self.baseline]["first"]
+            for name, one in taken.items():
+                cell = replace(row, method=name, retention=self.runners[name].retention, context_tokens=tokens)
+                rows.append(_spread(replace(cell, metric="time_to_first_token", unit="s"), one["first"]))
+                rows.append(_spread(replace(cell, metric="times_faster"), np.divide(base, one["first"])))
+                rows.append(_spread(replace(cell, metric="cpu_seconds", unit="s"), one["cpu"]))
+                rows.append(_spread(replace(cell, metric="tokens_per_second", unit="tokens/s"), one["rate"]))
+        return rows + self._loss_rows(lab, replace(row, path_kind="quality", threads=0))
+
+    def _taken(self, lab: Lab, tokens: int, readers: dict[str, Read]) -> dict[str, dict[str, list[float]]]:
+        """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round."""
+        for name, runner in self.runners.items():
+            readers.setdefault(name, runner.reader(lab))
+        taken = {name: {"first": [], "cpu": [], "rate": []} for name in self.runners}
+        for index, prompt in enumerate(self._prompts(lab, tokens)):
+            for name in self.runners:
+                first, cpu, rate = _timed(readers[name], prompt, self.new_tokens)
+                if index:  # the first round warms up
+                    for metric, value in (("first", first), ("cpu", cpu), ("rate", rate)):
+                        taken[name][metric].append(value)
+        return taken
+
+    def _prompts(self, lab: Lab, tokens: int) -> list[list[int]]:
+        """One for each round and one to warm up, all different: some runners keep what they read before."""
+        ids = lab.loaded.tokenizer(lab.corpus.heldout, verbose=False).input_ids
+        count, step = self.rounds + 1, max(1, (len(ids) - tokens) // (self.rounds + 1))
+        if len(ids) < tokens + count:
+            raise InputError(
+                f"data {lab.corpus.name}: expected {tokens + count} held-out tokens, got {len(ids)}; take a longer text"
+            )
+        return [ids[index * step : index * step + tokens] for index in range(count)]
+
+    def _loss_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
+        units, windows, rows = lab.units("losses"), lab.heldout(), []
+        losses = {}
+        for name, runner in bar(list(self.runners.items()), "loss"):
+            if type(runner).losses is not Runner.losses:
+                losses[name] = units.get(name, partial(_losses, runner, lab, windows))
+        for name, of in losses.items():
+            cell = replace(row, method=name, retention=self.runners[name].retention, n=windows.numel() - len(windows), unit="nat")
+            if self.baseline in losses:
+                increase, error = float(np.mean(of) - np.mean(losses[self.baseline])), paired_error(of, losses[self.baseline])
+                rows.append(replace(cell, metric="loss_increase", value=increase, low=increase, high=increase))
+                rows.append(replace(cell, metric="loss_increase_error", value=error, low=error, high=error, n=len(windows)))
+        return rows
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"ttft": draw_ttft(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """A line for each runner: seconds by length, times faster at the longest, decode rate, loss."""
+        first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
+        longest = max(self.prompts)
+        at = {metric: rows[(rows.metric == metric) & (rows.context_tokens == longest)].set_index("method").value for metric in
+              ("times_faster", "cpu_seconds", "tokens_per_second")}  # fmt: skip
+        loss, error = (
+            rows[rows.metric == metric].set_index("method").value for metric in ("loss_increase", "loss_increase_error")
+        )
+        table = Table(
+            "seconds to the first token", *(f"{tokens} tokens" for tokens in self.prompts), f"times faster, {longest}",
+            "CPU seconds", "tokens/s after it", "loss above, nat", title=title, title_justify="left",
+        )  # fmt: skip
+        for name in self.runners:
+            said = f"{loss[name]:+.3f} ± {error[name]:.3f}" if name in loss else "not measured"
+            cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
+            table.add_row(name, *cells, *(f"{values[name]:.2f}" for values in at.values()), said)
+        return table
+
+
+def _timed(read: Read, prompt: list[int], new_tokens: int) -> tuple[float, float, float]:
+    cpu, began = time.process_time(), time.perf_counter()
+    tokens = iter(read(prompt, new_tokens))
+    next(tokens)
+    first, spent = time.perf_counter() - began, time.process_time() - cpu
+    later, began = 0, time.perf_counter()
+    for _ in tokens:
+        later += 1
+    return first, spent, later / (time.perf_counter() - began)
+
+
+def _losses(runner: Runner, lab: Lab, windows: torch.Tensor) -> list[float]:
+    return runner.losses(lab, windows)
+
+
+def _spread(row: TtftRow, values: list[float] | np.ndarray) -> TtftRow:
+    low, median, high = (float(x) for x in np.percentile(values, (25, 50, 75)))
+    return replace(row, value=median, low=low, high=high)

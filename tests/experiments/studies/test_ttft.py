@@ -1,0 +1,54 @@
+"""Time to the first token, on a tiny model."""
+
+import pandas as pd
+import pytest
+
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]
+
+SHORT = ["+exp=ttft", "study.prompts=[24,48]", "study.rounds=2", "study.new_tokens=3", "engine.calibration_tokens=64"]
+SHORT += ["engine.calibration_windows=1"]
+
+
+def test_every_runner_reads_every_prompt(run):
+    folder = run("ttft", *SHORT)
+    rows = pd.read_parquet(folder / "rows.parquet")
+    names = {"transformers", "transformers_bfloat16", "engine_float32", "engine_w8a8"}
+    names |= {"engine_w8a8_20", "engine_w8a8_10", "engine_w8a8_5"}
+    for metric in ("time_to_first_token", "times_faster", "cpu_seconds", "tokens_per_second"):
+        of = rows[rows.metric == metric]
+        assert set(zip(of.method, of.context_tokens, strict=True)) == {(name, tokens) for name in names for tokens in (24, 48)}
+        assert (of.path_kind == "timing").all()
+        assert (of.low <= of.value).all()
+        assert (of.value <= of.high).all()
+    first = rows[rows.metric == "time_to_first_token"]
+    assert (first.value > 0).all()
+    assert (rows[(rows.metric == "times_faster") & (rows.method == "transformers")].value == 1).all()
+    loss = rows[rows.metric == "loss_increase"].set_index("method").value
+    assert set(loss.index) == names
+    assert loss["transformers"] == 0
+    assert abs(loss["engine_float32"]) < 1e-4 < abs(loss["engine_w8a8"])
+    assert (rows[rows.metric == "loss_increase"].path_kind == "quality").all()
+    assert rows.set_index("method").retention["engine_w8a8_10"].unique().tolist() == [0.1]
+    assert (folder / "ttft.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("study.baseline=nobody", "study.baseline: expected one of transformers, transformers_bfloat16"),
+        ("study.prompts=[511]", "study.prompts: the model's context is 512 tokens, got 511 and study.new_tokens=3"),
+        ("study.prompts=[]", "study.prompts: expected at least one length"),
+        ("study.rounds=0", "study.rounds: expected at least 1"),
+        ("study.rounds=3000", "held-out tokens"),
+        ("study.runners.transformers.dtype=int8", "dtype: expected one of float32, bfloat16"),
+        ("study.runners.engine_w8a8_5.keep=2", "retention"),
+        ("study.runners.engine_w8a8_5.estimator=nobody", "estimator: expected one of"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(run, capsys, setting, message):
+    with pytest.raises(SystemExit):
+        run("ttft", *SHORT, setting)
+    assert message in capsys.readouterr().err
