@@ -71,8 +71,15 @@ class Generation:
             )
         if self.drafts is not None and not self.sampling.is_greedy:
             raise InputError("drafts: expected greedy decoding, whose tokens drafts do not change, got a temperature above 0")
+        if self.drafts is not None and self.drafts.most >= self.engine.chunk_tokens:
+            raise InputError(
+                f"drafts: expected fewer than the engine's chunk_tokens={self.engine.chunk_tokens}, which check them at once, "
+                f"got {self.drafts.most}"
+            )
 
     def __iter__(self) -> Iterator[int]:
+        if self.spent.prompt_tokens:
+            raise InputError("generation: it was iterated over before; call engine.generate again, with the same cache to go on")
         began, cpu = time.perf_counter(), time.process_time()
         token = self.sampling.next(self._prefill())
         self.spent.first_token = time.perf_counter() - began

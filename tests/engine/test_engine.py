@@ -269,6 +269,11 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
             lambda model: Engine(model).generate([1], sampling=Sampling(1.0), drafts=PromptLookup()),
             "drafts: expected greedy decoding",
         ),
+        (
+            lambda model: Engine(model, chunk_tokens=4).generate([1], drafts=PromptLookup(most=4)),
+            "drafts: expected fewer than the engine's chunk_tokens=4",
+        ),
+        (lambda model: [list(run) for run in [Engine(model).generate([1], new_tokens=1)] * 2], "iterated over before"),
         (lambda model: Sampling(-1), "temperature: expected a number of at least 0"),
         (lambda model: Sampling(top_p=0), "top_p: expected a share above 0"),
     ],
