@@ -2,9 +2,17 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from types import ModuleType
+from typing import Any
 
+import numpy as np
+import openvino as ov
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -101,6 +109,98 @@ class OwnEngine(Runner):
     def _engine(self, lab: Lab) -> Engine:
         options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype}
         return build_engine(lab, self._method, self.form, **options)
+
+
+@dataclass(frozen=True)
+class GenAI(Runner):
+    """openvino-genai's LLMPipeline on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model.
+
+    `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
+    it keeps. How many keys it keeps is not known, and it gives no logits. `cache_gb`: of its KV cache.
+    """
+
+    path: str
+    sparse: str = "none"
+    threshold: float = 0.8
+    block: int = 64
+    stride: int = 8
+    start: int = 128
+    recent: int = 1920
+    cache_gb: int = 2
+
+    def __post_init__(self):
+        checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
+        if not Path(self.path).expanduser().exists():
+            raise InputError(f"path: expected a GGUF file or an OpenVINO folder, got {self.path!r}; set path=FILE")
+
+    @property
+    def retention(self) -> float:
+        return 1.0 if self.sparse == "none" else float("nan")
+
+    def reader(self, lab: Lab) -> Read:
+        genai = _openvino_genai()
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size, scheduler.enable_prefix_caching = self.cache_gb, False
+        scheduler.max_num_batched_tokens = lab.shape.context_tokens  # a prompt in one piece
+        if self.sparse != "none":
+            scheduler.use_sparse_attention = True
+            sparse = scheduler.sparse_attention_config
+            sparse.mode = getattr(genai.SparseAttentionMode, self.sparse.upper())
+            sparse.xattention_threshold, sparse.xattention_block_size = self.threshold, self.block
+            sparse.xattention_stride = self.stride
+            sparse.num_retained_start_tokens_in_cache, sparse.num_retained_recent_tokens_in_cache = self.start, self.recent
+        options = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        pipeline = genai.LLMPipeline(str(Path(self.path).expanduser()), "CPU", options)
+
+        def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
+            ids = ov.Tensor(np.array([prompt], np.int64))
+            inputs = genai.TokenizedInputs(ids, ov.Tensor(np.ones((1, len(prompt)), np.int64)))
+            how = genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)
+            return _pulled(genai, partial(pipeline.generate, inputs, how))
+
+        return read
+
+
+def _openvino_genai() -> ModuleType:
+    try:
+        import openvino_genai
+    except ImportError as error:
+        raise InputError(
+            f"openvino_genai: expected the package, found none ({error}); install it with: pip install openvino-genai=="
+            f"{ov.__version__.split('-')[0]}"
+        ) from error
+    return openvino_genai
+
+
+def _pulled(genai: ModuleType, generate: Callable[[Any], object]) -> Iterator[int]:
+    """The tokens that `generate` hands to a streamer, as they come."""
+    made: Queue[int | BaseException | None] = Queue()
+
+    class Put(genai.StreamerBase):
+        def write(self, token: int | list[int]) -> Any:
+            for one in token if isinstance(token, list) else [token]:
+                made.put(int(one))
+            return genai.StreamingStatus.RUNNING
+
+        def end(self) -> None:
+            """Nothing is held back."""
+
+    def run() -> None:
+        try:
+            generate(Put())
+            made.put(None)
+        except BaseException as error:
+            made.put(error)
+
+    worker = Thread(target=run)
+    worker.start()
+    try:
+        while (one := made.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+    finally:
+        worker.join()
 
 
 def _cast(lab: Lab, dtype: str) -> PreTrainedModel:

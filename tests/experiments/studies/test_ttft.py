@@ -1,8 +1,12 @@
 """Time to the first token, on a tiny model."""
 
+import sys
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
+from experiments.studies.prefill_runners import _pulled
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
@@ -52,3 +56,35 @@ def test_what_cannot_be_timed_is_refused(run, capsys, setting, message):
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, setting)
     assert message in capsys.readouterr().err
+
+
+GENAI = ["+study.runners.genai._target_=experiments.studies.prefill_runners.GenAI"]
+
+
+def test_openvino_genai_is_asked_for_by_name(run, capsys, tiny_folder, monkeypatch):
+    with pytest.raises(SystemExit):
+        run("ttft", *SHORT, *GENAI, "+study.runners.genai.path=nowhere.gguf")
+    assert "path: expected a GGUF file or an OpenVINO folder, got 'nowhere.gguf'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    with pytest.raises(SystemExit):
+        run("ttft", *SHORT, *GENAI, f"+study.runners.genai.path={tiny_folder / 'text.txt'}")
+    assert "install it with: pip install openvino-genai==2" in capsys.readouterr().err
+
+
+def test_tokens_are_pulled_from_a_streamer_as_they_come():
+    genai = SimpleNamespace(StreamerBase=object, StreamingStatus=SimpleNamespace(RUNNING=1))
+
+    def generate(streamer):
+        assert streamer.write(3) == streamer.write([4, 5]) == 1
+        streamer.end()
+
+    assert list(_pulled(genai, generate)) == [3, 4, 5]
+
+    def fails(streamer):
+        streamer.write(3)
+        raise ValueError("no memory")
+
+    tokens = _pulled(genai, fails)
+    assert next(tokens) == 3
+    with pytest.raises(ValueError, match="no memory"):
+        next(tokens)
