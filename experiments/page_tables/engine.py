@@ -32,3 +32,22 @@ def blocks_smollm2() -> str:
     heads = ["dense attention" if at == 1 else f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     return table(["loss above float32, nat", *heads], lines, name, f"n = {windows} windows, ± one standard error, paired")
+
+
+def look_ahead_smollm2() -> str:
+    """What estimates lose that are made some layers early, on SmolLM2."""
+    name = "study_look_ahead_smollm2"
+    rows = rows_of(name)
+    lines = []
+    for ahead, of_ahead in rows.groupby("ahead"):
+        by_layer = of_ahead[of_ahead.metric == "mass"].groupby(["retention", "layer"]).value.mean()
+        line = [str(ahead)]
+        for at in sorted(rows.retention.unique()):
+            recall = of_ahead[(of_ahead.metric == "recall") & (of_ahead.retention == at)].value.mean()
+            masses = by_layer[at]
+            least = masses.idxmin()
+            line += [f"{recall:.2f}", f"{masses.mean():.3f}", f"{masses.median():.3f}", f"{masses[least]:.2f} (layer {least})"]
+        lines.append(line)
+    figures = ("recall", "attention mass", "median layer", "worst layer")
+    heads = [f"{figure}, {at:.0%}" for at in sorted(rows.retention.unique()) for figure in figures]
+    return table(["layers ahead", *heads], lines, name, f"means over heads; n = {int(rows.n.iloc[0])} rows of queries")
