@@ -19,7 +19,7 @@ from shadowattn.offline.racing import Race
 from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
 from shadowattn.online.attention import DECODES, check_dense_above
-from shadowattn.online.estimators.base import check_units
+from shadowattn.online.estimators.base import check_rule
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.pipeline import MODES
 from shadowattn.types import KEY_OFFSETS
@@ -193,7 +193,7 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
         build(method.allocator)
     if "grid" in method.needs and lab.place.type == "cpu":  # the native estimate, whatever the attention kernel
         native.require()
-    check_units(method.rule, method.estimator_class)
+    check_rule(method.rule, method.estimator_class)
     if method.estimator_class.sets_budgets and method.rule.query_block != 1:
         raise InputError(
             f"{method.name}: {part_name(method.estimator)} gives single rows budgets of their own, got "

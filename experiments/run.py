@@ -180,6 +180,8 @@ def _check_settings(config: DictConfig) -> None:
         for value in [config[key]] if key == "retention" else config[key]:
             if not 0 < value <= 1:
                 raise InputError(f"{key}: expected a share of the visible keys, in (0, 1], got {value:g}")
+    if len(set(config.retentions)) < len(config.retentions):
+        raise InputError(f"retentions: expected each once, got {list(config.retentions)}; leave out what stands twice")
     _check_results(config.paths.results)
 
 

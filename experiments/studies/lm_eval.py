@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,13 +74,13 @@ class LmEval(Study):
             raise InputError(f"study.include_path: expected a folder of task YAMLs, got {self.include_path}")
 
     def inputs(self) -> dict[str, Any]:
-        """The content of one's own tasks."""
+        """The content of one's own tasks, and of the local files that tasks read their questions from."""
+        read = {name: _file_hashes([task.config.dataset_path, task.config.dataset_kwargs]) for name, task in self._loaded.items()}
         if self.include_path is None:
-            return {}
+            return {"data": read}
         folder = Path(self.include_path).expanduser()
-        return {
-            "own_tasks": {str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-        }
+        own = {str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+        return {"own_tasks": own, "data": read}
 
     def check(self, lab: Lab) -> None:
         try:
@@ -101,7 +103,7 @@ class LmEval(Study):
                 "study.include_path=FOLDER adds those of a folder"
             )
         try:
-            manager.load(list(self.tasks))
+            self._loaded  # noqa: B018 - reads their data
         except (OSError, ValueError) as error:
             raise InputError(
                 f"study.tasks: their data could not be read ({type(error).__name__}: {error}); with no model hub, use tasks of "
@@ -164,6 +166,11 @@ class LmEval(Study):
 
     def _check_ran(self, attached: Attachment | FullAttachment, lab: Lab, counters: Counters) -> None:
         attached.check(lab, counters)
+
+    @cached_property
+    def _loaded(self) -> dict[str, Any]:
+        """The harness's tasks by name, those of groups too."""
+        return self._manager().load(list(self.tasks))["tasks"]
 
     def _manager(self):
         from lm_eval.tasks import TaskManager
@@ -229,3 +236,16 @@ def _shown(cells: pd.DataFrame, place: tuple) -> str:
     if change in cells.index:
         shown += f" ({cells.loc[change].value:+.3g} ± {cells.loc[change].error:.2g})"
     return shown
+
+
+def _file_hashes(settings: Any) -> list[str]:
+    """SHA-256 of every local file that settings name, by paths, folders or patterns, whatever else they say."""
+    if isinstance(settings, dict):
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        return [digest for one in settings for digest in _file_hashes(one)]
+    if not isinstance(settings, str) or not settings:
+        return []
+    found = [Path(path) for path in glob(str(Path(settings).expanduser()), recursive=True)]
+    files = [path for one in found for path in ([one] if one.is_file() else one.rglob("*")) if path.is_file()]
+    return [sha256(path) for path in sorted(files)]

@@ -25,7 +25,7 @@ from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
-from shadowattn.reporting.flags import EQUAL_DENSITY, quality_flag
+from shadowattn.reporting.flags import EQUAL_DENSITY, UNUSED, quality_flag
 from shadowattn.reporting.rows import PlacedRow, Row
 from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import RetentionProfile
@@ -165,6 +165,8 @@ def _cell_rows(
 ) -> list[Row]:
     row = method_row(lab, row, method, retention)
     rows = _loss_rows(lab, row, cell, dense, windows, floor)
+    if retention < 1 and not cell.sparse_rows:
+        rows = [replace(one, flag="; ".join(filter(None, (one.flag, UNUSED)))) for one in rows]
     row = replace(row, n=windows.numel())  # attention also runs on a window's last token
     rows += [
         replace(row, metric="density", value=cell.density),

@@ -28,6 +28,9 @@ class Retrieval(Answers):
         super().__post_init__()
         if not self.lengths or not self.chats:
             raise InputError("study.lengths, study.chats: expected at least one of each")
+        for name, values in (("lengths", self.lengths), ("chats", self.chats)):
+            if len(set(values)) < len(values):
+                raise InputError(f"study.{name}: expected each once, got {list(values)}; leave out what stands twice")
         for name, task in self.tasks.items():
             if not {"tokens", "chat"} <= {one.name for one in fields(task)}:
                 raise InputError(

@@ -16,7 +16,7 @@ from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator, check_estimator_type
-from shadowattn.online.estimators.base import check_place, check_units
+from shadowattn.online.estimators.base import check_place, check_rule
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -124,7 +124,7 @@ class SparseAttention:
         check_dense_above(dense_above)
         checks.one_of("decode", decode, DECODES)
         checks.one_of("kernel", kernel, KERNELS)
-        check_units(self.rule, type(check_estimator_type(estimator)))
+        check_rule(self.rule, type(check_estimator_type(estimator)))
         if pipeline is not None:
             checks.instance("pipeline", pipeline, Pipeline, "make one with shadowattn.online.pipeline.Pipeline(mode)")
         observers = checks.sequence("observers", observers)

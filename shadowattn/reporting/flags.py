@@ -6,6 +6,7 @@ import math
 from shadowattn.evaluation.recall import TARGET_MEAN
 
 EQUAL_DENSITY = 0.01  # densities that differ by no larger share are equal
+UNUSED = "the sparse path was not used: every head went dense"
 # Losses that differ by less are equal: another order of summation moves them as far.
 _ROUNDING_NAT = 1e-5
 # Share of the unigram loss that a dense model must get below before its losses mean anything.

@@ -105,6 +105,7 @@ def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tm
     if chosen.study._target_.endswith("LmEval"):
         monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
         most += [f"study.include_path={write_tasks(tmp_path)}", "study.tasks=[choice]"]
+    most += ["prompt=def"] if "prompt" in needs else []
     config = composed([f"+exp={name}", *most])
     complete(config)
     study = build(config.study)

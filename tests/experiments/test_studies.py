@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from experiments.publish import read_reference
 from experiments.studies import graph_banks, pipeline_speed, query_block, validate_simulator
+from experiments.studies.answers import means
 from experiments.studies.schedulers import schedulers
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
 from shadowattn import device_check
@@ -25,6 +26,7 @@ from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device, save_device
 from shadowattn.online.simulation.device import Number
+from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.experiments.test_pipeline import LITTLE, run
 from tests.experiments.test_run import tiny_folder
@@ -608,6 +610,8 @@ SHORT_TASKS += ["study.tasks.needle.documents=2", "allocator=uniform"]
 
 def test_retrieval_is_measured_with_dense_attention_and_then_with_every_method(run):
     folder = run("study_retrieval", "+exp=study_retrieval", *SHORT_TASKS, "study.least=0", "retentions=[0.1,0.2]")
+    legend = draw_retrieval(means(rows_of(folder))).legends[0]
+    assert {"dense", "npu_full"} < {text.get_text() for text in legend.get_texts()}
     assert (folder / "needle_depths.png").is_file()
     rows = rows_of(folder)
     assert set(rows.metric) == {"accuracy", "accuracy_change", "accuracy_at_depth"}
@@ -704,6 +708,26 @@ def test_accuracy_of_the_papers_methods_on_a_models_exact_heads(run, tmp_path):
         assert row.low <= row.value <= row.high
         assert ("no difference can be shown" in row.flag) == (row.low <= 0 <= row.high)
     assert (folder / "accuracy.png").is_file()
+
+
+def test_a_sparse_method_whose_heads_all_go_dense_says_so(run):
+    rows = rows_of(run("default", "retention=0.1", "dense_above=0.05", "estimator=oracle", "allocator=uniform"))
+    flags = rows[rows.metric == "loss"].set_index("method").flag
+    assert "the sparse path was not used: every head went dense" in flags["oracle"]
+    assert "not used" not in flags["dense"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["retentions=[0.1,0.2,0.1]"], "retentions: expected each once, got [0.1, 0.2, 0.1]"),
+        (["study.lengths=[384,384]"], "study.lengths: expected each once, got [384, 384]"),
+    ],
+)
+def test_what_stands_twice_is_refused(run, capsys, settings, message):
+    with pytest.raises(SystemExit):
+        run("study_retrieval", "+exp=study_retrieval", *settings)
+    assert message in capsys.readouterr().err
 
 
 def test_what_dense_attention_cannot_do_is_asked_of_no_method(run):

@@ -37,9 +37,10 @@ def test_waiting_is_for_everything():
 
 
 def test_interruptions_wait_for_the_work():
-    workers, done = Workers(), []
+    workers, done, waits = Workers(), [], threading.Event()
 
     def work():
+        waits.wait(30)  # an interruption before would be the test's own
         for _ in range(2):
             time.sleep(0.1)
             interrupt_the_caller()
@@ -49,7 +50,7 @@ def test_interruptions_wait_for_the_work():
     workers.start(work)
     while not workers._at_work:
         time.sleep(1e-3)
-    interruptions = workers.wait(lambda: None)
+    interruptions = workers.wait(waits.set)
     assert done
     assert [type(error) for error in interruptions] == [KeyboardInterrupt] * 2
 

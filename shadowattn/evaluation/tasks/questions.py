@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from shadowattn.engine.prefill import check_chunks, prefill_chunks
+from shadowattn.errors import InputError
 from shadowattn.evaluation.intervals import Interval, mean_interval, paired_share_interval, share_interval
 
 
@@ -48,7 +49,8 @@ class ExactMatch(Question):
 
     def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
         tokens = torch.cat([self.prompt, self.answer[:-1]])
-        likeliest = torch.cat([logits.argmax(-1) for _, logits in prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)])
+        chunks = prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)
+        likeliest = torch.cat([_numbers(logits).argmax(-1) for _, logits in chunks])
         return float(likeliest[len(self.prompt) - 1 :].cpu().equal(self.answer))
 
 
@@ -74,8 +76,15 @@ class Choice(Question):
     def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
         for _, logits in prefill_chunks(model, self.prompt, chunk_tokens=chunk_tokens):
             last = logits[-1]
-        likelihoods = last[self.choices.to(last.device)]
+        likelihoods = _numbers(last)[self.choices.to(last.device)]
         return float(int((likelihoods >= likelihoods[self.right]).sum()) <= self.top)
+
+
+def _numbers(logits: Tensor) -> Tensor:
+    """The logits as they are. Raises `InputError` on NaN, which is neither more nor less likely than anything."""
+    if logits.isnan().any():
+        raise InputError("task: the model's logits are NaN, so that no answer can be scored; its attention or weights overflow")
+    return logits
 
 
 @dataclass(frozen=True, eq=False)

@@ -269,10 +269,17 @@ def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOf
     return grid.key_offset
 
 
-def check_units(rule: Rule, kind: type[Estimator]) -> None:
-    """Raises `InputError` where a rule pools probabilities, and the scores of a kind of estimator have no unit."""
+def check_rule(rule: Rule, kind: type[Estimator]) -> None:
+    """Raises `InputError` where a rule pools probabilities, and the scores of a kind of estimator have no unit; or where a rule
+    scores one row of a block, and the estimator goes by all rows.
+    """
     if rule.pooling == "probability" and kind.units is Estimator.units:
         _refuse_unitless(kind)
+    if rule.query_block > 1 and rule.pooling == "rows" and kind.sees != "row":
+        raise InputError(
+            f"block_score={rule.block_score}: scores one row of a block, and {kind.__name__} goes by what all rows attend to; "
+            "use block_score=max, or query_block=1"
+        )
 
 
 def _refuse_unitless(kind: type[Estimator]) -> NoReturn:

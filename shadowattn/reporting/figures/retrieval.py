@@ -14,7 +14,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     shown = rows[(rows.method == "dense") | (rows.retention == lowest) | rows.method.isin(attending_to_all(rows).method)]
     columns = min(3, len(panels))
     drawn, axes = new_figure(columns=columns, rows=-(-len(panels) // columns))
-    flat = axes.flat if len(panels) > 1 else [axes]
+    flat = list(axes.flat) if len(panels) > 1 else [axes]
     methods = list(dict.fromkeys(shown.method))
     for axis, (task, chat) in zip(flat, panels, strict=False):
         answers = shown[(shown.task == task) & (shown.chat == chat)]

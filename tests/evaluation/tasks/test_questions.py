@@ -90,3 +90,11 @@ def test_a_change_of_shares_has_agresti_and_mins_interval(more, fewer, same):
     half = 1.959963984540054 * math.sqrt((p + q - (p - q) ** 2) / n)
     assert change.value == (more - fewer) / (n - 2)
     assert (change.low, change.high) == pytest.approx((max(-1, p - q - half), min(1, p - q + half)))
+
+
+@pytest.mark.parametrize("question", [ExactMatch(PROMPT, torch.tensor([0])), Choice(PROMPT, torch.tensor([0, 1, 2]), 1)])
+def test_logits_that_are_no_numbers_score_nothing(question):
+    model = tiny_model()
+    model.lm_head.weight = torch.nn.Parameter(torch.full_like(model.lm_head.weight, torch.nan))
+    with pytest.raises(InputError, match="the model's logits are NaN"):
+        question.score(model, chunk_tokens=8)

@@ -86,3 +86,15 @@ def test_a_changed_task_is_measured_again(folder):
     before = study.inputs()
     (folder / "choice.yaml").write_text((folder / "choice.yaml").read_text() + "# another\n")
     assert study.inputs() != before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_changed_questions_in_another_folder_are_measured_again(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    shutil.move(folder / "questions.jsonl", elsewhere)
+    for task in folder.glob("*.yaml"):
+        task.write_text(task.read_text().replace(str(folder / "questions.jsonl"), str(elsewhere)))
+    before = LmEval(tasks=["choice"], include_path=str(folder)).inputs()
+    assert LmEval(tasks=["choice"], include_path=str(folder)).inputs() == before
+    elsewhere.write_text(elsewhere.read_text().replace('"answer": 0', '"answer": 1'))
+    assert LmEval(tasks=["choice"], include_path=str(folder)).inputs() != before

@@ -87,3 +87,12 @@ def test_the_contract_holds_and_the_share_is_checked():
         H2O(1.5)
     with pytest.raises(InputError, match=r"it depends on the chunk length.*sees = 'earlier_rows'"):
         shadowattn.check_estimator(type("Forgetful", (H2O,), {"sees": "row"})())
+
+
+@pytest.mark.parametrize("estimator", ["h2o", "xattention", "vertical_slash"])
+@pytest.mark.parametrize("score", ["leading_query", "pooled_query"])
+def test_one_row_of_a_block_is_not_enough_for_what_goes_by_all(estimator, score):
+    tensors = qkv(2, 1, 24, 24, 16)
+    with pytest.raises(InputError, match=f"block_score={score}: scores one row of a block"):
+        shadowattn.Method(0.2, estimator=estimator, query_block=8, block_score=score).attend(*tensors, causal_offset=0)
+    shadowattn.Method(0.2, estimator=estimator, query_block=8, block_score="max").attend(*tensors, causal_offset=0)
