@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-import openvino as ov
 import torch
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
@@ -82,7 +82,7 @@ def run_case(device: str, case: str) -> Outcome:
     whole = device == "CPU" and not multiplies_exactly()
     try:
         start = time.perf_counter()
-        model = ov.Core().compile_model(estimation_graph(shape, form, _SCALE, _SCALE, whole=whole), device, hints)
+        model = core().compile_model(estimation_graph(shape, form, _SCALE, _SCALE, whole=whole), device, hints)
         compile_s = time.perf_counter() - start
         graph = Graph(model, shape, form, (_SCALE, _SCALE), Arena([model]))
         generator = torch.Generator().manual_seed(0)

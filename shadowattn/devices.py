@@ -6,6 +6,7 @@ import openvino as ov
 
 from shadowattn.device_check import check_device
 from shadowattn.errors import InputError
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import multiplies_exactly
 
 DEVICES = ("auto", "npu", "gpu", "cpu")
@@ -64,7 +65,7 @@ def find_estimate_device(requested: str) -> EstimateDevice:
 
 def find_problem(name: str) -> str | None:
     """What keeps a device from being used, or None. Only `available_devices` counts: NPUW claims an NPU without one."""
-    listed = ov.Core().available_devices
+    listed = core().available_devices
     if name not in listed:
         return f"no {name} among OpenVINO's devices ({', '.join(listed)})"
     (outcome,) = check_device(name, ["smallest"])
@@ -77,37 +78,35 @@ def find_problem(name: str) -> str | None:
 
 def _listed(name: str) -> str:
     """The device as OpenVINO lists it: the first one, such as GPU.0, where there are several of a kind."""
-    several = [device for device in sorted(ov.Core().available_devices) if device.split(".")[0] == name]
+    several = [device for device in sorted(core().available_devices) if device.split(".")[0] == name]
     return several[0] if several else name
 
 
 def drivers() -> dict[str, str]:
     """Of every device that OpenVINO lists, its full name and driver."""
-    core = ov.Core()
     return {
-        name: f"{_property(core, name, 'FULL_DEVICE_NAME')}, driver {_property(core, name, 'DRIVER_VERSION')}"
-        for name in core.available_devices
+        name: f"{_property(name, 'FULL_DEVICE_NAME')}, driver {_property(name, 'DRIVER_VERSION')}"
+        for name in core().available_devices
     }
 
 
 def survey() -> list[Capability]:
     """Every device that OpenVINO lists, tried with a small graph; and NPU and GPU also where they are missing."""
-    core = ov.Core()
     devices = []
-    for name in sorted({*core.available_devices, _listed("NPU"), _listed("GPU")}):
+    for name in sorted({*core().available_devices, _listed("NPU"), _listed("GPU")}):
         problem = find_problem(name)
-        if name not in core.available_devices:
+        if name not in core().available_devices:
             devices.append(Capability(name, "not found", "none", (), problem))
             continue
-        driver = "with OpenVINO " + ov.get_version() if name == "CPU" else str(_property(core, name, "DRIVER_VERSION"))
-        capabilities = tuple(_property(core, name, "OPTIMIZATION_CAPABILITIES") or ())
-        devices.append(Capability(name, str(_property(core, name, "FULL_DEVICE_NAME")), driver, capabilities, problem or ""))
+        driver = "with OpenVINO " + ov.get_version() if name == "CPU" else str(_property(name, "DRIVER_VERSION"))
+        capabilities = tuple(_property(name, "OPTIMIZATION_CAPABILITIES") or ())
+        devices.append(Capability(name, str(_property(name, "FULL_DEVICE_NAME")), driver, capabilities, problem or ""))
     return devices
 
 
-def _property(core: ov.Core, device: str, name: str):
+def _property(device: str, name: str):
     """A property, or None where the device does not know it."""
     try:
-        return core.get_property(device, name)
+        return core().get_property(device, name)
     except RuntimeError:
         return None

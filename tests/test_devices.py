@@ -1,14 +1,14 @@
-import openvino as ov
 import pytest
 
 from shadowattn import device_check, devices
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import multiplies_exactly
 from shadowattn.graphs.estimation import FLOAT, estimation_graph
 from tests.test_device_check import dying
 
-HAS_NPU = "NPU" in ov.Core().available_devices
+HAS_NPU = "NPU" in core().available_devices
 
 
 def test_the_cpu_is_there_when_asked_for():
@@ -56,7 +56,7 @@ def test_npuw_is_never_taken_for_an_npu():
     """OpenVINO's NPUW compiles for the NPU without one, runs on the CPU and says NPU: only the list of devices counts."""
     graph = estimation_graph(GraphShape(1, 16, 64, 16), FLOAT, 0.1, 0.1)
     try:
-        compiled = ov.Core().compile_model(graph, "NPU", {"NPU_USE_NPUW": "YES"})
+        compiled = core().compile_model(graph, "NPU", {"NPU_USE_NPUW": "YES"})
     except RuntimeError as error:
         if multiplies_exactly():
             raise
@@ -70,7 +70,7 @@ def test_of_several_gpus_the_first_is_taken(monkeypatch):
     monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "GPU.1", "GPU.0"])
     monkeypatch.setattr(devices, "check_device", lambda name, cases: [device_check.Outcome("probe", recall=1.0)])
     assert devices.find_estimate_device("gpu").name == "GPU.0"
-    monkeypatch.setattr(devices, "_property", lambda core, name, wanted: f"{name} {wanted}")
+    monkeypatch.setattr(devices, "_property", lambda name, wanted: f"{name} {wanted}")
     assert [capability.name for capability in devices.survey()] == ["CPU", "GPU.0", "GPU.1", "NPU"]
     assert devices.drivers()["GPU.1"] == "GPU.1 FULL_DEVICE_NAME, driver GPU.1 DRIVER_VERSION"
 
@@ -81,7 +81,7 @@ def test_the_survey_names_what_is_here_and_what_is_not():
     assert found["CPU"].problem == ""
     assert found["CPU"].full_name
     for name, capability in found.items():
-        if name not in ov.Core().available_devices:
+        if name not in core().available_devices:
             assert (capability.full_name, capability.driver) == ("not found", "none")
             assert f"no {name} among" in capability.problem
 

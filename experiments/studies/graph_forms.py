@@ -10,6 +10,7 @@ from openvino import opset13 as op
 
 from experiments.studies.graph_banks import SHAPES
 from shadowattn.graphs import GraphForm, GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
@@ -78,7 +79,7 @@ def _float_graph(shape: GraphShape) -> ov.CompiledModel:
     model = ov.Model([op.result(op.matmul(q, k, transpose_a=False, transpose_b=True))], [q, k], "float32")
     for port, name in zip((*model.inputs, *model.outputs), ("q", "k", "scores"), strict=True):
         port.get_tensor().set_names({name})
-    return ov.Core().compile_model(model, "CPU", cpu_hints())
+    return core().compile_model(model, "CPU", cpu_hints())
 
 
 def _torch_float(q: torch.Tensor, k: torch.Tensor):

@@ -15,7 +15,6 @@ from shadowattn.engine.equalisation import equalised
 from shadowattn.engine.generation import Generation
 from shadowattn.engine.kv_cache import KVCache
 from shadowattn.engine.sampling import Sampling
-from shadowattn.engine.signal_stack import kept_signal_stack
 from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.decoder.blocks import BlockSizes
@@ -120,7 +119,7 @@ class Engine:
         cache.reserve(start + rows)
         shape, decoder = self.decoder.shape, self.decoder
         clock = _Clock({} if stages is None else stages)
-        with self._exclusive.use(), kept_signal_stack(), _undone(cache):
+        with self._exclusive.use(), _undone(cache):
             blocks = self._blocks_for(rows)
             blocks.begin(decoder.embedding[tokens].float())
             cos, sin = (table[start : start + rows, None] for table in (decoder.cos, self._sin))

@@ -17,6 +17,7 @@ from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive, current_work, working_for
 from shadowattn.graphs import storage
 from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
@@ -53,7 +54,6 @@ class GraphBank:
         self.form, self.distance = form, distance
         self._read = read
         self.exclusive = Exclusive()
-        self._core = ov.Core()
         self._graphs: dict[tuple[GraphShape, int, int | None], Graph] = {}  # by thread budget too
         self._length = 0  # of the graphs that hold memory
 
@@ -91,10 +91,9 @@ class GraphBank:
         """Reads a saved bank. A missing, altered or foreign file is refused with the reason."""
         saved = storage.load(_folder(folder))
         _check_device(device)
-        core = ov.Core()
         return cls(
             saved.built_for, saved.shapes, device, saved.form, saved.distance,
-            lambda shape, slot: core.read_model(saved.files[shape, slot]),
+            lambda shape, slot: core().read_model(saved.files[shape, slot]),
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -141,16 +140,16 @@ class GraphBank:
 
     def _compile(self, blobs: Path | None, threads: int | None, progress: Callable[[Iterable], Iterable]) -> int:
         budget, work = current_budget(), current_work()
-        store = storage.Blobs(blobs, self._core, self.device, self._identity, budget) if blobs is not None else None
+        store = storage.Blobs(blobs, core(), self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
         cached_blobs = store.read(todo) if store else {}
 
         def compiled(key: tuple[GraphShape, int]) -> Graph:
             if key in cached_blobs:
-                model = self._core.import_model(cached_blobs[key], self.device, hints)
+                model = core().import_model(cached_blobs[key], self.device, hints)
             else:
-                model = self._core.compile_model(self._model(key), self.device, hints)
+                model = core().compile_model(self._model(key), self.device, hints)
             graph = self._bound(key, model)
             with working_for(work):
                 graph.infer()  # allocates, and frees most of what compiling took
@@ -252,7 +251,7 @@ class GraphBank:
         compiled = *key, current_budget()
         with self.exclusive.use():
             if compiled not in self._graphs:
-                self._graphs[compiled] = self._bound(key, self._core.compile_model(self._model(key), self.device, self._hints))
+                self._graphs[compiled] = self._bound(key, core().compile_model(self._model(key), self.device, self._hints))
             self._release_others(key[0].keys)
             return self._graphs[compiled]
 
@@ -291,7 +290,7 @@ class GraphBank:
 
 def _check_device(device: str) -> None:
     checks.instance("device", device, str, "give a device as OpenVINO names it, such as CPU")
-    devices = ov.Core().available_devices
+    devices = core().available_devices
     if device not in devices and device.split(".")[0] not in devices:
         raise InputError(f"device: expected one of {', '.join(devices)}, got {device!r}; OpenVINO lists no other device here")
 

@@ -6,6 +6,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
+from shadowattn.graphs.core import core
 from shadowattn.graphs.estimation import INT8_MAX, quantised
 
 # Long enough for a sum of pairs to leave 16 bits.
@@ -29,7 +30,7 @@ def multiplies_exactly() -> bool:
     """
     parameters = [op.parameter([1, 1, 16, _DIM], ov.Type.f32) for _ in range(2)]
     product = op.matmul(*(quantised(x, 1.0) for x in parameters), False, True)
-    model = ov.Core().compile_model(ov.Model([op.result(product)], parameters), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    model = core().compile_model(ov.Model([op.result(product)], parameters), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     largest = np.full((1, 1, 16, _DIM), INT8_MAX, np.float32)
     products = [model([a * largest, b * largest])[0] for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
     expected = _DIM * INT8_MAX**2

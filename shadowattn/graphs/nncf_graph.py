@@ -14,6 +14,7 @@ from openvino import opset13 as op
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 
 PRESETS = ("performance", "mixed")
@@ -79,9 +80,9 @@ def compile_int8(model: ov.Model, *, what: str) -> ov.CompiledModel:
 
     On a processor whose INT8 products saturate, what passes is compiled again to multiply in float32 (`cpu.cpu_hints`).
     """
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     if not runs_in_int8(compiled):
         raise InputError(
             f"{what}: expected an INT8 product, but the CPU plugin compiled it in floating point; use another preset"
         )
-    return compiled if multiplies_exactly() else ov.Core().compile_model(model, "CPU", cpu_hints())
+    return compiled if multiplies_exactly() else core().compile_model(model, "CPU", cpu_hints())

@@ -1,7 +1,5 @@
 """The engine against transformers: the same logits, the same tokens, whatever the chunks, the cache and the drafts."""
 
-import ctypes
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -302,12 +300,3 @@ def test_other_models_are_refused_by_name():
     model.model.layers[0].self_attn.o_proj.bias = torch.nn.Parameter(torch.ones(64))
     with pytest.raises(InputError, match=r"expected no bias in self_attn\.o_proj"):
         Engine(model)
-
-
-def test_a_pass_leaves_the_stack_on_which_signals_are_handled():
-    libc, stacks = ctypes.CDLL(None), [ctypes.create_string_buffer(64) for _ in range(2)]
-    engine = Engine(tiny_model(), chunk_tokens=16)
-    libc.sigaltstack(None, stacks[0])
-    engine.forward(engine.cache(), [1, 2])
-    libc.sigaltstack(None, stacks[1])
-    assert stacks[0].raw == stacks[1].raw

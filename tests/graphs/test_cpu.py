@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
 import pytest
 
 from shadowattn.graphs import GraphForm, GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.types import Requant
@@ -63,7 +63,7 @@ def test_whole_factors_give_the_same_scores(requant):
     given = [x[None].numpy() for x in (q.reshape(2, 16, 64), k)]
     shape, scales = GraphShape(4, 8, 64, 40, group=2), (0.02, 0.03)
     scores = [
-        ov.Core().compile_model(estimation_graph(shape, GraphForm(requant=requant), *scales, whole=whole), "CPU", hints)(given)[0]
+        core().compile_model(estimation_graph(shape, GraphForm(requant=requant), *scales, whole=whole), "CPU", hints)(given)[0]
         for whole, hints in ((False, cpu_hints()), (True, {"INFERENCE_PRECISION_HINT": "f32", "LP_TRANSFORMS_MODE": False}))
     ]
     if requant is None:

@@ -11,6 +11,7 @@ from openvino import opset13 as op
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, INPUTS, INT8_MAX, MASKED, GraphForm, estimation_graph
 from shadowattn.types import Requant
@@ -20,7 +21,7 @@ SCALES = 0.03, 0.05
 
 
 def compile_graph(model):
-    return ov.Core().compile_model(model, "CPU", cpu_hints())
+    return core().compile_model(model, "CPU", cpu_hints())
 
 
 def all_forms():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import multiplies_exactly
 from shadowattn.graphs.decoder.blocks import BlockSizes, post_graph, pre_graph
 from shadowattn.graphs.decoder.form import BlockForm
@@ -102,7 +103,7 @@ def _compiled(sizes: BlockSizes, form: BlockForm, layer: LayerTensors, device: s
         hints["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0  # else activations beside compressed weights are rounded to INT8
         if form.rounds_activations and not multiplies_exactly():
             hints["LP_TRANSFORMS_MODE"] = False
-    compiled = [ov.Core().compile_model(model, device, hints) for model in models]
+    compiled = [core().compile_model(model, device, hints) for model in models]
     if device == "CPU" and form.rounds_activations and multiplies_exactly():
         for model, tensors in zip(compiled, (layer.pre, layer.post), strict=True):
             expected, found = sum(name.endswith(".step") for name in tensors), products(model)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
@@ -92,4 +93,4 @@ def _multiply(q8: Tensor, k8: Tensor, scores: Tensor) -> None:
 def _compiled(shape: GraphShape, threads: int | None) -> ov.CompiledModel:
     with thread_budget(threads):
         hints = cpu_hints() | compile_hints()
-        return ov.Core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", hints)
+        return core().compile_model(estimation_graph(shape, GraphForm("unit")), "CPU", hints)
