@@ -209,7 +209,7 @@ class AblationLosses:
 
 @dataclass(frozen=True)
 class EstimateCost:
-    """What ranking takes for one row of one query head and one key that it sees, nothing shared between rows or heads.
+    """What ranking takes for one row of one query head and one key that it sees; what rows or heads share is divided.
 
     `mac_bits`: multiply-accumulates times the bits of K's figures in them; `bytes`: of those figures read. Floats count 32 bits.
     """

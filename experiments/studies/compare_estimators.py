@@ -29,7 +29,7 @@ _SHOWN = {
     "accuracy": "answered",
 }
 _LEGEND = (
-    "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context, nothing shared; floats count 32 bits\n"
+    "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context; floats count 32 bits\n"
     "break-even: the fewest keys at which estimate and sparse attention take fewer bit products than dense; inf: none; counted\n"
     "goes by: whose queries decide what a row keeps; later rows: of its own chunk\n"
     "calibrated: what calibration text gave the estimator"

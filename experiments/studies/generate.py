@@ -137,7 +137,7 @@ class Generate(Study):
         if bool(prompt) == bool(self.path):
             got = "both" if prompt else "neither"
             raise InputError(f"prompt: expected a text or a file, got {got}; set prompt='TEXT' or study.path=FILE")
-        return prompt_tokens(lab.loaded.tokenizer, prompt or self._prompt_of_file, chat=self.chat)
+        return prompt_tokens(lab.loaded.tokenizer, prompt or self._prompt_of_file, chat=self.chat, setting="study.chat")
 
 
 def _streamed(run: Generation, stream: TextStream, prefill) -> str:

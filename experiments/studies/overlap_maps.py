@@ -15,9 +15,9 @@ from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
-from shadowattn.budget import keep_counts
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
+from shadowattn.evaluation.recall import top_keys
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.overlap_maps import draw as draw_overlap_maps
 from shadowattn.reporting.rows import PlacedRow
@@ -112,15 +112,6 @@ class OverlapMaps(Study):
             if any(cell is not None for cell in cells):
                 table.add_row(str(distance), *("" if cell is None else f"{cell:.1%}" for cell in cells))
         return table
-
-
-def top_keys(scores: Tensor, positions: Tensor, retention: float) -> Tensor:
-    """Which keys each row keeps, bool, of scores [..., Q, K]: the best of those it sees; ties to the lower index."""
-    keys = scores.shape[-1]
-    later = torch.arange(keys) > positions[:, None]
-    rank = scores.masked_fill(later, -torch.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
-    kept = keep_counts(torch.tensor([retention], dtype=torch.float64), positions + 1)[0]
-    return (rank < kept[:, None]) & ~later
 
 
 def layer_overlaps(probabilities: list[Tensor], positions: Tensor, retention: float) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Queue
 from threading import Thread
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import openvino as ov
@@ -34,7 +34,9 @@ Read = Callable[[list[int], int], Iterable[int]]
 
 @dataclass(frozen=True)
 class Runner(ABC):
-    """One way to run a model. `retention` is that of its attention, 1 where it is dense."""
+    """One way to run a model. `retention` is that of its attention, 1 where it is dense; with `gives_logits` it has a loss."""
+
+    gives_logits: ClassVar[bool] = True
 
     @property
     def retention(self) -> float:
@@ -44,9 +46,9 @@ class Runner(ABC):
     def reader(self, lab: Lab) -> Read:
         """What reads prompts with the lab's model."""
 
+    @abstractmethod
     def losses(self, lab: Lab, windows: Tensor) -> list[float]:
-        """The loss of each window [W, T], nat. Raises `InputError` where it gives no logits."""
-        raise InputError(f"{type(self).__name__}: gives no logits, so that its loss cannot be measured")
+        """The loss of each window [W, T], nat; never asked for where it gives no logits."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class GenAI(Runner):
     start: int = 128
     recent: int = 1920
     cache_gb: int = 2
+    gives_logits: ClassVar[bool] = False
 
     def __post_init__(self):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
@@ -159,6 +162,9 @@ class GenAI(Runner):
             return _pulled(genai, partial(pipeline.generate, inputs, how))
 
         return read
+
+    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
+        raise NotImplementedError("openvino-genai gives no logits")
 
 
 def _openvino_genai() -> ModuleType:

@@ -53,6 +53,10 @@ class Ttft(Study):
                 )
         if self.baseline not in self.runners:
             raise InputError(f"study.baseline: expected one of {', '.join(self.runners) or 'study.runners'}, got {self.baseline}")
+        if not self.runners[self.baseline].gives_logits:
+            raise InputError(
+                f"study.baseline: expected a runner that gives logits, which losses are held to, got {self.baseline}"
+            )
         if not self.prompts:
             raise InputError("study.prompts: expected at least one length, got none")
         for name, least in (("new_tokens", 2), ("rounds", 1)):
@@ -108,17 +112,18 @@ class Ttft(Study):
         return [ids[index * step : index * step + tokens] for index in range(count)]
 
     def _loss_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
-        units, windows, rows = lab.units("losses"), lab.heldout(), []
-        losses = {}
-        for name, runner in bar(list(self.runners.items()), "loss"):
-            if type(runner).losses is not Runner.losses:
-                losses[name] = units.get(name, partial(_losses, runner, lab, windows))
+        units, windows = lab.units("losses"), lab.heldout()
+        losses = {
+            name: units.get(name, partial(runner.losses, lab, windows))
+            for name, runner in bar(list(self.runners.items()), "loss")
+            if runner.gives_logits
+        }
+        rows, base = [], losses[self.baseline]
         for name, of in losses.items():
             cell = replace(row, method=name, retention=self.runners[name].retention, n=windows.numel() - len(windows), unit="nat")
-            if self.baseline in losses:
-                increase, error = float(np.mean(of) - np.mean(losses[self.baseline])), paired_error(of, losses[self.baseline])
-                rows.append(replace(cell, metric="loss_increase", value=increase, low=increase, high=increase))
-                rows.append(replace(cell, metric="loss_increase_error", value=error, low=error, high=error, n=len(windows)))
+            increase, error = float(np.mean(of) - np.mean(base)), paired_error(of, base)
+            rows.append(replace(cell, metric="loss_increase", value=increase, low=increase, high=increase))
+            rows.append(replace(cell, metric="loss_increase_error", value=error, low=error, high=error, n=len(windows)))
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -153,10 +158,6 @@ def _timed(read: Read, prompt: list[int], new_tokens: int) -> tuple[float, float
     for _ in tokens:
         later += 1
     return first, spent, later / (time.perf_counter() - began)
-
-
-def _losses(runner: Runner, lab: Lab, windows: torch.Tensor) -> list[float]:
-    return runner.losses(lab, windows)
 
 
 def _spread(row: TtftRow, values: list[float] | np.ndarray) -> TtftRow:

@@ -23,12 +23,13 @@ from shadowattn.graphs.decoder.runner import Blocks
 from shadowattn.graphs.decoder.tensors import LayerTensors, layer_tensors
 from shadowattn.method import Method
 from shadowattn.models.decoder import Decoder, read_decoder
-from shadowattn.online.attention import Request
+from shadowattn.models.load import DTYPES
+from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.types import BlockRanges
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FLOAT32 = BlockForm()
-STAGES = ("blocks", "rotary embedding", "attention", "head")
+STAGES = _BLOCKS, _ROTARY, _ATTENTION, _HEAD = "blocks", "rotary embedding", "attention", "head"
+_DRAFTED = 8  # rows of the blocks that check drafts
 
 
 class Engine:
@@ -56,7 +57,7 @@ class Engine:
     ):
         self.decoder = read_decoder(model)
         self.form, self.chunk_tokens = form, checks.integer("chunk_tokens", chunk_tokens, least=1)
-        self._dtype = _DTYPES[checks.one_of("attention_dtype", attention_dtype, tuple(_DTYPES))]
+        self._dtype = DTYPES[checks.one_of("attention_dtype", attention_dtype, tuple(DTYPES))]
         if form.needs_ranges:
             _check_ranges(ranges, self.decoder)
         if form.precision == "w4":
@@ -70,7 +71,7 @@ class Engine:
         self._exclusive = Exclusive()  # the blocks' memory belongs to one forward pass at a time
 
     @property
-    def attention(self):
+    def attention(self) -> SparseAttention:
         """The attention in use, whose `counters` tell what ran."""
         return self._attention
 
@@ -124,9 +125,9 @@ class Engine:
             blocks.begin(decoder.embedding[tokens].float())
             cos, sin = (table[start : start + rows, None] for table in (decoder.cos, self._sin))
             for layer, weights in enumerate(decoder.layers):
-                with clock("blocks"):
+                with clock(_BLOCKS):
                     qkv = blocks.qkv(layer)[:rows].view(rows, -1, shape.head_dim)
-                with clock("rotary embedding"):
+                with clock(_ROTARY):
                     qk, v = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], 1)
                     if weights.q_norm is not None:
                         q, k = qk.split([shape.heads, shape.kv_heads], 1)
@@ -134,11 +135,11 @@ class Engine:
                     qk = rotated(qk, cos, sin)
                     q = qk[:, : shape.heads].to(self._dtype)
                     keys, values = cache.write(layer, qk[:, shape.heads :], v)
-                with clock("attention"):
+                with clock(_ATTENTION):
                     request = Request(decode, (cache.derived[layer],))
                     out = self._attention(layer, q.transpose(0, 1)[None], keys[None], values[None], decoder.scale, request)
                     attended = out[0].transpose(0, 1).reshape(rows, -1)
-                with clock("blocks"):
+                with clock(_BLOCKS):
                     blocks.finish(layer, attended)
             cache.extend(tokens)
             return blocks.hidden(rows).clone()
@@ -146,7 +147,7 @@ class Engine:
     @torch.no_grad()
     def logits(self, hidden: Tensor, *, stages: dict[str, float] | None = None) -> Tensor:
         """Logits float32 [n, V] of hidden states [n, E]: the last norm and the output layer."""
-        with _Clock({} if stages is None else stages)("head"):
+        with _Clock({} if stages is None else stages)(_HEAD):
             normed = self._normed(hidden, self.decoder.final_norm)
             return (normed.to(self.decoder.head.dtype) @ self.decoder.head.T).float()
 
@@ -164,16 +165,12 @@ class Engine:
         """The lowest compiled blocks that hold so many rows: one, a few drafts' or a chunk's; compiled when first asked for."""
         if rows > self.chunk_tokens:
             raise InputError(f"tokens: expected at most {self.chunk_tokens}, those of a chunk, got {rows}")
-        height = next(height for height in (1, _DRAFTED, self.chunk_tokens) if height >= min(rows, self.chunk_tokens))
-        height = min(height, self.chunk_tokens)
+        height = next(height for height in sorted({1, min(_DRAFTED, self.chunk_tokens), self.chunk_tokens}) if height >= rows)
         if height not in self._blocks:
             decoder, shape = self.decoder, self.decoder.shape
             sizes = BlockSizes(height, decoder.hidden, shape.heads * shape.head_dim, decoder.activation, decoder.norm_eps)
             self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device)
         return self._blocks[height]
-
-
-_DRAFTED = 8  # rows of the blocks that check drafts
 
 
 def _check_ranges(ranges: BlockRanges | None, decoder: Decoder) -> None:

@@ -5,9 +5,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from shadowattn.errors import InputError
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None = None) -> list[int]:
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None = None, setting: str = "chat") -> list[int]:
     """Token ids of a prompt: of a message by the model's chat template, or of plain text, with one beginning token where the
-    tokenizer puts one. `chat` None: by the template where there is one.
+    tokenizer puts one. `chat` None: by the template where there is one; errors about it name `setting`.
     """
     if not text:
         raise InputError("prompt: expected text, got none")
@@ -15,11 +15,14 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool |
         chat = tokenizer.chat_template is not None
     if not chat:
         return list(tokenizer(text, verbose=False).input_ids)
+    return list(tokenizer(chat_opening(tokenizer, text, setting=setting), add_special_tokens=False, verbose=False).input_ids)
+
+
+def chat_opening(tokenizer: PreTrainedTokenizerBase, message: str, *, setting: str = "chat") -> str:
+    """The beginning of the reply to a message, by the model's own template. Raises `InputError`, which names `setting`."""
     if tokenizer.chat_template is None:
-        raise InputError("chat: expected a model with a chat template, got one without; give plain text")
-    message = [{"role": "user", "content": text}]
-    opening = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(opening, add_special_tokens=False, verbose=False).input_ids)
+        raise InputError(f"{setting}: expected a tokenizer with a chat template, got one without; use {setting}=false")
+    return tokenizer.apply_chat_template([{"role": "user", "content": message}], add_generation_prompt=True, tokenize=False)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

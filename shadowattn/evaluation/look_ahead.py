@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shadowattn.budget import keep_counts
 from shadowattn.engine.reference import finished, projected
+from shadowattn.evaluation.recall import top_keys
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.decoder import Decoder
 
@@ -58,7 +58,7 @@ def measure_look_ahead(
             early_q, early_k, _ = projected(decoder, layer, entered[index - distance], start)
             early = _scores(decoder, early_q, torch.cat([k[:, :start], early_k], 1))
             for at in retentions:
-                best, chosen = (_top(scores, positions, at) for scores in (exact, early))
+                best, chosen = (top_keys(scores, positions, at) for scores in (exact, early))
                 recall[distance, at].append(((best & chosen).sum((1, 2)) / best.sum((1, 2))).tolist())
                 mass[distance, at].append(((attention * chosen).sum((1, 2)) / (attention * best).sum((1, 2))).tolist())
         hidden = finished(decoder, layer, dense(q, k, v, causal_offset=0, scale=decoder.scale), hidden)
@@ -67,11 +67,3 @@ def measure_look_ahead(
 
 def _scores(decoder: Decoder, q: Tensor, k: Tensor) -> Tensor:
     return q @ k.repeat_interleave(decoder.shape.heads // decoder.shape.kv_heads, 0).mT
-
-
-def _top(scores: Tensor, positions: Tensor, retention: float) -> Tensor:
-    """Which keys each row keeps, bool, of scores [H, n, K]; ties to the lower index."""
-    later = torch.arange(scores.shape[-1]) > positions[:, None]
-    rank = scores.masked_fill(later, -torch.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
-    kept = keep_counts(torch.tensor([retention], dtype=torch.float64), positions + 1)[0]
-    return (rank < kept[:, None]) & ~later

@@ -106,6 +106,15 @@ def measured_rows(window_tokens: int, chunk_tokens: int, sampled: int = SAMPLED_
     return sampled * (whole + (rest >= sampled))
 
 
+def top_keys(scores: Tensor, positions: Tensor, retention: float) -> Tensor:
+    """Which keys each row keeps, bool, of scores [..., Q, K]: the best of those it sees; ties to the lower index."""
+    keys = scores.shape[-1]
+    later = torch.arange(keys, device=scores.device) > positions[:, None]
+    rank = scores.masked_fill(later, -torch.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    kept = keep_counts(torch.tensor([retention], dtype=torch.float64), positions + 1)[0]
+    return (rank < kept[:, None]) & ~later
+
+
 def _correlation(exact: Tensor, scores: Tensor, visible: Tensor) -> float:
     """Of the scores with the exact ones, mean over heads: what is left of them but for a scale of each head's own."""
     seen = torch.arange(exact.shape[2], device=exact.device) < visible[:, None]

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import RetrievalExample
+from shadowattn.engine.text import chat_opening
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks.questions import ExactMatch, Question
 
@@ -81,7 +82,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, 
     """A question of two texts; as a chat, the prompt's last line begins the reply to all lines before it."""
     if chat:
         message, _, line = prompt.rpartition("\n")
-        prompt = chat_opening(tokenizer, message) + line
+        prompt = chat_opening(tokenizer, message, setting="task.chat") + line
     return encode(tokenizer, prompt, answer)
 
 
@@ -104,16 +105,11 @@ def encode_example(
     return ask(tokenizer, document=document, request=request, line=line, answer=example.answer, chat=True)
 
 
-def chat_opening(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
-    """The beginning of the reply to a message, by the model's own template."""
-    if tokenizer.chat_template is None:
-        raise InputError("task.chat: expected a tokenizer with a chat template, got one without; use task.chat=false")
-    return tokenizer.apply_chat_template([{"role": "user", "content": message}], add_generation_prompt=True, tokenize=False)
-
-
 def chat_tokens(tokenizer: PreTrainedTokenizerBase, chat: bool, request: str = REPEAT_A_LINE) -> int:
     """What the template and the request take beside document and line, counted with a stand-in document; 0 without `chat`."""
-    return len(_ids(tokenizer, chat_opening(tokenizer, f"{{document}}\n\n{request}"))) if chat else 0
+    if not chat:
+        return 0
+    return len(_ids(tokenizer, chat_opening(tokenizer, f"{{document}}\n\n{request}", setting="task.chat")))
 
 
 def check_count(name: str, count: int, *, least: int = 1) -> None:

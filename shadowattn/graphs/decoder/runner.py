@@ -104,6 +104,12 @@ def _compiled(sizes: BlockSizes, form: BlockForm, layer: LayerTensors, device: s
         if form.rounds_activations and not multiplies_exactly():
             hints["LP_TRANSFORMS_MODE"] = False
     compiled = [core().compile_model(model, device, hints) for model in models]
+    others = [kind for model in compiled for kind in products(model) if not kind.endswith("_bf16")]
+    if device == "CPU" and form.precision == "bfloat16" and others:
+        raise InputError(
+            f"engine.precision: expected products in bfloat16, but on this processor OpenVINO compiled {', '.join(others)}; "
+            "use engine.precision=float32"
+        )
     if device == "CPU" and form.rounds_activations and multiplies_exactly():
         for model, tensors in zip(compiled, (layer.pre, layer.post), strict=True):
             expected, found = sum(name.endswith(".step") for name in tensors), products(model)

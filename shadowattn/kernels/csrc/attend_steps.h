@@ -1,8 +1,8 @@
 // Exact attention of a few rows on every key: a decoding step, whose rows are the heads of one key head, or a few drafted tokens.
 //
-// The time goes into reading K and V once. So the keys are cut in parts, that all threads have work, and a part goes through tiles of
-// keys that stay in a near cache while every row multiplies them: scores with D in the lanes, an online softmax, values. Parts are
-// added up in the end.
+// The time goes into reading K and V once. So the keys are cut in parts, which give all threads work, and a part goes through tiles
+// of keys that stay in a near cache while every row multiplies them: scores with D in the lanes, an online softmax, values. In the
+// end the parts are added up.
 #pragma once
 #include <cstdlib>
 

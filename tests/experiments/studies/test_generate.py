@@ -52,7 +52,7 @@ def test_drafts_change_no_token(run):
         (["study.path=missing.txt"], "study.path: expected a text file, got 'missing.txt'"),
         (["prompt=a", "study.new_tokens=600"], "the model's context is 512 tokens, got a prompt of 1"),
         (["prompt=a", "study.new_tokens=0"], "study.new_tokens: expected at least 1"),
-        (["prompt=a", "study.chat=true"], "chat: expected a model with a chat template"),
+        (["prompt=a", "study.chat=true"], "study.chat: expected a tokenizer with a chat template"),
         (["prompt=a", "study.temperature=-1"], "temperature: expected a number of at least 0"),
         (["prompt=a", "study.drafts=2", "study.temperature=1"], "drafts: expected greedy decoding"),
         (["prompt=a", "engine.precision=int3"], "engine.precision: expected one of float32"),

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.overlap_maps import OverlapMaps, layer_overlaps, row_reuse, top_keys
+from experiments.studies.overlap_maps import OverlapMaps, layer_overlaps, row_reuse
+from shadowattn.evaluation.recall import top_keys
 from shadowattn.reference import select
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder

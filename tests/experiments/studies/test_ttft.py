@@ -65,6 +65,9 @@ def test_openvino_genai_is_asked_for_by_name(run, capsys, tiny_folder, monkeypat
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, *GENAI, "+study.runners.genai.path=nowhere.gguf")
     assert "path: expected a GGUF file or an OpenVINO folder, got 'nowhere.gguf'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("ttft", *SHORT, *GENAI, f"+study.runners.genai.path={tiny_folder / 'text.txt'}", "study.baseline=genai")
+    assert "study.baseline: expected a runner that gives logits" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, *GENAI, f"+study.runners.genai.path={tiny_folder / 'text.txt'}")
