@@ -222,6 +222,17 @@ class EstimateCost:
         """So many figures of so many bits, each read once and multiplied once."""
         return cls(mac_bits=figures * bits, bytes=figures * bits / 8)
 
+    @classmethod
+    def deriving(cls, macs: float, *, keys: int) -> "EstimateCost":
+        """So many float products to derive what a row and a key bring to a score, spread over the `keys` that the row sees.
+
+        What is derived of a key is kept with it, so that a chunk derives figures of as many keys as it has rows.
+        """
+        return cls(mac_bits=32 * macs / keys, bytes=0.0)
+
+    def __add__(self, other: "EstimateCost") -> "EstimateCost":
+        return EstimateCost(self.mac_bits + other.mac_bits, self.bytes + other.bytes)
+
 
 # What a sensitivity can be of, as `offline.sensitivity` defines them.
 MEASURES = ("error", "divergence", "loss")

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from experiments.page_tables.common import INCREASE, dash, rows_of, table
-from shadowattn.reporting.rows import GOES_BY, LIST_FOR
+from experiments.studies.compare_estimators import kind_of
 from shadowattn.reporting.style import attending_to_all
 
 
@@ -177,8 +177,8 @@ def _estimators(name: str) -> str:
     for method in losses.mean(axis=1).sort_values().index:
         cells = (f"{losses.loc[method, at]:+.3f} ± {error[method, at]:.3f}" for at in losses.columns)
         kind = costs.loc[method]
-        lines.append([f"`{method}`", f"{kind.value:.4g}", GOES_BY[kind.sees], LIST_FOR[kind.granularity], kind.needs, *cells])
-    header = ["loss above dense, nat", "MAC × bits", "goes by", "a list for", "calibrated"]
+        lines.append([f"`{method}`", f"{kind.value:.4g}", *kind_of(kind), *cells])
+    header = ["loss above dense, nat", "MAC × bits", "goes by", "a list for", "keys at once", "calibrated"]
     header += [f"{at:.0%} of the keys" for at in losses.columns]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")

@@ -10,6 +10,7 @@ from rich.table import Table
 from experiments.lab import Lab
 from experiments.studies.answers import Answers, Asked, means
 from shadowattn.reporting.figures.accuracy import draw as draw_accuracy
+from shadowattn.reporting.flags import SAME, flag_lines
 
 _LEGEND = (
     "value, its 95 % interval, and the change against dense attention on the same questions with its interval (paired)\n"
@@ -39,8 +40,7 @@ class Accuracy(Answers):
             found = cells.set_index("task")
             of_method = changes[(changes.method == method) & (changes.retention == at)].set_index("task")
             table.add_row(str(method), f"{at:g}", *(_said(task, found, of_method) for task in columns.task))
-        flags = values[values.flag.fillna("") != ""]
-        return Group(table, _LEGEND, *(f"{one.task}: {one.flag}" for one in flags.itertuples()))
+        return Group(table, _LEGEND, *flag_lines(rows, without=(SAME,)))
 
 
 def _said(task: str, values: pd.DataFrame, changes: pd.DataFrame) -> str:

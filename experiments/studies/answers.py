@@ -15,6 +15,7 @@ from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question, Task, mean_change, mean_score, scores
+from shadowattn.reporting.flags import difference_flags
 from shadowattn.reporting.rows import Row
 
 
@@ -210,7 +211,6 @@ def _change_rows(row: AnswerRow, task: Asked, found: Sequence[float], dense: Seq
     if len(found) < 2:
         return []
     change = mean_change(task.questions[0].metric, found, dense)
-    flags = ["above dense attention"] if change.value > 0 else []
-    flags += ["no difference can be shown"] if change.low <= 0 <= change.high else []
+    flags = difference_flags(change.value, change.low, change.high)
     changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag="; ".join(flags))
     return [replace(changed, metric=f"{changed.metric}_change")]

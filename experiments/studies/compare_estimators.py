@@ -17,7 +17,8 @@ from shadowattn.errors import InputError
 from shadowattn.online.estimators import Estimator
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
-from shadowattn.reporting.rows import GOES_BY, LIST_FOR, EstimatorRow, Row
+from shadowattn.reporting.flags import flag_lines
+from shadowattn.reporting.rows import GOES_BY, EstimatorRow, Row, list_for
 
 _SHOWN = {
     "loss_increase": "loss above dense, nat",
@@ -31,7 +32,8 @@ _SHOWN = {
 _LEGEND = (
     "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context; floats count 32 bits\n"
     "break-even: the fewest keys at which estimate and sparse attention take fewer bit products than dense; inf: none; counted\n"
-    "goes by: whose queries decide what a row keeps; later rows: of its own chunk\n"
+    "goes by: whose queries or keys decide what a row keeps; later rows: of its own chunk\n"
+    "a list for: who shares a ranking; keys at once: how many neighbouring keys share a score\n"
     "calibrated: what calibration text gave the estimator"
 )
 
@@ -59,9 +61,11 @@ class CompareEstimators(Quality):
             estimator = estimator_of(lab, method, lab.offline.profile(method.allocator, lab.retentions[0]))
             if (cost := estimator.cost(*size)) is None:
                 continue
+            ranked_rows, ranked_keys = estimator.ranked_together
             row = replace(
                 lab.row(EstimatorRow), method=name, estimator=part_name(method.estimator), measured="counted",
                 granularity=estimator.granularity, sees=estimator.sees, needs=" ".join(sorted(estimator.needs)),
+                ranked_rows=ranked_rows, ranked_keys=ranked_keys,
             )  # fmt: skip
             for at in (at for at in lab.retentions if at < 1):
                 rows.append(replace(row, metric="estimate_mac_bits", value=cost.mac_bits, retention=at))
@@ -84,20 +88,25 @@ class CompareEstimators(Quality):
         tables = []
         for at in sorted(costs.retention.unique()):
             leaderboard = Table(
-                "method", "MAC × bits", "bytes", "break-even, keys", "goes by", "a list for", "calibrated", *shown.values(),
+                "method", "MAC × bits", "bytes", "break-even, keys",
+                "goes by", "a list for", "keys at once", "calibrated", *shown.values(),
                 title=f"{title}, retention {at:g}", title_justify="left",
             )  # fmt: skip
             for method, line in cells.loc[at].sort_values("loss_increase").iterrows():
                 if method != "dense":
                     cost = (_said(line.get(name), ".4g") for name in ("estimate_mac_bits", "estimate_bytes", "break_even_keys"))
-                    kind = ("", "", "")
-                    if method in kinds.index:
-                        kind = (GOES_BY[kinds.sees[method]], LIST_FOR[kinds.granularity[method]], kinds.needs[method])
+                    kind = kind_of(kinds.loc[method]) if method in kinds.index else [""] * 4
                     leaderboard.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in shown))
             tables.append(leaderboard)
         answered = rows[(rows.method == "dense") & (rows.metric == "accuracy")]
         dense = [f"answered: dense attention answers {share:.0%} of the task's questions" for share in answered.value]
-        return Group(*tables, _LEGEND, *dense, verdicts.comparisons(rows))
+        flags = flag_lines(rows[rows.metric == "loss"])  # those of its perplexity and its increase are the same
+        return Group(*tables, _LEGEND, *dense, *flags, verdicts.comparisons(rows))
+
+
+def kind_of(row: pd.Series) -> list[str]:
+    """What an estimator's row says of its lists: whom they go by, whom they are for, keys chosen at once, what is calibrated."""
+    return [GOES_BY[row.sees], list_for(row.granularity, row.get("ranked_rows")), _said(row.get("ranked_keys"), "g"), row.needs]
 
 
 def break_even_keys(estimator: Estimator, *, head_dim: int, rows: int, retention: float) -> float:

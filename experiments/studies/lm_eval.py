@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from rich.console import Group
 from rich.table import Table
 from transformers import PreTrainedModel
 
@@ -23,8 +24,10 @@ from experiments.studies.quality import cell_key
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.online.attention import Counters
+from shadowattn.reporting.flags import difference_flags, flag_lines
 from shadowattn.reporting.rows import Row
 
+_WITHIN = 1.96  # standard errors to either side: a 95 % interval
 _INSTALL = 'pip install "shadowattn[lm-eval]"'
 
 
@@ -155,6 +158,7 @@ class LmEval(Study):
                 "version": str(results["versions"][task]),
                 "shots": int(results["n-shot"].get(task) or 0),
                 "n": int(results["n-samples"][task]["effective"]),
+                "higher_is_better": dict(results["higher_is_better"].get(task, {})),
                 "metrics": {
                     name: float(value) for name, value in metrics.items() if "," in name and isinstance(value, int | float)
                 },
@@ -177,7 +181,7 @@ class LmEval(Study):
 
         return TaskManager(include_path=self.include_path and str(Path(self.include_path).expanduser()))
 
-    def table(self, rows: pd.DataFrame, title: str) -> Table:
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method and retention, a column a task's metric: value ± standard error, and the change against dense."""
         values = rows[~rows.metric.str.endswith("_change")]
         columns = list(values[["task", "metric", "filter"]].drop_duplicates().itertuples(index=False, name=None))
@@ -195,7 +199,7 @@ class LmEval(Study):
         )  # fmt: skip
         for method, at in rows[["method", "retention"]].drop_duplicates().itertuples(index=False):
             table.add_row(method, f"{at:g}", *(_shown(cells, (method, at, *column)) for column in columns))
-        return table
+        return Group(table, *flag_lines(rows))
 
 
 def _by_question(samples: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
@@ -222,7 +226,10 @@ def _rows(row: HarnessRow, results: dict[str, Any], dense: dict[str, Any]) -> li
             if answers and before and row.method != "dense":
                 change = float(np.subtract(answers, before).mean())
                 paired = paired_error(answers, before)
-                rows.append(replace(task_row, metric=f"{metric}_change", filter=name, value=change, error=paired))
+                gain = change if result["higher_is_better"].get(metric, True) else -change
+                flags = difference_flags(gain, gain - _WITHIN * paired, gain + _WITHIN * paired)
+                changed = replace(task_row, metric=f"{metric}_change", filter=name, value=change, error=paired)
+                rows.append(replace(changed, flag="; ".join(flags)))
     return rows
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import pandas as pd
 from matplotlib.figure import Figure
+from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
@@ -12,6 +13,7 @@ from experiments.studies.answers import Answers, Asked, means
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.needle_depths import draw as draw_depths
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
+from shadowattn.reporting.flags import flag_lines
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Retrieval(Answers):
             drawn["needle_depths"] = draw_depths(at_depth)
         return drawn
 
-    def table(self, rows: pd.DataFrame, title: str) -> Table:
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method and retention, a column a task and length; empty where dense attention answers too few."""
+        flags = flag_lines(rows[rows.metric != "accuracy_at_depth"])
         rows = means(rows)
         columns = list(rows[["task", "tokens", "chat"]].drop_duplicates().itertuples(index=False, name=None))
         heads = [f"{task}\n{tokens}{' chat' if chat else ''}" for task, tokens, chat in columns]
@@ -75,4 +78,4 @@ class Retrieval(Answers):
         for (method, at), method_rows in rows.groupby(["method", "retention"], sort=False):
             shares = method_rows.set_index(["task", "tokens", "chat"]).value
             table.add_row(str(method), f"{at:g}", *(f"{shares[place]:.0%}" if place in shares.index else "" for place in columns))
-        return table
+        return Group(table, *flags)

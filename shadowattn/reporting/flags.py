@@ -2,10 +2,15 @@
 finds fewer of the exact top-k than the authors' tool asks for."""
 
 import math
+from collections.abc import Collection
+
+import pandas as pd
 
 from shadowattn.evaluation.recall import TARGET_MEAN
 
 EQUAL_DENSITY = 0.01  # densities that differ by no larger share are equal
+ABOVE_DENSE = "above dense attention"
+SAME = "no difference can be shown"
 UNUSED = "the sparse path was not used: every head went dense"
 # Losses that differ by less are equal: another order of summation moves them as far.
 _ROUNDING_NAT = 1e-5
@@ -28,3 +33,24 @@ def quality_flag(
     if overlap is not None and overlap < TARGET_MEAN:
         flags.append(f"top-k overlap below {TARGET_MEAN:.2f}")
     return "; ".join(flags)
+
+
+def difference_flags(change: float, low: float, high: float) -> list[str]:
+    """The flags of what a method changes against dense attention, more being better, with its 95 % interval."""
+    return [flag for flag, said in ((ABOVE_DENSE, change > 0), (SAME, low <= 0 <= high)) if said]
+
+
+def flag_lines(rows: pd.DataFrame, *, without: Collection[str] = ()) -> list[str]:
+    """What the flags of rows say, a line each: the flag, and the methods, retentions and tasks that it is about.
+
+    `without`: flags that the table above the lines shows by other means.
+    """
+    about: dict[str, dict[str, list[str]]] = {}
+    for row in rows[rows.flag.fillna("") != ""].itertuples():
+        place = f"{row.task} " if getattr(row, "task", "") else ""
+        for flag in row.flag.split("; "):
+            retentions = about.setdefault(flag, {}).setdefault(f"{place}{row.method}", [])
+            if f"{row.retention:g}" not in retentions:
+                retentions.append(f"{row.retention:g}")
+    said = {flag: ", ".join(f"{who} at {' '.join(at)}" for who, at in places.items()) for flag, places in about.items()}
+    return [f"{flag}: {places}" for flag, places in said.items() if flag not in without]

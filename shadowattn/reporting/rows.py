@@ -64,18 +64,30 @@ class PlacedRow(Row):
 
 @dataclass(frozen=True)
 class EstimatorRow(PlacedRow):
-    """A row about an estimator: its `granularity`, what it `sees` and what it `needs`, by the names of `Estimator`."""
+    """A row about an estimator: its `granularity`, what it `sees` and what it `needs`, by the names of `Estimator`.
+
+    `ranked_rows` and `ranked_keys` are its `ranked_together`.
+    """
 
     granularity: str = ""
     sees: str = ""
     needs: str = ""
+    ranked_rows: int = 1
+    ranked_keys: int = 1
 
 
 # Whose queries decide what a row keeps, by `Estimator.sees`.
 GOES_BY = {"row": "the row", "earlier_rows": "earlier rows", "chunk": "later rows too"}
 
-# Whose list a ranking makes, for a reader.
-LIST_FOR = {"head": "each head", "group": "a key head's heads", "layer": "all heads"}
+_RANKED_FOR = {"head": "each head", "group": "a key head's heads", "layer": "all heads"}
+
+
+def list_for(granularity: str, rows: float | None) -> str:
+    """Whose list a ranking makes, for a reader: of which heads, and of how many rows, where that was recorded."""
+    heads = _RANKED_FOR[granularity]
+    if rows is None or rows != rows:
+        return heads
+    return f"{heads}, {({0: 'a chunk', 1: 'a row'}).get(rows, f'{rows:g} rows')}"
 
 
 @dataclass(frozen=True)

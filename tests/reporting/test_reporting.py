@@ -13,7 +13,7 @@ from shadowattn.reporting.figures.loss_by_position import draw as draw_loss_by_p
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.figures.sweep import draw as draw_sweep
-from shadowattn.reporting.flags import quality_flag
+from shadowattn.reporting.flags import difference_flags, flag_lines, quality_flag
 from shadowattn.reporting.rows import PlacedRow, Row, write_rows
 from shadowattn.reporting.style import new_figure, save
 from shadowattn.reporting.tables import summary, summary_table
@@ -109,6 +109,28 @@ def test_both_flags_at_once():
 def test_an_estimate_that_finds_too_few_keys_is_flagged():
     assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, overlap=0.89) == "top-k overlap below 0.90"
     assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, overlap=0.90) == ""
+
+
+def test_flags_are_listed_once_with_all_that_they_are_about():
+    made = [("a", 0.2, "one"), ("a", 0.5, "one; two"), ("b", 0.2, "two"), ("a", 0.2, "one"), ("c", 1.0, "")]
+    flagged = pd.DataFrame(made, columns=["method", "retention", "flag"])
+    assert flag_lines(flagged) == ["one: a at 0.2 0.5", "two: a at 0.5, b at 0.2"]
+    assert flag_lines(flagged.assign(task="copy"), without=("one",)) == ["two: copy a at 0.5, copy b at 0.2"]
+    assert flag_lines(flagged[flagged.method == "c"]) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "low", "high", "expected"),
+    [
+        (0.1, -0.1, 0.3, ["above dense attention", "no difference can be shown"]),
+        (0.2, 0.1, 0.3, ["above dense attention"]),
+        (-0.2, -0.3, -0.1, []),
+        (0.0, 0.0, 0.0, ["no difference can be shown"]),
+        (0.1, float("nan"), float("nan"), ["above dense attention"]),
+    ],
+)
+def test_a_difference_is_flagged_where_it_is_above_dense_or_may_be_none(change, low, high, expected):
+    assert difference_flags(change, low, high) == expected
 
 
 def placed() -> pd.DataFrame:

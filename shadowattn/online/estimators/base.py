@@ -120,6 +120,11 @@ class Estimator(ABC):
         """What a score takes in a chunk of so many rows that see so many keys; None: not known."""
         return None
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        """How many rows share one ranking, 0: all of a chunk; and how many neighbouring keys share one score."""
+        return 1, 1
+
     def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
         """What it has to say of its work on a chunk: shares and counts by name.
 

@@ -36,6 +36,11 @@ class FlexPrefill(Estimator):
         object.__setattr__(self, "limit", checks.number("limit", self.limit))
         object.__setattr__(self, "vertical_slash", VerticalSlash(self.block))
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        """Where means rank; elsewhere all rows of a chunk have one pattern, of single keys."""
+        return self.block, self.block
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         of_blocks = head_dim / (min(self.block, rows) * self.block)
         return EstimateCost.of(of_blocks + head_dim * min(self.block, rows) / rows, 32)

@@ -44,8 +44,11 @@ class LightningIndexer(Estimator):
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         """A head's share of what all heads of the layer have together."""
-        sharing = len(self.indexer.q[0][0][0]) / head_dim
-        return EstimateCost(self.heads * self.dims * 32 / sharing, self.dims * 4 / sharing)
+        of_row, of_key = len(self.indexer.q[0][0][0]), len(self.indexer.k[0][0])  # H·D and G·D
+        sharing = of_row / head_dim
+        ranking = EstimateCost(self.heads * self.dims * 32 / sharing, self.dims * 4 / sharing)
+        derived = of_row * (self.heads * self.dims + self.heads) + of_key * self.dims
+        return ranking + EstimateCost.deriving(derived / sharing, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         q, k, gate = self.indexer.of(chunk.layer, chunk.layer_q, chunk.k)

@@ -33,7 +33,7 @@ class Loki(Estimator):
         return self.channels.fingerprint
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(self.dims, 32)
+        return EstimateCost.of(self.dims, 32) + EstimateCost.deriving(2 * head_dim * self.dims, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         axes = self.channels.of(chunk.layer, chunk.heads)[2][:, : self.dims].to(chunk.q.device)

@@ -34,6 +34,10 @@ class MeanKeys(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        return 1, self.page
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim / self.page, 32)
 

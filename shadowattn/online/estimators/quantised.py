@@ -38,7 +38,8 @@ class Quantised(Estimator):
 
     `bits` 8 or fewer; a grid's scales then hold the same range. `smooth`: the mean key is taken off before quantising, and its
     product with each row added again, exactly, so that rows stay comparable (a row's own ranking does not need it). The mean is
-    that of all keys so far, later rows' included, so rounding depends on the chunk, as it does with dynamic scales.
+    that of all keys so far, later rows' included, so rounding depends on the chunk, as it does with dynamic scales: such a one
+    says that it `sees` the chunk.
     `requant`: scores rounded to INT8 as the graph would. `key_offset`: a fixed vector subtracted from K before anything else; a
     grid brings its own. Scores are then q·(k − offset), nothing is added again, and only a row's own scores compare.
     """
@@ -58,6 +59,8 @@ class Quantised(Estimator):
         if self.requant is not None and (self.smooth or self.bits < 8 or self.grid is None):
             raise InputError("requant: expected 8 bits, a grid and no smoothing, whose products it was calibrated on")
         key_offset_of(self.grid, self.key_offset)  # one beside a grid is refused now
+        if self.grid is None or self.smooth:
+            object.__setattr__(self, "sees", "chunk")
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, self.bits)

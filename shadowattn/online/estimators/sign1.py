@@ -1,5 +1,6 @@
 """Keys of one bit a channel, the query in full (arXiv 2609.13205, of which only the abstract was at hand)."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,9 @@ class Sign1(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim + 32 * self.scaled, 1)  # a scale weighs as much as 32 signs
+        """With a scale for each key, and the additions of the rotation counted as products."""
+        additions = 2 * head_dim * math.log2(head_dim & -head_dim) * self.rotate
+        return EstimateCost.of(head_dim + 32 * self.scaled, 1) + EstimateCost.deriving(additions, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         q = chunk.q.float()

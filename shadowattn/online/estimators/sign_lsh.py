@@ -31,8 +31,7 @@ class SignLSH(Estimator):
         object.__setattr__(self, "seed", checks.integer("seed", self.seed))
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        hashing = 32 * head_dim * self.bits * (rows + keys) / (rows * keys)
-        return EstimateCost.of(self.bits + hashing, 1)
+        return EstimateCost.of(self.bits, 1) + EstimateCost.deriving(2 * head_dim * self.bits, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         scores = Random(self.seed).scores(chunk).mul_(2.0**-24)  # in [0, 1): between two numbers of agreements

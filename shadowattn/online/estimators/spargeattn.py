@@ -44,6 +44,10 @@ class SpargeAttn(Estimator):
             object.__setattr__(self, name, checks.integer(name, getattr(self, name), least=1))
         object.__setattr__(self, "likeness", checks.number("likeness", self.likeness))
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        return self.query_block, self.key_block
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim / (min(self.query_block, rows) * self.key_block), 32)
 

@@ -12,6 +12,7 @@ from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator, check_lists, check_scores
+from shadowattn.online.estimators.per_token import token_integers
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
 
@@ -59,10 +60,14 @@ class TopP(Estimator):
     def units(self, chunk: Chunk) -> Tensor | None:
         return self.estimator.units(chunk)
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        return self.estimator.ranked_together
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
-        """The ranking's, and the 4-bit products as if of every key."""
-        ranking, weights = self.estimator.cost(head_dim, rows, keys), EstimateCost.of(head_dim, 4)
-        return ranking and EstimateCost(ranking.mac_bits + weights.mac_bits, ranking.bytes + weights.bytes)
+        """The ranking's, and the 4-bit products, with a scale for each key, as if of every key."""
+        ranking = self.estimator.cost(head_dim, rows, keys)
+        return ranking and ranking + EstimateCost.of(head_dim, 4) + EstimateCost.of(1, 32)
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """Lists of lengths of their own, for single rows: `lists` says whose."""
@@ -90,9 +95,8 @@ def loose_lists(chunk: Chunk, estimator: Estimator, rule: Rule, kernels: Kernels
 
 def four_bit_keys(chunk: Chunk, key_offset: KeyOffset | None) -> Tensor:
     """The chunk's keys less the offset, in 15 steps of a symmetric 4-bit scale of each key's own; float32 [G, K, D]."""
-    keys = shifted(chunk.k, key_offset, chunk.layer).float()
-    step = keys.abs().amax(-1, keepdim=True) / 7
-    return torch.where(step > 0, (keys / step).round() * step, 0.0)
+    integers, scales = token_integers(shifted(chunk.k, key_offset, chunk.layer).float(), 4)
+    return integers * scales
 
 
 def loose_weights(chunk: Chunk, loose: Selection, heads: slice, keys: Tensor) -> tuple[Tensor, Tensor]:

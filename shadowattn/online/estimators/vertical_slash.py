@@ -34,6 +34,10 @@ class VerticalSlash(Estimator):
         for name in ("first", "recent"):
             object.__setattr__(self, name, checks.integer(name, getattr(self, name)))
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        return 0, 1
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim * min(self.last, rows) / rows, 32)
 

@@ -36,6 +36,10 @@ class XAttention(Estimator):
         if self.block % self.stride:
             raise InputError(f"block: expected a multiple of stride={self.stride}, got {self.block}")
 
+    @property
+    def ranked_together(self) -> tuple[int, int]:
+        return self.block, self.block
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim / self.stride, 32)
 

@@ -5,7 +5,10 @@ import pytest
 
 from experiments.studies.compare_estimators import break_even_keys
 from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.top_p import TopP
 from shadowattn.online.functional import ESTIMATORS, named_estimator
+from shadowattn.reporting.rows import list_for
 from shadowattn.types import EstimateCost
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -20,7 +23,10 @@ def test_loss_and_cost_of_every_estimator(run):
     cost = rows[rows.metric == "estimate_mac_bits"].set_index(["method", "retention"]).value
     methods = set(rows.method) - {"dense", "npu_full"}
     assert set(cost.index) == {(method, at) for method in methods for at in (0.2, 0.5)}
-    assert cost["oracle", 0.2] == 4 * cost["int8", 0.2] == 8 * cost["bits4", 0.2]
+    assert cost["oracle", 0.2] == 4 * cost["int8", 0.2] == 8 * (cost["bits4", 0.2] - 32)  # a scale for each key
+    shares = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method")
+    assert (shares.ranked_rows["int8"], shares.ranked_rows["vertical_slash"], shares.ranked_rows["spargeattn"]) == (1, 0, 128)
+    assert (shares.ranked_keys["int8"], shares.ranked_keys["quest"], shares.ranked_keys["xattention"]) == (1, 16, 128)
     assert cost["random", 0.5] == cost["streaming", 0.5] == 0
     keys = rows[rows.metric == "break_even_keys"].set_index(["method", "retention"]).value
     assert set(keys.index) == set(cost.index)
@@ -40,7 +46,19 @@ def test_methods_of_another_budget_are_refused(run):
 def test_every_estimator_says_what_a_score_takes(name):
     cost = named_estimator(name).cost(64, 32, 96)
     assert isinstance(cost, EstimateCost)
-    assert cost.bytes == cost.mac_bits / 8 >= 0
+    assert cost.mac_bits >= 8 * cost.bytes >= 0  # what is derived once takes products, and what a score reads is bytes
+
+
+def test_what_a_row_and_a_key_bring_is_spread_over_the_keys_and_counts_no_bytes():
+    signs = named_estimator("sign_lsh")
+    assert signs.cost(64, 32, 96).mac_bits == 7 + 2 * 64 * 7 * 32 / 96
+    assert signs.cost(64, 32, 2**20).bytes == 7 / 8
+    whole, free = TopP(Oracle(), 0.9).cost(64, 32, 96), Oracle().cost(64, 32, 96)
+    assert whole.mac_bits - free.mac_bits == 64 * 4 + 32  # 4-bit keys, a scale each
+
+
+def test_whom_a_list_is_for_says_heads_and_rows():
+    assert [list_for("head", rows) for rows in (0, 1, 64)] == ["each head, a chunk", "each head, a row", "each head, 64 rows"]
 
 
 def test_break_even_is_where_an_estimate_of_fixed_cost_pays():

@@ -54,6 +54,12 @@ def test_dense_and_sparse_in_one_table(run, folder, ending_folder, capsys):
     shown = capsys.readouterr().out
     assert "choice v1.5" in shown
     assert "change against dense" in shown
+    changes = rows[rows.metric == "acc_change"]
+    unchanged = changes[changes.value == 0]
+    assert set(unchanged[unchanged.error == 0].flag) <= {"no difference can be shown"}
+    flagged = changes[changes.value > 0]
+    assert all("above dense attention" in flag for flag in flagged.flag)
+    assert ("above dense attention:" in shown) == any("above dense attention" in flag for flag in rows.flag)
 
 
 @pytest.mark.filterwarnings("ignore")
