@@ -11,6 +11,7 @@ from torch import Tensor
 
 from experiments.lab import Lab, MethodSettings
 from experiments.part_building import build, part_name
+from shadowattn.errors import InputError
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence
@@ -116,8 +117,14 @@ def attachment(lab: Lab, method: MethodSettings, profile: RetentionProfile) -> A
 
 
 def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | None = None) -> Estimator:
-    """A method's estimator, whose selection is made on the host, built with what its class `needs`."""
-    return _estimator(lab, method.estimator, profile)
+    """A method's estimator, whose selection is made on the host, built with what its class `needs`.
+
+    Raises `InputError`, which names the method, on settings that do not fit.
+    """
+    try:
+        return _estimator(lab, method.estimator, profile)
+    except InputError as error:
+        raise InputError(f"{method.name}: estimator: {error}") from error
 
 
 def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None) -> Estimator:

@@ -194,6 +194,7 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
     if "grid" in method.needs and lab.place.type == "cpu":  # the native estimate, whatever the attention kernel
         native.require()
     check_rule(method.rule, method.estimator_class)
+    _check_settings(method)
     if method.estimator_class.sets_budgets and method.rule.query_block != 1:
         raise InputError(
             f"{method.name}: {part_name(method.estimator)} gives single rows budgets of their own, got "
@@ -208,6 +209,15 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
         )
     if "pipeline" in lab.needs:
         _check_pipeline(lab, method)
+
+
+def _check_settings(method: "MethodSettings") -> None:
+    """Builds an estimator that nothing has to be made for, so that settings that do not fit are refused before any work."""
+    if method.needs <= {"key_offset"}:
+        try:
+            build(method.estimator)
+        except InputError as error:
+            raise InputError(f"{method.name}: estimator: {error}") from error
 
 
 def _check_place(method: "MethodSettings") -> None:

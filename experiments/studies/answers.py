@@ -24,7 +24,8 @@ class AnswerRow(Row):
     """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval; n counts questions.
 
     `METRIC_change` is the mean over the same questions of what a method changes against dense attention. `task` is the study's
-    name for it, `tokens` the length of the longest prompt with its answer, `chat` whether the chat template asks. The metric
+    name for it, `tokens` the length that prompts were made for, `context_tokens` that of the longest prompt with its answer (both
+    are the same where no length was asked for), `chat` whether the chat template asks. The metric
     `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line. `source` is where questions
     are from, a file by its content, and `cut` what of a prompt is cut to its length.
     """
@@ -192,7 +193,8 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
 def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:
     metric = task.questions[0].metric
     mean = mean_score(metric, found)
-    placed = {"task": task.name, "tokens": task.tokens, "chat": task.chat, "context_tokens": task.tokens}
+    placed = {"task": task.name, "tokens": task.tokens, "chat": task.chat}
+    placed |= {"context_tokens": max(question.tokens for question in task.questions)}
     placed |= {"source": task.source, "cut": task.cut}
     return replace(row, metric=metric, value=mean.value, low=mean.low, high=mean.high, n=mean.n, **placed)
 

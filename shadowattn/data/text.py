@@ -86,14 +86,19 @@ def hub_corpus(
     return _halves(f"{id} {name}" if name else id, "\n".join(str(line) for line in lines))
 
 
+def leading_token(tokenizer) -> list[int]:
+    """The beginning token that the tokenizer puts before plain text, alone; empty where it puts none."""
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer("a").input_ids[:1] == [begin] else []
+
+
 def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str, key: str = "tokens") -> Tensor:
     """Non-overlapping windows spread evenly over the text, int64 [W, tokens] with W ≤ `windows`, or all of them for 0.
 
     Each begins with the tokenizer's beginning-of-sequence token where it adds one. Fewer windows come back where the text holds
     fewer; raises `InputError`, which names `key` as the setting of `tokens`, where it does not hold one.
     """
-    lead = tokenizer("a").input_ids[:1] if tokenizer.bos_token_id is not None else []
-    lead = [tokenizer.bos_token_id] if lead == [tokenizer.bos_token_id] else []
+    lead = leading_token(tokenizer)
     body = tokens - len(lead)
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     whole = len(ids) // body

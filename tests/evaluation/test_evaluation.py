@@ -39,6 +39,15 @@ def test_chunks_cover_all_tokens_and_a_last_one_alone_is_no_decoding_step(length
     assert run.counters.dense_rows == 2 * 4 * length
 
 
+@pytest.mark.parametrize("last", [1, 5, 6, 7, 32, 38, 39, 70])
+def test_the_last_logits_are_those_of_all_chunks(last):
+    model, tokens = tiny_model(), torch.arange(70) % 60
+    whole = torch.cat([logits for _, logits in prefill_chunks(model, tokens, chunk_tokens=32)])
+    parts = list(prefill_chunks(model, tokens, chunk_tokens=32, last=last))
+    assert [at for part, _ in parts for at in range(part.start, part.stop)] == list(range(70 - last, 70))
+    torch.testing.assert_close(torch.cat([logits for _, logits in parts]), whole[-last:], atol=1e-5, rtol=1e-5)
+
+
 def test_unigram_loss_is_the_entropy():
     assert unigram_loss(torch.tensor([[0, 0, 1, 1], [2, 2, 3, 3]])) == pytest.approx(math.log(4))
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Task, chat_tokens, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt, opening_tokens
 from shadowattn.evaluation.tasks.files import Published
 from shadowattn.evaluation.tasks.questions import Summary
 
@@ -69,11 +69,11 @@ class ArxivSum(Task):
             raise InputError(f"task: ROUGE-L is measured by rouge-score ({error}); pip install '.[arxivsum]'") from error
         judge = partial(_rouge_l, RougeScorer(["rougeL"], use_stemmer=True))
         source = Published(self.path, self.split, self.revision)
-        papers = source.records("path", (self.article, self.abstract, *self.where), _REMEDY)
+        papers = source.records("path", {self.article: str, self.abstract: str} | dict.fromkeys(self.where, object), _REMEDY)
         papers = [paper for paper in papers if all(paper[name] == value for name, value in self.where.items())]
         check_at_most("documents", self.documents + self.shots, len(papers), "papers, examples among them")
         rng = evaluation_rng(f"task/arxivsum/{self.seed}")
-        cut, room = partial(_cut, tokenizer), self._room(chat_tokens(tokenizer, self.chat, ""))
+        cut, room = partial(_cut, tokenizer), self._room(opening_tokens(tokenizer, self.chat, ""))
         others = papers[self.documents :]
         return [
             self._question(tokenizer, cut, room, judge, rng.sample(others, self.shots), paper)

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import RetrievalExample
+from shadowattn.data.text import leading_token
 from shadowattn.engine.text import chat_opening
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks.questions import ExactMatch, Question
@@ -66,11 +67,14 @@ class Haystack:
         return self._tokenizer.decode(self._ids[start : start + self._length])
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> ExactMatch:
-    """A question of two texts, with no special token but those that the texts spell. Raises `InputError` on a doubled BOS."""
-    question = ExactMatch(*(torch.tensor(_ids(tokenizer, text), dtype=torch.int64) for text in (prompt, answer)))
-    start = tokenizer.bos_token_id
-    if start is not None and question.prompt[:2].tolist() == [start, start]:
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, *, plain: bool = True) -> ExactMatch:
+    """A question of two texts. A `plain` prompt begins with the tokenizer's beginning token where it puts one and the text does
+    not spell it; any other special token is one that the texts spell. Raises `InputError` on a doubled BOS.
+    """
+    ids, start = _ids(tokenizer, prompt), tokenizer.bos_token_id
+    ids = (leading_token(tokenizer) if plain and ids[:1] != [start] else []) + ids
+    question = ExactMatch(*(torch.tensor(one, dtype=torch.int64) for one in (ids, _ids(tokenizer, answer))))
+    if start is not None and ids[:2] == [start, start]:
         raise InputError(
             "task: expected at most one BOS token at the start of a prompt, got two; take the BOS token out of the text, or "
             "out of the tokenizer's chat template"
@@ -83,7 +87,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, 
     if chat:
         message, _, line = prompt.rpartition("\n")
         prompt = chat_opening(tokenizer, message, setting="task.chat") + line
-    return encode(tokenizer, prompt, answer)
+    return encode(tokenizer, prompt, answer, plain=not chat)
 
 
 def ask(tokenizer: PreTrainedTokenizerBase, *, document: str, request: str, line: str, answer: str, chat: bool) -> ExactMatch:
@@ -105,10 +109,12 @@ def encode_example(
     return ask(tokenizer, document=document, request=request, line=line, answer=example.answer, chat=True)
 
 
-def chat_tokens(tokenizer: PreTrainedTokenizerBase, chat: bool, request: str = REPEAT_A_LINE) -> int:
-    """What the template and the request take beside document and line, counted with a stand-in document; 0 without `chat`."""
+def opening_tokens(tokenizer: PreTrainedTokenizerBase, chat: bool, request: str = REPEAT_A_LINE) -> int:
+    """What a prompt takes beside document and line: template and request of a chat, counted with a stand-in document, and of
+    plain text the beginning token, where the tokenizer puts one.
+    """
     if not chat:
-        return 0
+        return len(leading_token(tokenizer))
     return len(_ids(tokenizer, chat_opening(tokenizer, f"{{document}}\n\n{request}", setting="task.chat")))
 
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, passage_to_copy
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, check_count, encode_example, opening_tokens
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _TOKENS_OF_WORD = 6  # at most, in the mean over a passage
@@ -44,7 +44,7 @@ class Copy(Task):
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """Prompts of about `tokens` tokens, cut from `filler` at random."""
         rng = evaluation_rng(f"task/copy/{self.seed}")
-        hay = Haystack(tokenizer, filler, tokens=self.tokens, beside=self._asking + chat_tokens(tokenizer, self.chat))
+        hay = Haystack(tokenizer, filler, tokens=self.tokens, beside=self._asking + opening_tokens(tokenizer, self.chat))
         how = {"shots": self.shots, "lead": self.lead, "words": self.words}
         return [
             encode_example(tokenizer, passage_to_copy(rng, filler=hay.drawn(rng), **how), self.chat)

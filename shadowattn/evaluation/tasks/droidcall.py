@@ -14,7 +14,8 @@ from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, e
 from shadowattn.evaluation.tasks.files import Published, read_records
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
-_CALL_ENTRIES = ("query", "intent", "extras", "id")
+_INTENT_ENTRIES = {"id": int, "action": str, "desc": str, "extras": {str: str}}
+_CALL_ENTRIES = {"query": str, "intent": str, "extras": dict, "id": int}
 _REMEDY = "give {} of github.com/UbiquitousLearning/DroidCall"
 _EMPTY = (None, "", "None", {}, [])  # how the files say that an intent has no URI, MIME type or value
 _INSTRUCTION = "These Android intents can be called, each with some of its arguments:"
@@ -28,8 +29,9 @@ class DroidCall(Task):
     `path` holds the queries that are asked, a JSON object a line (annotation_data.jsonl), of which the first `documents` are
     taken; `intents` the descriptions (intents.jsonl); `examples` solved queries (machine_generated.jsonl). A prompt describes
     `offered` intents, the right one among others drawn by `seed`, in random order; then come `shots` solved examples of
-    intents that are offered, and the query. No query that is asked serves as an example: most of them are in both files. Nothing
-    is cut: a run refuses a prompt beyond the model's context.
+    intents that are offered, and the query. No query that is asked serves as an example: most of them are in both files. Its call
+    may: an intent without arguments is called alike by every request, so that with the default settings 22 of the 48 prompts show
+    the very call that is asked for. Nothing is cut: a run refuses a prompt beyond the model's context.
 
     A call is written as JSON with `intent`, `uri`, `mime` and `extras`, each only where it is not empty. It has to match token by
     token. The metrics of DroidCall and of shadowAttn (arXiv 2508.16703, section 4: top 5 single-step complete accuracy, with 5
@@ -58,7 +60,7 @@ class DroidCall(Task):
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""
         remedy = _REMEDY.format("intents.jsonl")
-        intents = {one["id"]: one for one in read_records("intents", self.intents, ("id", "action", "desc", "extras"), remedy)}
+        intents = {one["id"]: one for one in read_records("intents", self.intents, _INTENT_ENTRIES, remedy)}
         queries = _calls("path", self.path, intents, _REMEDY.format("annotation_data.jsonl"))
         check_at_most("documents", self.documents, len(queries), "queries of the file")
         check_at_most("offered", self.offered, len(intents), "intents of the file")

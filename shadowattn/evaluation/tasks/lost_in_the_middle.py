@@ -12,6 +12,7 @@ from shadowattn.evaluation.tasks.files import Published, read_records, read_text
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _REMEDY = "give a kv-retrieval file of github.com/nelson-liu/lost-in-the-middle, such as kv-retrieval-75_keys.jsonl.gz"
+_ENTRIES = {"ordered_kv_records": [(str, str)], "key": str, "value": str}
 _RECORDS, _KEY = "{formatted_kv_records}", "{key}"  # what the published prompts call them
 _TEMPLATE = f'This JSON object has a value for every key.\n\n{_RECORDS}\n\nWhich value does the key "{_KEY}" have?\nIts value is:'
 
@@ -50,7 +51,7 @@ class LostInTheMiddle(Task):
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else."""
         template = _TEMPLATE if self.template is None else self._template(self.template)
-        lines = read_records("path", self.path, ("ordered_kv_records", "key", "value"), _REMEDY)
+        lines = read_records("path", self.path, _ENTRIES, _REMEDY)
         check_at_most("documents", self.documents, len(lines), "lines of the file")
         return [
             self._question(tokenizer, template, line["ordered_kv_records"], line["key"], line["value"])

@@ -18,6 +18,7 @@ from shadowattn.evaluation.tasks.files import Published, read_records, read_text
 from shadowattn.evaluation.tasks.questions import Written
 
 _REMEDY = "give an nq-open file of github.com/nelson-liu/lost-in-the-middle, such as nq-open-oracle.jsonl.gz"
+_ENTRIES = {"question": str, "answers": [str], "ctxs": [{"title": str, "text": str}]}
 _RESULTS, _QUESTION = "{search_results}", "{question}"  # what the published prompts call them
 _TEMPLATE = (
     f"Answer the question by these documents. Some of them have nothing to do with it.\n\n{_RESULTS}\n\nQuestion: {_QUESTION}"
@@ -63,7 +64,7 @@ class MultiDocumentQA(Task):
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Written]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""
         template = _TEMPLATE if self.template is None else _template(self.template)
-        lines = read_records("path", self.path, ("question", "answers", "ctxs"), _REMEDY)
+        lines = read_records("path", self.path, _ENTRIES, _REMEDY)
         check_at_most("documents", self.documents, len(lines), "lines of the file")
         every, rng = [text for line in lines for text in line["ctxs"]], evaluation_rng(f"task/multi_document_qa/{self.seed}")
         return [self._question(tokenizer, template, rng, every, line) for line in lines[: self.documents]]

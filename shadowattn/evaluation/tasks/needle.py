@@ -9,7 +9,15 @@ from transformers import PreTrainedTokenizerBase
 from shadowattn import checks
 from shadowattn.data.retrieval import RetrievalExample, evaluation_rng, needle_in_filler, resident_in_filler
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, REPEAT_A_LINE, Haystack, Task, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import (
+    HAYSTACK_CUT,
+    REPEAT_A_LINE,
+    Haystack,
+    Task,
+    check_count,
+    encode_example,
+    opening_tokens,
+)
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 # The wording whose question shares no content word with the hidden sentence, so that no line is to be repeated.
@@ -54,7 +62,7 @@ class Needle(Task):
         """Prompts of at most `tokens` tokens, cut from `filler` at random."""
         rng = evaluation_rng(f"task/needle/{self.seed}")
         request = _COMPLETE_A_SENTENCE if self.wording == _COUNTRY else REPEAT_A_LINE
-        beside = _NEEDLE_TOKENS[self.wording] + chat_tokens(tokenizer, self.chat, request)
+        beside = _NEEDLE_TOKENS[self.wording] + opening_tokens(tokenizer, self.chat, request)
         hay = Haystack(tokenizer, filler, tokens=self.tokens, beside=beside)
         examples = [self._example(rng, hay.drawn(rng), depth) for depth in self.question_depths]
         return [encode_example(tokenizer, example, self.chat, request) for example in examples]

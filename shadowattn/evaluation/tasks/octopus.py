@@ -55,11 +55,11 @@ class Octopus(Task):
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Choice]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""
-        records = read_records("functions", self.functions, ("name", "description"), _FUNCTIONS_REMEDY)
+        records = read_records("functions", self.functions, {"name": str, "description": str}, _FUNCTIONS_REMEDY)
         functions = {one["name"]: " ".join(one["description"].split()) for one in records}
         check_at_most("functions", len(functions), len(string.ascii_uppercase), "letters there are")
         check_at_most("top", self.top, len(functions) - 1, "functions beside the right one")
-        queries = read_records("path", self.path, ("query", "function"), _QUERIES_REMEDY)
+        queries = read_records("path", self.path, {"query": str, "function": str}, _QUERIES_REMEDY)
         if unknown := sorted({one["function"] for one in queries} - set(functions)):
             raise InputError(f"task.path: expected functions of task.functions, got {', '.join(unknown)}; {_FUNCTIONS_REMEDY}")
         check_at_most("documents", self.documents + self.shots, len(queries), "requests, examples among them")

@@ -49,9 +49,9 @@ class ExactMatch(Question):
 
     def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
         tokens = torch.cat([self.prompt, self.answer[:-1]])
-        chunks = prefill_chunks(model, tokens, chunk_tokens=chunk_tokens)
+        chunks = prefill_chunks(model, tokens, chunk_tokens=chunk_tokens, last=len(self.answer))
         likeliest = torch.cat([_numbers(logits).argmax(-1) for _, logits in chunks])
-        return float(likeliest[len(self.prompt) - 1 :].cpu().equal(self.answer))
+        return float(likeliest.cpu().equal(self.answer))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,8 @@ class Choice(Question):
         return len(self.prompt) + 1
 
     def score(self, model: PreTrainedModel, *, chunk_tokens: int) -> float:
-        for _, logits in prefill_chunks(model, self.prompt, chunk_tokens=chunk_tokens):
-            last = logits[-1]
-        likelihoods = _numbers(last)[self.choices.to(last.device)]
+        ((_, logits),) = prefill_chunks(model, self.prompt, chunk_tokens=chunk_tokens, last=1)
+        likelihoods = _numbers(logits[-1])[self.choices.to(logits.device)]
         return float(int((likelihoods >= likelihoods[self.right]).sum()) <= self.top)
 
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng, key_value_records
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, chat_tokens, check_count, encode_example
+from shadowattn.evaluation.tasks.base import HAYSTACK_CUT, Haystack, Task, check_count, encode_example, opening_tokens
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
 _RECORD_TOKENS = 16  # what a record takes, at most
@@ -50,7 +50,7 @@ class RetrievalKV(Task):
         if self.tokens is None:
             return [encode_example(tokenizer, key_value_records(rng, pairs=count), self.chat) for count in counts]
         hay = Haystack(
-            tokenizer, filler, tokens=self.tokens, beside=_RECORD_TOKENS * (self.pairs + 1) + chat_tokens(tokenizer, self.chat)
+            tokenizer, filler, tokens=self.tokens, beside=_RECORD_TOKENS * (self.pairs + 1) + opening_tokens(tokenizer, self.chat)
         )
         return [
             encode_example(tokenizer, key_value_records(rng, pairs=count, filler=hay.drawn(rng)), self.chat) for count in counts

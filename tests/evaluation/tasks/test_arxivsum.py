@@ -90,7 +90,7 @@ def test_a_data_set_of_the_hub_is_read_like_a_file(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     source = Published("some/papers", "train", "abc")
-    assert source.records("path", ("article",), "give another") == [{"article": "A", "abstract": "B"}]
+    assert source.records("path", {"article": str}, "give another") == [{"article": "A", "abstract": "B"}]
     assert asked == {"path": "some/papers", "split": "train", "revision": "abc"}
     with pytest.raises(InputError, match="expected columns body in some/papers, got article, abstract; body are missing"):
-        source.records("path", ("body",), "give another")
+        source.records("path", {"body": str}, "give another")

@@ -155,6 +155,45 @@ def test_refuses_a_chat_without_a_template(bundled):
         Needle(chat=True).questions(bundled.tokenizer, stdlib_text("heldout")[:50_000])
 
 
+class Beginning:
+    """A tokenizer that puts its beginning token before plain text."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.bos_token_id = tokenizer, tokenizer("<").input_ids[0]
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text, add_special_tokens=True, **options):
+        made = self._tokenizer(text, add_special_tokens=False, **options)
+        if add_special_tokens:
+            made["input_ids"] = [self.bos_token_id, *made["input_ids"]]
+        return made
+
+
+def test_a_plain_prompt_begins_with_one_beginning_token_where_the_tokenizer_puts_one(bundled):
+    tokenizer = Beginning(bundled.tokenizer)
+    begin = tokenizer.bos_token_id
+    assert encode(tokenizer, "a", "b").prompt.tolist() == [begin, *bundled.tokenizer("a").input_ids]
+    assert encode(tokenizer, "a", "b").answer.tolist() == bundled.tokenizer("b").input_ids
+    assert encode(tokenizer, "<a", "b").prompt.tolist() == bundled.tokenizer("<a").input_ids  # the text spells it
+    assert encode(tokenizer, "a", "b", plain=False).prompt.tolist() == bundled.tokenizer("a").input_ids  # the template decides
+    assert encode(bundled.tokenizer, "a", "b").prompt.tolist() == bundled.tokenizer("a").input_ids
+
+
+@pytest.mark.parametrize(
+    "task", [Needle(documents=2, tokens=900), Copy(documents=2, tokens=900), RetrievalKV(documents=2, pairs=5, tokens=900)]
+)
+def test_a_beginning_token_counts_among_the_tokens_of_a_prompt(task, bundled):
+    filler = stdlib_text("heldout")[:50_000]
+    for with_it, without in zip(
+        task.questions(Beginning(bundled.tokenizer), filler), task.questions(bundled.tokenizer, filler), strict=True
+    ):
+        assert int(with_it.prompt[0]) == Beginning(bundled.tokenizer).bos_token_id
+        assert with_it.tokens <= 900
+        assert without.tokens <= 900
+
+
 def test_refuses_a_prompt_that_begins_with_two_bos_tokens(bundled):
     tokenizer = Chatty(bundled.tokenizer)
     tokenizer.bos_token_id = bundled.tokenizer("<").input_ids[0]

@@ -42,6 +42,21 @@ def test_methods_of_another_budget_are_refused(run):
         run("compare_estimators", "+exp=compare_estimators", "allocator@compare.sparq.allocator=first_layers_dense")
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("compare.quest.estimator.page=0", "quest: estimator: page: expected"),
+        ("compare.bits4.estimator.bits=1", "bits4: estimator: bits: expected"),
+    ],
+)
+def test_settings_of_an_estimator_that_do_not_fit_are_refused_before_any_work(run, setting, message, capsys):
+    with pytest.raises(SystemExit):
+        run("compare_estimators", "+exp=compare_estimators", setting)
+    said = capsys.readouterr()
+    assert message in said.out + said.err
+    assert "evaluate:" not in said.out
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_says_what_a_score_takes(name):
     cost = named_estimator(name).cost(64, 32, 96)
