@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Group
@@ -19,6 +20,7 @@ from experiments.lab import Lab, MethodSettings
 from experiments.progress import say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
+from shadowattn.evaluation.intervals import bootstrap_interval
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.evaluation.tasks import mean_score
 from shadowattn.offline import save_profile
@@ -35,6 +37,8 @@ _UNITS = {
     "loss": "nat",
     "loss_increase": "nat",
     "loss_increase_error": "nat",
+    "loss_increase_low": "nat",
+    "loss_increase_high": "nat",
     "kl_divergence": "nat",
     "first_divergent_token": "tokens",
 }
@@ -190,12 +194,25 @@ def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tenso
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
     ]
+    rows += _interval_rows(row, cell, dense)
     observed = windows[: lab.of("evaluation").fidelity_windows].numel()
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
     generated = lab.of("evaluation").fidelity_windows * lab.of("evaluation").generated_tokens
     rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
     rows += _score_rows(lab, row, cell)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def _interval_rows(row: PlacedRow, cell: Cell, dense: Cell) -> list[Row]:
+    """The ends of the 95 % intervals of perplexity and loss increase, by the bootstrap of windows, paired for the increase."""
+    if len(cell.window_losses) < 2:
+        return []
+    loss = bootstrap_interval(cell.window_losses)
+    ends = {"perplexity_low": math.exp(loss.low), "perplexity_high": math.exp(loss.high)}
+    if cell is not dense:
+        increase = bootstrap_interval(np.subtract(cell.window_losses, dense.window_losses))
+        ends |= {"loss_increase_low": increase.low, "loss_increase_high": increase.high}
+    return [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
 
 
 def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:
@@ -249,6 +266,7 @@ def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: f
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),
         replace(row, metric="unigram_loss", value=floor, unit="nat", n=windows.numel()),
+        *_interval_rows(replace(row, flag=""), dense, dense),
         *_score_rows(lab, replace(row, flag=""), dense),
     ]
 

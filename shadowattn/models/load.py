@@ -191,6 +191,11 @@ def load_random(
     size = replace(KNOWN_MODELS[shape].shape, **changed)
     if hidden is not None:
         size = replace(size, intermediate=4 * hidden)
+    tokenizer = AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True)
+    if size.vocabulary < len(tokenizer):
+        raise InputError(
+            f"model.vocabulary: expected at least the {len(tokenizer)} tokens of the bundled tokenizer, got {size.vocabulary}"
+        )
     try:
         config = size.build_config()
     except StrictDataclassError as error:
@@ -199,5 +204,4 @@ def load_random(
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()
     name = "_".join([f"random-{shape}", *(f"{key}{value}" for key, value in changed.items())])
-    tokenizer, digest = AutoTokenizer.from_pretrained(str(BUNDLED), local_files_only=True), fingerprint(model)
-    return LoadedModel(_moved(model, place), tokenizer, name, digest)
+    return LoadedModel(_moved(model, place), tokenizer, name, fingerprint(model))

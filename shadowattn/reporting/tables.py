@@ -48,11 +48,12 @@ def summary_table(rows: pd.DataFrame, title: str) -> Table:
 
 def _intervals(rows: pd.DataFrame) -> dict[tuple[str, str, float], str]:
     """What follows a value, by metric, method and retention: its 95 % interval and n, where the rows have the ends."""
-    ends = rows[rows.metric.isin(("accuracy_low", "accuracy_high"))]
-    if ends.empty:
-        return {}
-    wide = ends.pivot_table(index=["method", "retention", "n"], columns="metric", values="value")
-    return {
-        ("accuracy", method, at): f" ({line.accuracy_low:.2f} … {line.accuracy_high:.2f}, n = {n})"
-        for (method, at, n), line in wide.iterrows()
-    }
+    found = {}
+    for name in ("accuracy", "perplexity"):
+        ends = rows[rows.metric.isin((f"{name}_low", f"{name}_high"))]
+        if not ends.empty:
+            wide = ends.pivot_table(index=["method", "retention", "n"], columns="metric", values="value")
+            for (method, at, n), line in wide.iterrows():
+                low, high = line[f"{name}_low"], line[f"{name}_high"]
+                found[name, method, at] = f" ({low:.2f} … {high:.2f}, n = {n})"
+    return found

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from shadowattn.errors import InputError
-from shadowattn.evaluation.intervals import mean_interval, resampled_largest_to_median, share_interval
+from shadowattn.evaluation.intervals import bootstrap_interval, mean_interval, resampled_largest_to_median, share_interval
 
 
 def test_the_interval_of_a_mean_is_students():
@@ -19,6 +19,18 @@ def test_the_interval_of_a_mean_holds_the_truth_19_times_of_20():
     draws = np.random.default_rng(0).normal(1.0, 2.0, (2000, 8))
     intervals = [mean_interval(row) for row in draws]
     assert np.mean([one.low <= 1.0 <= one.high for one in intervals]) == pytest.approx(0.95, abs=0.015)
+
+
+def test_the_bootstrap_comes_near_students_interval_with_many_values_and_is_shorter_with_few():
+    draws = np.random.default_rng(0).normal(1.0, 2.0, 400)
+    found, students = bootstrap_interval(draws), mean_interval(draws)
+    assert (found.value, found.n) == (students.value, 400)
+    assert (found.low, found.high) == pytest.approx((students.low, students.high), abs=0.03)
+    assert bootstrap_interval(draws) == found
+    few, students = bootstrap_interval(draws[:8]), mean_interval(draws[:8])
+    assert 0.6 < (few.high - few.low) / (students.high - students.low) < 0.9
+    equal = bootstrap_interval([0.25] * 5)
+    assert (equal.low, equal.value, equal.high) == (0.25, 0.25, 0.25)
 
 
 def test_all_documents_right_does_not_make_a_share_of_one_certain():
@@ -47,7 +59,10 @@ def test_the_largest_against_the_median_over_resamples():
     assert resampled_largest_to_median(np.tile([[-1.0], [-1.0], [6.0]], 4)).value == np.inf
 
 
-@pytest.mark.parametrize("measure", [lambda: mean_interval([1.0]), lambda: resampled_largest_to_median(np.ones((3, 1)))])
+@pytest.mark.parametrize(
+    "measure",
+    [lambda: mean_interval([1.0]), lambda: bootstrap_interval([1.0]), lambda: resampled_largest_to_median(np.ones((3, 1)))],
+)
 def test_one_value_has_no_interval(measure):
     with pytest.raises(InputError, match="at least 2"):
         measure()

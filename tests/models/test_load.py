@@ -88,6 +88,8 @@ def test_a_random_model_has_the_published_shape_and_the_same_weights_each_time()
         load_random("gpt5")
     with pytest.raises(InputError, match="float32, bfloat16"):
         load_random("qwen2_0_5b", dtype="int4", **small)
+    with pytest.raises(InputError, match=r"model\.vocabulary: expected at least the 2560 tokens of the bundled .*, got 100"):
+        load_random("qwen2_0_5b", layers=2, hidden=64, vocabulary=100)
 
 
 def test_the_device_is_checked_before_the_weights_are_read(monkeypatch):
