@@ -10,6 +10,7 @@ from experiments.publish import ROOT, read_reference
 
 REFERENCE = ROOT / "results" / "reference"
 SHAPES = {"qwen2-0.5b": "Qwen2-0.5B", "qwen2-1.5b": "Qwen2-1.5B", "phonelm-1.5b": "PhoneLM-1.5B"}
+_MARKS = "†‡§¶"  # of flagged cells
 INCREASE = ("loss_increase", "loss_increase_error")
 
 
@@ -56,6 +57,22 @@ def source(name: str, n: str) -> str:
         command = f"`{origin['command_today']}`, which then was {command}"
     on = origin_line(rows_of(name), origin["machine"], origin["commit"], origin["dirty"])
     return f"`results/reference/{name}.csv`, {n}; {on}; {command}"
+
+
+def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
+    """Loss above dense ± its standard error of every method and retention, with a mark for each flag; and what the marks say."""
+    placed = rows.set_index(["method", "retention"])
+    increase, error = (placed.value[placed.metric == metric] for metric in INCREASE)
+    flags = placed.flag[placed.metric == "loss_increase"].str.split("; ")
+    found = dict.fromkeys(flag for cell in increase.index for flag in flags[cell] if flag)
+    if len(found) > len(_MARKS):
+        raise ValueError(f"expected at most {len(_MARKS)} different flags, got {', '.join(found)}; add marks")
+    marks = dict(zip(found, _MARKS, strict=False))
+    cells = {
+        cell: f"{increase[cell]:+.3f} ± {error[cell]:.3f}" + "".join(f" {marks[flag]}" for flag in flags[cell] if flag)
+        for cell in increase.index
+    }
+    return cells, "".join(f"; {mark} {flag}" for flag, mark in marks.items())
 
 
 def dash(value: float, digits: int) -> str:

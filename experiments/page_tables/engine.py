@@ -1,6 +1,6 @@
 """Tables about the engine."""
 
-from experiments.page_tables.common import INCREASE, rows_of, table
+from experiments.page_tables.common import loss_cells, rows_of, table
 
 _FORMS = {
     "float32": "float32",
@@ -23,15 +23,12 @@ def blocks_smollm2() -> str:
     """What every arithmetic of the blocks loses on SmolLM2, with dense attention and with sparse attention."""
     name = "study_blocks_smollm2"
     rows = rows_of(name)
-    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
-    retentions = sorted(increase.index.get_level_values("retention").unique(), reverse=True)
-    lines = [
-        [words, *(f"{increase[form, at]:+.3f} ± {error[form, at]:.3f}" if (form, at) in increase else "" for at in retentions)]
-        for form, words in _FORMS.items()
-    ]
+    losses, marks = loss_cells(rows)
+    retentions = sorted({at for _, at in losses}, reverse=True)
+    lines = [[words, *(losses.get((form, at), "") for at in retentions)] for form, words in _FORMS.items()]
     heads = ["dense attention" if at == 1 else f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    return table(["loss above float32, nat", *heads], lines, name, f"n = {windows} windows, ± one standard error, paired")
+    return table(["loss above float32, nat", *heads], lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")
 
 
 def look_ahead_smollm2() -> str:

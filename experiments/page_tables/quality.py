@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, dash, rows_of, table
+from experiments.page_tables.common import INCREASE, dash, loss_cells, rows_of, table
 from experiments.studies.compare_estimators import kind_of
 from shadowattn.reporting.style import attending_to_all
 
@@ -68,14 +68,18 @@ _SIZES = {
 
 def model_sizes() -> str:
     """What an estimate and a window lose on models of three sizes."""
+    shown = ("int8_uniform", "streaming")
+    parts = {name: rows_of(name) for name in _SIZES}
+    chosen = [rows[rows.method.isin(shown) & rows.retention.isin([0.1, 0.2])] for rows in parts.values()]
+    losses, marks = loss_cells(
+        pd.concat([rows.assign(method=name + rows.method) for name, rows in zip(parts, chosen, strict=True)])
+    )
     lines = []
     for name, (model, text) in _SIZES.items():
-        rows = rows_of(name)
-        increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
-        cells = [(method, at) for at in (0.1, 0.2) for method in ("int8_uniform", "streaming")]
-        windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-        lines.append([model, text, str(windows), *(f"{increase[cell]:+.3f} ± {error[cell]:.3f}" for cell in cells)])
-    methods = ("`int8_uniform`", "`streaming`")
+        windows = int(parts[name].n[parts[name].metric == "loss_increase_error"].iloc[0])
+        cells = (losses[name + method, at] for at in (0.1, 0.2) for method in shown)
+        lines.append([model, text, str(windows), *cells])
+    methods = [f"`{method}`" for method in shown]
     header = [
         "model, parameters",
         "text",
@@ -85,7 +89,8 @@ def model_sizes() -> str:
     names = ", ".join(f"`results/reference/{name}.csv`" for name in _SIZES)
     cells = [header, ["---"] * len(header), *lines]
     return (
-        "\n".join("| " + " | ".join(line) + " |" for line in cells) + f"\n\n{names}, loss above dense in nat ± one standard error"
+        "\n".join("| " + " | ".join(line) + " |" for line in cells)
+        + f"\n\n{names}, loss above dense in nat ± one standard error{marks}"
     )
 
 
@@ -99,18 +104,15 @@ def _losses(name: str) -> str:
     rows = rows_of(name)
     whole = attending_to_all(rows).method
     rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
-    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
-    retentions = sorted(increase.index.get_level_values("retention").unique())
+    losses, marks = loss_cells(rows)
+    retentions = sorted({at for _, at in losses})
     lines = [
-        [
-            f"`{method}`",
-            *(f"{increase[method, r]:+.3f} ± {error[method, r]:.3f}" if (method, r) in increase else "" for r in retentions),
-        ]
-        for method in dict.fromkeys(increase.index.get_level_values("method"))
+        [f"`{method}`", *(losses.get((method, at), "") for at in retentions)]
+        for method in dict.fromkeys(name for name, _ in losses)
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
+    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")
 
 
 def top_p() -> str:
@@ -171,14 +173,15 @@ def _estimators(name: str) -> str:
     """A line an estimator, that of the least mean loss first."""
     rows = rows_of(name)
     costs = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method").fillna({"needs": ""})
-    increase, error = (rows[rows.metric == metric].set_index(["method", "retention"]).value for metric in INCREASE)
-    losses = increase[increase.index.get_level_values("method").isin(costs.index)].unstack()
+    losses, marks = loss_cells(rows[rows.method.isin(costs.index)])
+    retentions = sorted({at for _, at in losses})
+    increase = rows[(rows.metric == "loss_increase") & rows.method.isin(costs.index)]
     lines = []
-    for method in losses.mean(axis=1).sort_values().index:
-        cells = (f"{losses.loc[method, at]:+.3f} ± {error[method, at]:.3f}" for at in losses.columns)
+    for method in increase.groupby("method").value.mean().sort_values().index:
+        cells = (losses[method, at] for at in retentions)
         kind = costs.loc[method]
         lines.append([f"`{method}`", f"{kind.value:.4g}", *kind_of(kind), *cells])
     header = ["loss above dense, nat", "MAC × bits", "goes by", "a list for", "keys at once", "calibrated"]
-    header += [f"{at:.0%} of the keys" for at in losses.columns]
+    header += [f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired")
+    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")

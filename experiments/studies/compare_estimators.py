@@ -29,6 +29,8 @@ _SHOWN = {
     "density": "density",
     "accuracy": "answered",
 }
+# What calibration text gives an estimator, where its name does not say it.
+_MADE = {"indexer": "trained indexer", "key_offset": "key offset"}
 _LEGEND = (
     "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context; floats count 32 bits\n"
     "break-even: the fewest keys at which estimate and sparse attention take fewer bit products than dense; inf: none; counted\n"
@@ -106,7 +108,8 @@ class CompareEstimators(Quality):
 
 def kind_of(row: pd.Series) -> list[str]:
     """What an estimator's row says of its lists: whom they go by, whom they are for, keys chosen at once, what is calibrated."""
-    return [GOES_BY[row.sees], list_for(row.granularity, row.get("ranked_rows")), _said(row.get("ranked_keys"), "g"), row.needs]
+    needs = ", ".join(_MADE.get(name, name) for name in row.needs.split())
+    return [GOES_BY[row.sees], list_for(row.granularity, row.get("ranked_rows")), _said(row.get("ranked_keys"), "g"), needs]
 
 
 def break_even_keys(estimator: Estimator, *, head_dim: int, rows: int, retention: float) -> float:
