@@ -111,7 +111,10 @@ class Passes(Study):
 
 
 def time_forms(size: Size, tokens: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of the first and of the next token by every form, `rounds` of each. Raises `RuntimeError` where a pass changed the logits."""
+    """Seconds of the first and of the next token by every form, `rounds` of each.
+
+    Raises `RuntimeError` where a pass changed the logits.
+    """
     calls = {form: _Caller(form, size) for form in FORMS}
     times: dict[str, dict[str, list[float]]] = {form: {} for form in FORMS}
     for metric, step in (("first_token", _Caller.first), ("next_token", _Caller.following)):
