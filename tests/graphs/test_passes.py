@@ -101,6 +101,12 @@ def test_a_head_behind_a_soft_cap_and_a_bias_is_found_and_a_graph_without_one_is
     before = compiled(graph)([given])[0]
     assert np.array_equal(compiled(rewritten(graph, found))([given])[0], before[:, -1:])
     assert found.changed == 1
+    bias = ov.opset13.parameter([-1, -1, 16], np.float32)  # of each token its own
+    rows = ov.opset13.constant(np.ones((5, 1), np.float32))
+    for other, given in ((bias, [hidden, bias]), (rows, [hidden])):
+        biased = ov.opset13.add(ov.opset13.matmul(hidden, weights, False, True), other)
+        with pytest.raises(InputError, match=r"LastTokenSlice: expected a product"):
+            rewritten(ov.Model([biased], given), LastTokenSlice())
     pooled = ov.opset13.reduce_sum(ov.opset13.matmul(hidden, weights, False, True), np.int64([1]))
     with pytest.raises(InputError, match=r"LastTokenSlice: expected a product .* found none"):
         rewritten(ov.Model([pooled], [hidden]), LastTokenSlice())

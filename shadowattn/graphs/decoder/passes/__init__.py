@@ -1,7 +1,7 @@
 """Surgery on a whole decoder's graph, as passes of OpenVINO (`openvino.passes`).
 
-Each is a `MatcherPass`, which a `GraphRewrite` takes beside others (`add_matcher`) and a `Manager` by itself (`register_pass`);
-`rewritten` does the second, as a `ModelPass` may. Each counts in `changed` what it changed.
+Each is a `MatcherPass`: a `GraphRewrite` takes it beside others (`add_matcher`), a `Manager` takes it alone (`register_pass`).
+`Rewrite` makes one `ModelPass` of several, and `rewritten` runs them over a graph. Each counts in `changed` what it changed.
 """
 
 from collections.abc import Iterable

@@ -8,17 +8,18 @@ from openvino.passes import Matcher, MatcherPass, WrapType
 from shadowattn.errors import InputError
 
 _END = np.iinfo(np.int64).max
-# What may stand between the head's product and the result: it acts on every token alone.
+# What may stand between the head's product and the result. With constants that are the same for all tokens it acts on each
+# token alone.
 _BEHIND = frozenset({"Add", "Convert", "Divide", "Multiply", "Tanh"})
 
 
 class LastTokenSlice(MatcherPass):
     """Slices the head's input [B, T, E] to its last token, so that the logits are [B, 1, V]. A second time it changes nothing.
 
-    The head is the product whose consumers lead to a result of the graph through elementwise nodes alone (a bias, a soft cap, a
-    conversion). Precondition: it multiplies a tensor of three dimensions, not transposed, by weights, however they are made
-    (a constant of its own, the embedding's, or compressed values and their scales). Logits of a chunk's other tokens are lost:
-    no graph that checks drafts or measures a loss can do with it.
+    The head is the product whose consumers lead to a result of the graph through elementwise nodes alone, whose other inputs are
+    constants that are the same for all tokens (a bias, a soft cap, a conversion). Precondition: it multiplies a tensor of three
+    dimensions, not transposed, by weights, however they are made (a constant of its own, the embedding's, or compressed values
+    and their scales). Logits of a chunk's other tokens are lost: no graph that checks drafts or measures a loss can do with it.
     """
 
     def __init__(self):
@@ -32,8 +33,9 @@ class LastTokenSlice(MatcherPass):
         """Raises `InputError` where the graph has no head."""
         if not self._found:
             raise InputError(
-                "LastTokenSlice: expected a product [B, T, E] × weights that leads to a result through elementwise nodes, found "
-                "none; the graph has no output head, or transposes its input"
+                "LastTokenSlice: expected a product [B, T, E] × weights that leads to a result through elementwise nodes with "
+                "constants that are the same for all tokens, found none; the graph has no output head, transposes its input, or "
+                "adds to each token a value of its own"
             )
 
     def _slice(self, matcher: Matcher) -> bool:
@@ -57,11 +59,28 @@ def _is_head(output: ov.Output) -> bool:
         return False
     ahead = [product]
     while ahead:
-        consumers = [port.get_node() for port in ahead.pop().output(0).get_target_inputs()]
-        if any(node.get_type_name() not in _BEHIND | {"Result"} for node in consumers):
+        consumers = [port for port in ahead.pop().output(0).get_target_inputs() if port.get_node().get_type_name() != "Result"]
+        if not all(_acts_on_each_token(port) for port in consumers):
             return False
-        ahead += [node for node in consumers if node.get_type_name() != "Result"]
+        ahead += [port.get_node() for port in consumers]
     return True
+
+
+def _acts_on_each_token(port: ov.Input) -> bool:
+    """Whether the node of this input does the same to every token of it."""
+    node = port.get_node()
+    others = [value for place, value in enumerate(node.input_values()) if place != port.get_index()]
+    return node.get_type_name() in _BEHIND and all(_is_one_for_all_tokens(value) for value in others)
+
+
+def _is_one_for_all_tokens(value: ov.Output) -> bool:
+    shape = value.get_partial_shape()
+    return (
+        _is_made_of_constants(value.get_node())
+        and shape.is_static
+        and len(shape) <= 3
+        and (len(shape) < 2 or shape[len(shape) - 2].get_length() == 1)
+    )
 
 
 def _is_made_of_constants(node: ov.Node) -> bool:
