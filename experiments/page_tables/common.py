@@ -56,7 +56,8 @@ def source(name: str, n: str) -> str:
     if "command_today" in origin:
         command = f"`{origin['command_today']}`, which then was {command}"
     on = origin_line(rows_of(name), origin["machine"], origin["commit"], origin["dirty"])
-    return f"`results/reference/{name}.csv`, {n}; {on}; {command}"
+    although = "".join(f"; {reason}" for reason in origin.get("published_although", []))
+    return f"`results/reference/{name}.csv`, {n}; {on}{although}; {command}"
 
 
 def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:

@@ -16,7 +16,7 @@ from shadowattn.errors import InputError
 # What an entry of a record has to be: a class; [x], a list of x; (x, y), a list of one x and one y; {"name": x}, an object with
 # at least that entry; {str: x}, an object whose entries all are x.
 Kind = Any
-_NAMES = {str: "text", int: "a whole number", dict: "an object", list: "a list", object: "any value"}
+_NAMES = {str: "text", int: "a whole number", dict: "an object", object: "any value"}
 
 
 def read_text(setting: str, path: str, remedy: str) -> str:

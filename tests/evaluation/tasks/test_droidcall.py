@@ -97,6 +97,7 @@ def test_the_published_files_are_read(test_data, bundled):
     questions = task.questions(bundled.tokenizer, "")
     assert len(questions) == 48
     published = [json.loads(line)["query"] for line in (folder / names["path"]).read_text().splitlines()]
+    told = 0
     for query, question in zip(published, questions, strict=True):
         prompt, answer = bundled.tokenizer.decode(question.prompt), bundled.tokenizer.decode(question.answer)
         intents, examples, asked = parts(prompt)
@@ -105,6 +106,8 @@ def test_the_published_files_are_read(test_data, bundled):
         assert len(examples) == 5
         assert not {request for request, _ in examples} & set(published)
         assert json.loads(answer)["intent"] in {intent["intent"] for intent in intents}
+        told += answer.strip() in {shown.strip() for _, shown in examples}
+    assert told == 22
 
 
 @pytest.mark.parametrize(
