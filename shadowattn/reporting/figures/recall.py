@@ -54,6 +54,8 @@ def _heads(axis, rows: pd.DataFrame) -> None:
     least = recalls.retention.min()
     cells = recalls[recalls.retention == least].pivot(index="layer", columns="head", values="value")
     image = axis.imshow(cells, aspect="auto", cmap="viridis", vmax=1)
-    axis.set(xlabel="head", ylabel="layer", xticks=range(cells.shape[1]), yticks=range(cells.shape[0]))
+    axis.set(xlabel="head", ylabel="layer")
+    for of in (axis.xaxis, axis.yaxis):
+        of.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=15, integer=True))
     axis.set_title(f"recall by head at {least:.0%}: {name}", fontsize=9)
     axis.figure.colorbar(image, ax=axis)
