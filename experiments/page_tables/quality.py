@@ -54,6 +54,11 @@ def headline() -> str:
     return _losses("headline_wikitext")
 
 
+def headline_more() -> str:
+    """The same at further retentions."""
+    return _losses("headline_wikitext_more", most=0.7)
+
+
 def headline_qwen2_5_coder() -> str:
     """Loss above dense on Qwen2.5-Coder-1.5B."""
     return _losses("headline_qwen2_5_coder")
@@ -99,11 +104,11 @@ def allocators_smollm2() -> str:
     return _losses("study_allocators_smollm2")
 
 
-def _losses(name: str) -> str:
-    """Loss above dense of every method, a column a retention."""
+def _losses(name: str, most: float = 0.5) -> str:
+    """Loss above dense of every method, a column a retention up to `most`."""
     rows = rows_of(name)
     whole = attending_to_all(rows).method
-    rows = rows[(rows.retention <= 0.5) | rows.method.isin(whole)]
+    rows = rows[(rows.retention <= most) | rows.method.isin(whole)]
     losses, marks = loss_cells(rows)
     retentions = sorted({at for _, at in losses})
     lines = [

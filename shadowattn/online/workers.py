@@ -27,16 +27,20 @@ class Workers:
         """
         interruptions = []
         while True:
-            try:
-                close()
-                with self._lock:
-                    self._over = True
-                for at_work in self._at_work:
-                    with at_work:
-                        pass
-                return interruptions
+            try:  # around the loop too: CPython takes up an interruption where a loop jumps back, outside of the `try` within
+                while True:
+                    try:
+                        close()
+                        with self._lock:
+                            self._over = True
+                        for at_work in self._at_work:
+                            with at_work:
+                                pass
+                        return interruptions
+                    except BaseException as error:
+                        interruptions += [error]  # no call, after which CPython would take up the next interruption
             except BaseException as error:
-                interruptions.append(error)
+                interruptions += [error]
 
     def _run(self, work: Callable[[], None]) -> None:
         ended = _thread.allocate_lock()
