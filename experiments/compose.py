@@ -23,14 +23,14 @@ def settable(override: str) -> str:
     """An override as Hydra takes it: a text is quoted, and a setting of a part may be new to the configuration."""
     if override.startswith(_TEXT):
         text = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", override.removeprefix(_TEXT))  # no interpolation
-        return _TEXT + "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text) + "'"
+        return _TEXT + "'" + re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text) + "'"
     return f"++{override}" if _OF_A_PART.match(override) else override
 
 
 def typed(override: str) -> str:
     """What `settable` was given."""
     if override.startswith(_TEXT + "'"):
-        text = re.sub(r"(\\*)(\\'|$)", lambda found: found[1][::2] + ("'" if found[2] else ""), override[len(_TEXT) + 1 : -1])
+        text = re.sub(r"(\\*)(\\'|\Z)", lambda found: found[1][::2] + ("'" if found[2] else ""), override[len(_TEXT) + 1 : -1])
         return _TEXT + re.sub(r"(\\*)\\\$\{", lambda found: found[1][::2] + "${", text)
     return override[2:] if override.startswith("++") and _OF_A_PART.match(override[2:]) else override
 

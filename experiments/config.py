@@ -4,7 +4,7 @@ Values live in `conf/`. What a part, a study or a group takes is told by its cla
 class of the library is written here.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -74,13 +74,21 @@ class PipelineConfig(Pipeline):
     profile: str | None = None
 
 
+# As the main method's, each setting by itself: a comparison differs in what is set for one method, and nothing else.
+_MainSelection = make_dataclass(
+    "MainSelection",
+    [(one.name, one.type, field(default=II(f"selection.{one.name}"))) for one in fields(SelectionConfig)],
+    bases=(SelectionConfig,),
+)
+
+
 @dataclass
 class MethodConfig:
     """What makes up a method. The groups of the same names fill it in."""
 
     estimator: Any = MISSING
     allocator: Any = MISSING
-    selection: SelectionConfig = II("selection")  # as the main method, so that a comparison differs in one thing
+    selection: _MainSelection = field(default_factory=_MainSelection)
 
 
 @dataclass

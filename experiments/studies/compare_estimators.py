@@ -66,7 +66,7 @@ class CompareEstimators(Quality):
             ranked_rows, ranked_keys = estimator.ranked_together
             row = replace(
                 lab.row(EstimatorRow), method=name, estimator=part_name(method.estimator), measured="counted",
-                granularity=estimator.granularity, sees=estimator.sees, needs=" ".join(sorted(estimator.needs)),
+                granularity=estimator.granularity, sees=estimator.goes_by, needs=" ".join(sorted(estimator.needs)),
                 ranked_rows=ranked_rows, ranked_keys=ranked_keys,
             )  # fmt: skip
             for at in (at for at in lab.retentions if at < 1):

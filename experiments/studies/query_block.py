@@ -159,6 +159,7 @@ class QueryBlock(Quality):
             "accuracy",
             "mass_recall",
             "topk_overlap",
+            "row_overlap",
             "times_faster_than_dense",
         ]
         table = Table("method", "retention", "query block", *(m.replace("_", " ") for m in metrics), title=title)

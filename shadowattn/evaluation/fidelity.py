@@ -5,10 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shadowattn.kernels import TorchKernels, choose
+from shadowattn.kernels import Kernels, TorchKernels, choose
 from shadowattn.online.attention import Attended
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.selection import Rule
 from shadowattn.types import Selection
 
 
@@ -38,12 +39,14 @@ class Fidelity:
 
     `mass_recall`: share of dense attention's probability that falls on the kept keys, mean over rows and heads.
     `topk_overlap`: share of the exact top-k (same budget, same granularity) that the estimate found, over sparse heads.
+    `row_overlap`, where rows share lists: share of each row's own exact top-k, of as many keys as it attends to, that its list
+    holds. Lists by exact scores have it below 1: it is what sharing misses, with what the estimate does.
     `output_error`: ‖sparse − dense‖ / ‖dense‖ of the attention outputs, over all heads.
     """
 
     def __init__(self):
         self._mass = self._rows = 0.0
-        self._common = self._kept = 0
+        self._common = self._kept = self._own = self._shared = 0
         self._output = OutputError()
 
     def __call__(self, seen: Attended) -> None:
@@ -62,17 +65,22 @@ class Fidelity:
         kept = _as_mask(seen.selection, chunk.keys)
         self._kept += int(best.count_nonzero())
         self._common += int(best.logical_and_(kept).count_nonzero())
+        if seen.rule.query_block > 1:
+            own = _as_mask(_own_best(chunk, seen.rule, kept.sum(-1), kernels), chunk.keys)
+            self._shared += int(own.count_nonzero())
+            self._own += int(own.logical_and_(kept).count_nonzero())
         probabilities = _probabilities(_Exact().scores(chunk) * chunk.scale, chunk.positions)
         self._mass += float(probabilities.mul_(kept).sum())
         self._output(chunk, seen.out)
 
     def metrics(self) -> dict[str, float]:
-        """The three figures; empty where no chunk took the sparse path."""
+        """The figures by name; empty where no chunk took the sparse path."""
         if not self._kept:
             return {}
         return {
             "mass_recall": self._mass / self._rows,
             "topk_overlap": self._common / self._kept,
+            **({"row_overlap": self._own / self._shared} if self._shared else {}),
             **self._output.metrics(),
         }
 
@@ -84,6 +92,14 @@ class _Exact(Oracle):
 
     def scores(self, chunk: Chunk) -> Tensor:
         return chunk.once("exact scores", lambda: super(_Exact, self).scores(chunk))
+
+
+def _own_best(chunk: Chunk, rule: Rule, counts: Tensor, kernels: Kernels) -> Selection:
+    """The best `counts` [H, Q] keys of each row by itself, by exact scores."""
+    rule = Rule(sinks=rule.sinks, recent=rule.recent)
+    lists = rule.lists(chunk.retention, chunk.positions)
+    lists = replace(lists, indptr=torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0)))
+    return _Exact().select(chunk, rule, lists, kernels)
 
 
 def _probabilities(logits: Tensor, positions: Tensor) -> Tensor:

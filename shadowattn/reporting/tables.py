@@ -13,12 +13,13 @@ _COLUMNS = {
     "divergent_tokens": "divergent tokens",
     "mass_recall": "attention mass recall",
     "topk_overlap": "top-k overlap",
+    "row_overlap": "overlap with each row's own top-k",
     "output_error": "output error",
     "density": "density",
 }
 
 # Columns of the table only where a study measured them.
-_WHERE_MEASURED = ("accuracy", "kl_divergence", "first_divergent_token", "divergent_tokens")
+_WHERE_MEASURED = ("accuracy", "kl_divergence", "first_divergent_token", "divergent_tokens", "row_overlap")
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:

@@ -69,7 +69,7 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         **how,
     ):
         model(ids)
-    mass = common = kept_keys = error = norm = rows = 0.0
+    mass = common = kept_keys = own = attended = error = norm = rows = 0.0
     for one in seen:
         chunk, offset = one.chunk, one.chunk.first_position
         scores, visible = _scores(chunk.q, chunk.k, chunk.v, offset)
@@ -83,11 +83,16 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         rows += weights.shape[0] * weights.shape[1]
         common += int((kept & best).sum())
         kept_keys += int(best.sum())
+        places = scores.masked_fill(hidden, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        own += int((kept & (places < kept.sum(-1, keepdim=True))).sum())
+        attended += int(kept.sum())
         error += float((one.out - exact).square().sum())
         norm += float(exact.square().sum())
     metrics = fidelity.metrics()
     assert metrics["mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
     assert metrics["topk_overlap"] == pytest.approx(common / kept_keys)
+    assert metrics.get("row_overlap", metrics["topk_overlap"]) == pytest.approx(own / attended)
+    assert ("row_overlap" in metrics) == (query_block > 1)
     assert metrics["output_error"] == pytest.approx((error / norm) ** 0.5, rel=1e-4)
     assert 0.1 < metrics["topk_overlap"] < 0.9
 

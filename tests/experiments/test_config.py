@@ -9,7 +9,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.utils import get_class, get_method
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
@@ -43,6 +43,7 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 @given(text=st.text(alphabet="ab ,:'\"\\\\${}[]()=~+-#\nä", max_size=20))
+@example(text="\\\n")  # `$` of a pattern also matches before a last line feed
 def test_a_prompt_is_taken_as_it_stands(text):
     assert typed(settable(f"prompt={text}")) == f"prompt={text}"
     parsed = OverridesParser.create().parse_override(settable(f"prompt={text}")).value()
@@ -195,6 +196,12 @@ def test_an_override_without_effect_is_refused(override):
 def test_compared_methods_select_as_the_main_one_does():
     config = compose(["+exp=quickstart", "selection=shared_32"])
     assert config.compare.oracle.selection.query_block == 32
+
+
+def test_a_selection_set_for_one_method_is_of_no_other():
+    config = composed(["+exp=compare_estimators", "compare.oracle.selection.query_block=32", "selection.sinks=4"])
+    selections = [config.selection, config.compare.oracle.selection, config.compare.sale.selection]
+    assert [(one.query_block, one.sinks) for one in selections] == [(1, 4), (32, 4), (1, 4)]
 
 
 @pytest.mark.parametrize(("group", "name"), PARTS)

@@ -121,6 +121,11 @@ class Estimator(ABC):
         return None
 
     @property
+    def goes_by(self) -> str:
+        """What a row's ranking goes by: what it `sees`, or the whole `chunk` where a scale is measured on it, or picked by it."""
+        return self.sees
+
+    @property
     def ranked_together(self) -> tuple[int, int]:
         """How many rows share one ranking, 0: all of a chunk; and how many neighbouring keys share one score."""
         return 1, 1
@@ -131,6 +136,10 @@ class Estimator(ABC):
         `scores` [H, rows, K] are those of some of the rows, which see `visible` [rows] keys.
         """
         return {}
+
+    def counts(self) -> dict[str, float]:
+        """What it did so far, by metric: launches of graphs, heads that a static scale clipped, and shares of its own."""
+        return {"graph_launches": float(self.launched), "clipped_heads": float(self.clipped)}
 
     def check_profile(self, profile: RetentionProfile) -> None:
         """Raises `InputError` where it quantises by other static scales than the profile's."""

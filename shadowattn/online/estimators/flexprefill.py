@@ -1,5 +1,6 @@
 """A pattern a head and chunk: blocks by their mean, or columns and diagonals (FlexPrefill, arXiv 2502.20766, section 3)."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shadowattn import checks
+from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.blocks import mean_rows, row_scores
@@ -16,7 +18,7 @@ from shadowattn.online.estimators.vertical_slash import VerticalSlash, last_atte
 from shadowattn.types import EstimateCost
 
 
-@dataclass(frozen=True)
+@dataclass
 class FlexPrefill(Estimator):
     """q̄ · k̄ ranks blocks where means of `block` keys predict how the last `block` rows attend; else `VerticalSlash` ranks.
 
@@ -29,17 +31,27 @@ class FlexPrefill(Estimator):
     block: int = 128
     limit: float = 0.1
     vertical_slash: VerticalSlash = field(init=False, repr=False, compare=False)
+    by_blocks: int = field(default=0, init=False, repr=False, compare=False)  # heads of chunks whose blocks were ranked
+    decided: int = field(default=0, init=False, repr=False, compare=False)  # of so many
     sees: ClassVar[str] = "chunk"
 
     def __post_init__(self):
-        object.__setattr__(self, "block", checks.integer("block", self.block, least=1))
-        object.__setattr__(self, "limit", checks.number("limit", self.limit))
-        object.__setattr__(self, "vertical_slash", VerticalSlash(self.block))
+        self.block = checks.integer("block", self.block, least=1)
+        self.limit = checks.number("limit", self.limit)
+        if not 0 <= self.limit <= 1:
+            raise InputError(
+                f"limit: expected 0 … 1, got {self.limit}; the divergence's root is at most {math.log(2) ** 0.5:.3f}, 1 ranks blocks "
+                "everywhere, 0 nowhere"
+            )
+        self.vertical_slash = VerticalSlash(self.block)
 
     @property
     def ranked_together(self) -> tuple[int, int]:
         """Where means rank; elsewhere all rows of a chunk have one pattern, of single keys."""
         return self.block, self.block
+
+    def counts(self) -> dict[str, float]:
+        return super().counts() | ({"block_heads": self.by_blocks / self.decided} if self.decided else {})
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         of_blocks = head_dim / (min(self.block, rows) * self.block)
@@ -50,6 +62,8 @@ class FlexPrefill(Estimator):
         means = means[chunk.heads.kv]
         by_blocks = row_scores(chunk, mean_rows(chunk, self.block) @ means.mT, self.block, self.block)
         predicted = self.divergence(chunk, means).sqrt() < self.limit
+        self.by_blocks += int(predicted.sum())
+        self.decided += len(predicted)
         return torch.where(predicted[:, None, None], by_blocks, self.vertical_slash.scores(chunk))
 
     def divergence(self, chunk: Chunk, means: Tensor) -> Tensor:
@@ -58,5 +72,5 @@ class FlexPrefill(Estimator):
         pooled = torch.softmax((mean @ means.mT)[:, 0] * chunk.scale, -1)
         attention = last_attention(chunk, self.block).mean(1)
         truth = F.pad(attention, (0, -chunk.keys % self.block)).unflatten(1, (-1, self.block)).sum(2)
-        middle = ((pooled + truth) / 2).log()
-        return sum((torch.xlogy(x, x) - x * middle).sum(-1) for x in (pooled, truth)).clamp(min=0) / 2
+        middle = (pooled + truth) / 2
+        return sum((torch.xlogy(x, x) - torch.xlogy(x, middle)).sum(-1) for x in (pooled, truth)).clamp(min=0) / 2

@@ -122,6 +122,12 @@ class Int8Fused(Estimator):
         k_scales = absmax_scales(shifted(k, key_offset, layer))
         return cls(q_scales=absmax_scales(q), k_scales=k_scales, key_offset=key_offset)
 
+    @property
+    def goes_by(self) -> str:
+        """The chunk, whose measured scales serve it, or pick those that do."""
+        fixed = self.q_scales is not None or (self.grid is not None and len(self.grid.pairs) == 1)
+        return self.sees if fixed else "chunk"
+
     def check_profile(self, profile: RetentionProfile) -> None:
         if self.grid is None or self.grid == profile.scales:
             return

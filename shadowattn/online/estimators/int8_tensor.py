@@ -43,6 +43,11 @@ class Int8Tensor(Estimator):
         """Absmax scales of q [H, Q, D] and k [G, K, D], less the key offset of a layer if any."""
         return cls(absmax_scales(q), absmax_scales(shifted(k, key_offset, layer)), key_offset)
 
+    @property
+    def goes_by(self) -> str:
+        """The chunk, where it measures the scales."""
+        return self.sees if self.q_scales is not None else "chunk"
+
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 8)
 

@@ -82,6 +82,11 @@ class Quantised(Estimator):
         steps = operands.q_scales * operands.k_scales
         return steps if self.requant is None else steps / self._multipliers(operands)
 
+    @property
+    def goes_by(self) -> str:
+        """The chunk picks its bucket, where there is more than one."""
+        return self.sees if self.grid is None or len(self.grid.pairs) == 1 else "chunk"
+
     def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
         operands, most = self._integers(chunk), 2 ** (self.bits - 1) - 1
         values = {"q": (chunk.q, operands.q, operands.q_scales), "k": (operands.keys, operands.k, operands.k_scales)}

@@ -61,6 +61,10 @@ class TopP(Estimator):
         return self.estimator.units(chunk)
 
     @property
+    def goes_by(self) -> str:
+        return self.estimator.goes_by
+
+    @property
     def ranked_together(self) -> tuple[int, int]:
         return self.estimator.ranked_together
 

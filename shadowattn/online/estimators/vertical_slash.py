@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shadowattn import checks
+from shadowattn.budget import keep_counts
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.oracle import Oracle
@@ -19,9 +20,11 @@ class VerticalSlash(Estimator):
     """A key scores the larger of its column's and of its diagonal's attention, summed over the chunk's last `last` rows.
 
     Both sums share one unit, so the best keys of a row are the columns and the diagonals above one limit. The first `first` keys
-    and the last `recent` before a row come before all others, a row's own before them, from both ends inwards.
+    and the last `recent` before a row come before all others, a row's own before them, from both ends inwards; neither are more
+    than a quarter of what the row keeps.
     Departures: the paper looks at the last rows of the whole prompt, here at those of each chunk; it finds how many columns and
-    diagonals a head takes offline, here the budget divides by attention.
+    diagonals a head takes offline, here the budget divides by attention; its budgets of thousands of keys have room for 30 at
+    either end, here half of a small one is left to what the last rows attend to.
     """
 
     last: int = 64
@@ -46,7 +49,9 @@ class VerticalSlash(Estimator):
         key = torch.arange(chunk.keys, device=chunk.q.device)
         distance = chunk.positions[:, None] - key
         scores = torch.maximum(columns[:, None], diagonals[:, distance.clamp(min=0)])
-        early, near = (self.first - key).expand_as(distance), torch.where(distance >= 0, self.recent - distance, 0)
+        most = torch.ceil(keep_counts(chunk.retention, chunk.positions + 1) / 4)[..., None]  # keys at either end, [H, Q, 1]
+        early = most.clamp(max=self.first) - key
+        near = torch.where(distance >= 0, most.clamp(max=self.recent) - distance, 0)
         forced = torch.maximum(early, near).clamp(min=0) / max(self.first, self.recent, 1)
         forced = torch.where(distance == 0, 2.0, forced)
         return torch.where(forced > 0, ALWAYS * (1 + forced), scores)

@@ -64,7 +64,8 @@ def test_a_key_scores_its_column_or_its_diagonal(rows, more, last, first, recent
         distance = position - key
         if distance == 0:
             return 3 * ALWAYS
-        forced = max(first - key, recent - distance)
+        most = math.ceil((position + 1) / 4)
+        forced = max(min(first, most) - key, min(recent, most) - distance)
         if forced > 0:
             return ALWAYS * (1 + forced / max(first, recent))
         column = sum(attention(chunk, head, at)[key] for at in looked)
@@ -160,6 +161,32 @@ def test_flexprefill_ranks_by_blocks_where_means_predict_the_last_rows(rows, mor
                 expected = own_block(position, key, block)
                 expected = float(query @ means[key // block]) if expected is None else expected
                 assert float(got[row, key]) == pytest.approx(expected, rel=2e-4, abs=1e-4)
+
+
+def test_flexprefill_decides_where_probabilities_round_to_zero():
+    """Keys of one block attract everything: all other blocks have no attention, and none is predicted."""
+    q, k = torch.ones(1, 4, DIM), torch.full((1, 12, DIM), -100.0)
+    k[:, 4:8] = 100.0
+    chunk = Chunk.of(q, k)
+    estimator = FlexPrefill(4)
+    assert estimator.divergence(chunk, k.unflatten(1, (3, 4)).mean(2)).tolist() == [0]
+    scores = estimator.scores(chunk)
+    assert float(scores[0, -1, 5]) == pytest.approx(100 * DIM)
+    assert estimator.counts()["block_heads"] == 1
+
+
+@pytest.mark.parametrize("limit", [-1, 5])
+def test_flexprefill_refuses_a_limit_that_no_divergence_can_meet(limit):
+    with pytest.raises(InputError, match=r"limit: expected 0 … 1"):
+        FlexPrefill(limit=limit)
+
+
+def test_half_of_a_small_budget_goes_by_the_last_rows():
+    """Of 8 keys a row keeps its own, two at either end at most, and those that the last rows attend to."""
+    q, k = torch.ones(1, 100, DIM), torch.zeros(1, 100, DIM)
+    k[:, 40:44] = 10.0
+    scores = VerticalSlash().scores(Chunk.of(q, k, retention=0.08))
+    assert sorted(scores[0, -1].topk(8).indices.tolist()) == [0, 1, 40, 41, 42, 43, 98, 99]
 
 
 KINDS = [VerticalSlash(8, 2, 3), XAttention(2, 8), SpargeAttn(8, 4, 0.2), FlexPrefill(4, 0.3)]
