@@ -1,6 +1,5 @@
 """Estimators at equal budget: what is lost with the keys that each chooses, beside what choosing them costs."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +13,6 @@ from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.studies.quality import Quality
 from shadowattn.errors import InputError
-from shadowattn.online.estimators import Estimator
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
 from shadowattn.reporting.flags import flag_lines
@@ -33,7 +31,6 @@ _SHOWN = {
 _MADE = {"indexer": "trained indexer", "key_offset": "key offset"}
 _LEGEND = (
     "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context; floats count 32 bits\n"
-    "break-even: the fewest keys at which estimate and sparse attention take fewer bit products than dense; inf: none; counted\n"
     "goes by: whose queries or keys decide what a row keeps; later rows: of its own chunk\n"
     "a list for: who shares a ranking; keys at once: how many neighbouring keys share a score\n"
     "calibrated: what calibration text gave the estimator"
@@ -72,8 +69,6 @@ class CompareEstimators(Quality):
             for at in (at for at in lab.retentions if at < 1):
                 rows.append(replace(row, metric="estimate_mac_bits", value=cost.mac_bits, retention=at))
                 rows.append(replace(row, metric="estimate_bytes", value=cost.bytes, retention=at))
-                keys = break_even_keys(estimator, head_dim=size[0], rows=size[1], retention=at)
-                rows.append(replace(row, metric="break_even_keys", value=keys, retention=at, unit="keys"))
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -90,13 +85,13 @@ class CompareEstimators(Quality):
         tables = []
         for at in sorted(costs.retention.unique()):
             leaderboard = Table(
-                "method", "MAC × bits", "bytes", "break-even, keys",
+                "method", "MAC × bits", "bytes",
                 "goes by", "a list for", "keys at once", "calibrated", *shown.values(),
                 title=f"{title}, retention {at:g}", title_justify="left",
             )  # fmt: skip
             for method, line in cells.loc[at].sort_values("loss_increase").iterrows():
                 if method != "dense":
-                    cost = (_said(line.get(name), ".4g") for name in ("estimate_mac_bits", "estimate_bytes", "break_even_keys"))
+                    cost = (_said(line.get(name), ".4g") for name in ("estimate_mac_bits", "estimate_bytes"))
                     kind = kind_of(kinds.loc[method]) if method in kinds.index else [""] * 4
                     leaderboard.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in shown))
             tables.append(leaderboard)
@@ -110,20 +105,6 @@ def kind_of(row: pd.Series) -> list[str]:
     """What an estimator's row says of its lists: whom they go by, whom they are for, keys chosen at once, what is calibrated."""
     needs = ", ".join(_MADE.get(name, name) for name in row.needs.split())
     return [GOES_BY[row.sees], list_for(row.granularity, row.get("ranked_rows")), _said(row.get("ranked_keys"), "g"), needs]
-
-
-def break_even_keys(estimator: Estimator, *, head_dim: int, rows: int, retention: float) -> float:
-    """The fewest keys, a power of two from 128 to 2²⁰, at which estimate and attention on the kept keys take fewer bit products
-    than attention on all of them; infinite where no number does.
-
-    Attention multiplies each key's K and V by 32 bits. Ranking and index lists are not counted: on a machine it takes more keys.
-    """
-    attention = 2 * head_dim * 32
-    for keys in (2**power for power in range(7, 21)):
-        kept = max(1, math.ceil(retention * keys))
-        if estimator.cost(head_dim, rows, keys).mac_bits * keys + attention * kept < attention * keys:
-            return float(keys)
-    return math.inf
 
 
 def _said(value: float | None, form: str) -> str:

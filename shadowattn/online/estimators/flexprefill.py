@@ -40,8 +40,8 @@ class FlexPrefill(Estimator):
         self.limit = checks.number("limit", self.limit)
         if not 0 <= self.limit <= 1:
             raise InputError(
-                f"limit: expected 0 … 1, got {self.limit}; the divergence's root is at most {math.log(2) ** 0.5:.3f}, 1 ranks blocks "
-                "everywhere, 0 nowhere"
+                f"limit: expected 0 … 1, got {self.limit}; the divergence's root is at most {math.log(2) ** 0.5:.3f}: 1 ranks "
+                "blocks everywhere, 0 nowhere"
             )
         self.vertical_slash = VerticalSlash(self.block)
 

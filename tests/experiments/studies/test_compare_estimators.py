@@ -1,9 +1,6 @@
-import math
-
 import pandas as pd
 import pytest
 
-from experiments.studies.compare_estimators import break_even_keys
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.top_p import TopP
@@ -28,10 +25,6 @@ def test_loss_and_cost_of_every_estimator(run):
     assert (shares.ranked_rows["int8"], shares.ranked_rows["vertical_slash"], shares.ranked_rows["spargeattn"]) == (1, 0, 128)
     assert (shares.ranked_keys["int8"], shares.ranked_keys["quest"], shares.ranked_keys["xattention"]) == (1, 16, 128)
     assert cost["random", 0.5] == cost["streaming", 0.5] == 0
-    keys = rows[rows.metric == "break_even_keys"].set_index(["method", "retention"]).value
-    assert set(keys.index) == set(cost.index)
-    assert keys["oracle", 0.2] == 128
-    assert keys["oracle", 0.5] == math.inf  # the scores alone are half of dense attention
     densities = rows[(rows.metric == "density") & (rows.retention == 0.2) & (rows.method != "dense")].value
     assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them
     assert (folder / "cost.png").is_file()
@@ -74,19 +67,6 @@ def test_what_a_row_and_a_key_bring_is_spread_over_the_keys_and_counts_no_bytes(
 
 def test_whom_a_list_is_for_says_heads_and_rows():
     assert [list_for("head", rows) for rows in (0, 1, 64)] == ["each head, a chunk", "each head, a row", "each head, 64 rows"]
-
-
-def test_break_even_is_where_an_estimate_of_fixed_cost_pays():
-    class Sampled(Estimator):  # 64 keys a row, however many there are
-        def scores(self, chunk):
-            raise NotImplementedError
-
-        def cost(self, head_dim, rows, keys):
-            return EstimateCost.of(head_dim * 64 / keys * 8, 32)
-
-    sizes = {"head_dim": 64, "rows": 32, "retention": 0.2}
-    expected = next(n for n in (2**power for power in range(7, 21)) if 64 * 8 + 2 * math.ceil(0.2 * n) < 2 * n)
-    assert break_even_keys(Sampled(), **sizes) == expected == 512
 
 
 def test_an_estimator_that_says_nothing_has_no_cost():
