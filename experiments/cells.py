@@ -40,10 +40,9 @@ class Cell:
     sparse_density: float
     sparse_rows: int
     fidelity: dict[str, float]
-    launches: int
-    clipped_heads: int
     scores: list[float]  # of the questions of the run's task; empty where it has none
     generation: dict[str, float] = field(default_factory=dict)  # empty where nothing was generated
+    counts: dict[str, float] = field(default_factory=dict)  # `Estimator.counts`; empty where nothing ranked keys
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,6 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
     fidelity = observer.metrics() if observer else {}
     if divergences:
         fidelity |= {"kl_divergence": sum(divergences) / len(divergences)}
-    sparse = isinstance(attachment, Attachment)
     return Cell(
         loss=sum(losses) / len(losses),
         window_losses=losses,
@@ -217,10 +215,9 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
         fidelity=fidelity,
-        launches=attachment.estimator.launched if sparse else 0,
-        clipped_heads=attachment.estimator.clipped if sparse else 0,
         scores=answered,
         generation=generation,
+        counts=attachment.estimator.counts() if isinstance(attachment, Attachment) else {},
     )
 
 

@@ -5,7 +5,7 @@ asks for more fails.
 """
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from experiments.asked import Asked
 from experiments.banks import Banks
 from experiments.config import ALWAYS, MethodConfig, SelectionConfig
 from experiments.errors import ShardDoneError
@@ -27,7 +28,7 @@ from shadowattn.artifacts import Stage, Units, content_hash, versions
 from shadowattn.data.text import Corpus, line_windows, token_windows
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks import Question
+from shadowattn.evaluation.tasks import Question, Task
 from shadowattn.kernels import choose, native
 from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.models.place import find_place, place_label
@@ -60,10 +61,15 @@ class MethodSettings:
         return get_class(self.estimator._target_)
 
     @property
+    def within(self) -> "MethodSettings | None":
+        """The same with the estimator that this one's is built around; None where there is none."""
+        inner = self.estimator.get("estimator")
+        return replace(self, estimator=inner) if inner else None
+
+    @property
     def needs(self) -> frozenset[str]:
         """What has to be made for the estimator: a `bank`, a `grid`, a `key_offset`; as `Estimator.needs`."""
-        inner = self.estimator.get("estimator")
-        return self.estimator_class.needs | (get_class(inner._target_).needs if inner else frozenset())
+        return self.estimator_class.needs | (self.within.needs if self.within else frozenset())
 
     @property
     def on_device(self) -> bool:
@@ -249,17 +255,25 @@ class Lab:
         return Pipeline(settings.mode, queue_heads=settings.queue_heads, threads=threads, scheduler=scheduler, profile=profile)
 
     @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """Those of the task; none for plain text."""
+    def asked(self) -> Asked | None:
+        """The task with its questions; None for plain text."""
         if "task" not in self.needs:
-            return ()
-        questions = tuple(build(self.of("task")).questions(self.loaded.tokenizer, self.corpus.heldout))
+            return None
+        task = build(self.of("task"))
+        if not isinstance(task, Task):
+            raise InputError(f"task: expected a task, got {type(task).__name__}; see conf/task")
+        questions = tuple(task.questions(self.loaded.tokenizer, self.corpus.heldout))
         longest = max((question.tokens for question in questions), default=0)
         if longest > self.shape.context_tokens:
             raise InputError(
                 f"task: the model's context is {self.shape.context_tokens} tokens, got a prompt of {longest}; make it shorter"
             )
-        return questions
+        return Asked.of(task.name, task, questions) if questions else None
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        """Those of the task; none for plain text."""
+        return self.asked.questions if self.asked else ()
 
     @property
     def prompt_tokens(self) -> list[int]:

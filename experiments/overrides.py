@@ -110,13 +110,18 @@ def check_known(config: DictConfig) -> None:
 
 
 def check_used(config: DictConfig, overrides: Sequence[str], needs: Sequence[str]) -> None:
-    """Raises `InputError` on an override that this study does not use: it would change nothing."""
+    """Raises `InputError` on an override that this study does not use, and on an empty list of retentions: either would change
+    nothing that it says."""
     settings = {one.name for one in fields(Config)}
     for override in overrides:
         name, package = re.match(r"[+~]*([\w/]+)(?:@([\w:]+))?", override).groups()
         key = package or name
         if key in settings and key not in (*needs, *ALWAYS):
             raise InputError(f"{key}: {config.experiment} does not use it; it uses {', '.join(needs) or 'no part of the rest'}")
+        if key == "retentions" and not config.retentions:
+            raise InputError(
+                f"retentions: expected one or more, got an empty list; for one, set retentions=[{config.retention:g}]"
+            )
 
 
 def _unknown(key: str) -> str:

@@ -152,6 +152,8 @@ def _typed(part: DictConfig, settings: Settings, key: str) -> DictConfig:
             typed_part = OmegaConf.merge(typed_part, {name: entries[name]})
         except OmegaConfBaseException as error:
             raise InputError(_mistyped(f"{key}.{name}", entries[name], typed_part[name], str(error))) from error
+        if isinstance(entries[name], int) and entries[name] not in (0, 1) and typed_part[name] is True:  # so OmegaConf reads it
+            raise InputError(f"{key}.{name}: expected true or false, got {entries[name]}")
     return typed_part
 
 

@@ -29,7 +29,7 @@ from shadowattn.errors import InputError
 from shadowattn.reporting.style import save
 
 # Columns in which nothing means not a number.
-_NUMBERS = ("value", "low", "high", "sigma", "published", "ranked_rows", "ranked_keys")
+_NUMBERS = ("value", "low", "high", "error", "depth", "sigma", "published", "ranked_rows", "ranked_keys")
 ROOT = Path(__file__).parents[1]
 
 

@@ -1,6 +1,7 @@
 """What is refused before any work: for each group of the configuration that a study needs, what cannot be computed as asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.planner import POLICIES, launch_sizes
 from shadowattn.kernels import native
+from shadowattn.models import ModelShape
 from shadowattn.models.linear import LINEARS
 from shadowattn.models.load import DTYPES
 from shadowattn.offline.ablations import BY_NAME as ABLATIONS
@@ -212,12 +214,32 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
 
 
 def _check_settings(method: "MethodSettings") -> None:
-    """Builds an estimator that nothing has to be made for, so that settings that do not fit are refused before any work."""
+    """Builds an estimator that nothing has to be made for, or the one within it, so that settings that do not fit are refused
+    before any work."""
     if method.needs <= {"key_offset"}:
-        try:
+        with _named(method):
             build(method.estimator)
-        except InputError as error:
-            raise InputError(f"{method.name}: estimator: {error}") from error
+    elif method.within:
+        _check_settings(method.within)
+
+
+def _check_shape(method: "MethodSettings", shape: ModelShape) -> None:
+    """Raises `InputError` where settings of an estimator, or of one within it, do not fit the model's shape."""
+    settings = {str(key): value for key, value in method.estimator.items() if not str(key).startswith("_")}
+    if method.within:
+        _check_shape(method.within, shape)
+        settings["estimator"] = method.within.estimator_class
+    with _named(method):
+        method.estimator_class.check_settings(shape.head_dim, shape.kv_heads, **settings)
+
+
+@contextmanager
+def _named(method: "MethodSettings") -> Iterator[None]:
+    """Puts the method's name before what is refused."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{method.name}: estimator: {error}") from error
 
 
 def _check_place(method: "MethodSettings") -> None:
@@ -249,6 +271,8 @@ def _check_pipeline(lab: "Lab", method: "MethodSettings") -> None:
 def _check_subject(lab: "Lab") -> None:
     """Model, text and lengths against each other."""
     shape, lengths = lab.shape, {}
+    for method in lab.methods.values() if "estimator" in lab.needs else ():
+        _check_shape(method, shape)
     if "evaluation" in lab.needs:
         lengths["evaluation.context_tokens"] = lab.context_tokens
     if "importance" in lab.needs:

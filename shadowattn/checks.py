@@ -5,7 +5,7 @@ Each check returns what it was given, as the plain Python type where there is on
 
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,30 @@ CPU = torch.device("cpu")
 _FLOAT32 = torch.finfo(torch.float32)
 
 
-def integer(name: str, value: Any, *, least: int = 0, most: int = MOST) -> int:
-    """An int, Python's or numpy's, from `least` to `most`; no bool, fraction, string or array."""
+def fields(part: Any, check: Callable[..., Any], *names: str, **limits: Any) -> None:
+    """Puts fields of a dataclass, frozen or not, through one check, each by its name, and keeps what the check returns."""
+    for name in names:
+        object.__setattr__(part, name, check(name, getattr(part, name), **limits))
+
+
+def flag(name: str, value: Any) -> bool:
+    """A bool, Python's or numpy's; no number and no text."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name}: expected true or false, got {shown(value)}")
+    return bool(value)
+
+
+def integer(name: str, value: Any, *, least: int = 0, most: int = MOST, limit: str = "") -> int:
+    """An int, Python's or numpy's, from `least` to `most`; no bool, fraction, string or array. `limit` says what `most` is."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InputError(f"{name}: expected an integer, got {shown(value)}; give a whole number such as {max(least, 1)}")
     if not least <= value <= most:
-        raise InputError(f"{name}: expected an integer of {least} … {most}, got {value}")
+        raise InputError(f"{name}: expected an integer of {least} … {most}{f', {limit}' if limit else ''}, got {value}")
     return int(value)
 
 
-def number(name: str, value: Any) -> float:
-    """A finite real number, Python's or numpy's, and no bool."""
+def number(name: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
+    """A finite real number, Python's or numpy's, from `least` to `most`, and no bool."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{name}: expected a number, got {shown(value)}")
     try:
@@ -40,6 +53,8 @@ def number(name: str, value: Any) -> float:
         converted = math.inf
     if not math.isfinite(converted):
         raise InputError(f"{name}: expected a finite number, got {value}")
+    if not least <= converted <= most:
+        raise InputError(f"{name}: expected a number of {least:g} … {most:g}, got {value}")
     return converted
 
 

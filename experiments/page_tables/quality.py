@@ -4,6 +4,7 @@ import pandas as pd
 
 from experiments.page_tables.common import INCREASE, dash, loss_cells, rows_of, table
 from experiments.studies.compare_estimators import kind_of
+from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.style import attending_to_all
 
 
@@ -150,6 +151,23 @@ def estimators() -> str:
     return _estimators("compare_estimators")
 
 
+def estimator_speed() -> str:
+    """How many keys it takes until a chunk with each estimator is faster than dense attention."""
+    rows = rows_of("study_estimator_speed")
+    longest = int(rows.context_tokens.max())
+    ratios = rows[rows.metric == "times_faster_than_dense"]
+    at_end = ratios[ratios.context_tokens == longest].pivot(index="method", columns="retention", values="value")
+    even = rows[rows.metric == "break_even_keys"].pivot(index="method", columns="retention", values="value")
+    lines = [
+        [f"`{method}`", *(f"{said_break_even(even[at][method], longest)} · {at_end[at][method]:.2f}" for at in even.columns)]
+        for method in at_end.sort_values(at_end.columns[0], ascending=False).index
+    ]
+    header = [f"break-even, keys · times faster at {longest} keys", *(f"{at:.0%} of the keys" for at in even.columns)]
+    first = ratios.iloc[0]
+    n = f"chunks of {first.chunk_rows} rows, medians of {first.n} rounds"
+    return table(header, lines, "study_estimator_speed", n)
+
+
 def estimators_smollm2() -> str:
     """The same on SmolLM2, at one retention."""
     return _estimators("compare_estimators_smollm2")
@@ -197,4 +215,6 @@ def _estimators(name: str) -> str:
     header = ["loss above dense, nat", "MAC × bits", "goes by", "a list for", "keys at once", "calibrated"]
     header += [f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")
+    blocks = rows[rows.metric == "block_heads"].value
+    mixed = f"; `flexprefill` ranks blocks in {blocks.mean():.0%} of heads and chunks, else single keys" if len(blocks) else ""
+    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}{mixed}")

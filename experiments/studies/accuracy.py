@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
 
+from experiments.asked import Asked
 from experiments.lab import Lab
-from experiments.studies.answers import Answers, Asked, means
+from experiments.studies.answers import Answers, ask, means
 from shadowattn.reporting.figures.accuracy import draw as draw_accuracy
 from shadowattn.reporting.flags import SAME, flag_lines
 
@@ -25,7 +26,7 @@ class Accuracy(Answers):
     least: float = 0.05
 
     def asked(self, lab: Lab) -> list[Asked]:
-        return [Asked.of(name, task, lab) for name, task in self.tasks.items()]
+        return [ask(name, task, lab) for name, task in self.tasks.items()]
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"accuracy": draw_accuracy(means(rows))}

@@ -8,65 +8,30 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from experiments.asked import Asked
 from experiments.cells import Attachment, FullAttachment, attachment, full_row, method_row
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks import Question, Task, mean_change, mean_score, scores
+from shadowattn.evaluation.tasks import Task, mean_change, mean_score, scores
 from shadowattn.reporting.flags import difference_flags
-from shadowattn.reporting.rows import Row
+from shadowattn.reporting.rows import TaskRow
 
 
 @dataclass(frozen=True)
-class AnswerRow(Row):
-    """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval; n counts questions.
+class AnswerRow(TaskRow):
+    """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval.
 
-    `METRIC_change` is the mean over the same questions of what a method changes against dense attention. `task` is the study's
-    name for it, `tokens` the length that prompts were made for, `context_tokens` that of the longest prompt with its answer (both
-    are the same where no length was asked for), `chat` whether the chat template asks. The metric
-    `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line. `source` is where questions
-    are from, a file by its content, and `cut` what of a prompt is cut to its length.
+    `METRIC_change` is the mean over the same questions of what a method changes against dense attention. The metric
+    `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line. `task` is the study's name
+    for it.
     """
 
-    task: str = ""
-    tokens: int = 0
-    chat: bool = False
     low: float = 0.0
     high: float = 0.0
     depth: float | None = None
-    source: str = ""
-    cut: str = ""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A task's questions. `tokens` and `chat` as in its rows; `depths`: of each question's hidden line, where tasks have any."""
-
-    name: str
-    tokens: int
-    chat: bool
-    questions: list[Question]
-    source: str
-    cut: str
-    depths: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, task: Task, lab: Lab, tokens: int | None = None) -> "Asked":
-        """Raises `InputError`, which names the task as the study's settings do."""
-        try:
-            questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
-        except InputError as error:
-            raise InputError(f"study.tasks.{name}{str(error).removeprefix('task')}") from error
-        longest = max((question.tokens for question in questions), default=0)
-        tokens = longest if tokens is None else tokens
-        return cls(name, tokens, task.chat, questions, task.source, task.cut, task.question_depths)
-
-    @property
-    def key(self) -> str:
-        """What its pieces of the results are called."""
-        return f"{self.name}_{self.tokens}{'_chat' if self.chat else ''}"
 
 
 @dataclass(frozen=True)
@@ -168,12 +133,8 @@ class Answers(Study):
 
     def _cannot(self, task: Asked, found: Sequence[float]) -> str:
         """Why methods are not asked; empty where they are."""
-        mean, chance = mean_score(task.questions[0].metric, found), task.questions[0].chance
-        if mean.value < self.least:
-            return f"dense scores below {self.least:g}: no method is asked"
-        if chance and mean.low <= chance:
-            return f"dense cannot be told from chance ({chance:.2g}): no method is asked"
-        return ""
+        reason = task.unable(found, least=self.least)
+        return f"{reason}: no method is asked" if reason else ""
 
     def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> list[float]:
         model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
@@ -185,18 +146,23 @@ class Answers(Study):
         return found
 
 
+def ask(name: str, task: Task, lab: Lab, tokens: int | None = None) -> Asked:
+    """One of a study's tasks, for prompts of `tokens`. Raises `InputError`, which names the task as the study's settings do."""
+    try:
+        questions = task.questions(lab.loaded.tokenizer, lab.corpus.heldout)
+    except InputError as error:
+        raise InputError(f"study.tasks.{name}{str(error).removeprefix('task')}") from error
+    return Asked.of(name, task, questions, tokens)
+
+
 def means(rows: pd.DataFrame) -> pd.DataFrame:
     """Those about all questions of a task, and no difference."""
     return rows[~rows.metric.str.endswith(("_change", "_at_depth"))]
 
 
 def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:
-    metric = task.questions[0].metric
-    mean = mean_score(metric, found)
-    placed = {"task": task.name, "tokens": task.tokens, "chat": task.chat}
-    placed |= {"context_tokens": max(question.tokens for question in task.questions)}
-    placed |= {"source": task.source, "cut": task.cut}
-    return replace(row, metric=metric, value=mean.value, low=mean.low, high=mean.high, n=mean.n, **placed)
+    mean = mean_score(task.metric, found)
+    return replace(task.row(row), metric=task.metric, value=mean.value, low=mean.low, high=mean.high, n=mean.n)
 
 
 def _depth_rows(row: AnswerRow, task: Asked, found: Sequence[float]) -> list[AnswerRow]:
@@ -212,7 +178,7 @@ def _change_rows(row: AnswerRow, task: Asked, found: Sequence[float], dense: Seq
     """What the method changes, question by question; none where there is one question."""
     if len(found) < 2:
         return []
-    change = mean_change(task.questions[0].metric, found, dense)
+    change = mean_change(task.metric, found, dense)
     flags = difference_flags(change.value, change.low, change.high)
     changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag="; ".join(flags))
     return [replace(changed, metric=f"{changed.metric}_change")]

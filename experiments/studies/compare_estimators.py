@@ -24,6 +24,7 @@ _SHOWN = {
     "mass_recall": "mass recall",
     "topk_overlap": "top-k overlap",
     "output_error": "output error",
+    "divergent_tokens": "divergent tokens",
     "density": "density",
     "accuracy": "answered",
 }
@@ -96,9 +97,13 @@ class CompareEstimators(Quality):
                     leaderboard.add_row(method, *cost, *kind, *(_said(line.get(name), ".4f") for name in shown))
             tables.append(leaderboard)
         answered = rows[(rows.method == "dense") & (rows.metric == "accuracy")]
+        blocks = rows[rows.metric == "block_heads"].groupby("method").value.mean()
+        mixed = [
+            f"{name}: ranks blocks in {share:.0%} of heads and chunks, single keys elsewhere" for name, share in blocks.items()
+        ]
         dense = [f"answered: dense attention answers {share:.0%} of the task's questions" for share in answered.value]
         flags = flag_lines(rows[rows.metric == "loss"])  # those of its perplexity and its increase are the same
-        return Group(*tables, _LEGEND, *dense, *flags, verdicts.comparisons(rows))
+        return Group(*tables, _LEGEND, *mixed, *dense, *flags, verdicts.comparisons(rows))
 
 
 def kind_of(row: pd.Series) -> list[str]:

@@ -1,21 +1,19 @@
 """Tasks of lm-evaluation-harness, with dense attention and with every method, in one table."""
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from glob import glob
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 from rich.console import Group
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from experiments.cells import Attachment, FullAttachment, attachment, full_row, method_row, paired_error
+from experiments.cells import Attachment, FullAttachment, attachment, full_row, method_row
+from experiments.harness_results import HarnessRow, local_files, task_result, task_rows
 from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.progress import bar, say
@@ -24,26 +22,9 @@ from experiments.studies.quality import cell_key
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.online.attention import Counters
-from shadowattn.reporting.flags import difference_flags, flag_lines
-from shadowattn.reporting.rows import Row
+from shadowattn.reporting.flags import flag_lines
 
-_WITHIN = 1.96  # standard errors to either side: a 95 % interval
 _INSTALL = 'pip install "shadowattn[lm-eval]"'
-
-
-@dataclass(frozen=True)
-class HarnessRow(Row):
-    """A metric of a task as the harness names it, with its `filter`; `error` is the harness's standard error, or not a number.
-
-    `NAME_change` is the mean over the same questions of what a method changes, against dense attention; its `error` is paired.
-    `version` is the task's own, `shots` its examples in the prompt; n counts questions.
-    """
-
-    task: str = ""
-    version: str = ""
-    filter: str = ""
-    shots: int = 0
-    error: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -51,7 +32,8 @@ class LmEval(Study):
     """The harness's `tasks` by name; those of a folder of one's own with `include_path`.
 
     `limit` questions of each, all where it is null; `shots` examples in the prompt, null for the task's own number; `chat`: by
-    the model's chat template.
+    the model's chat template. A prompt beyond the model's context is cut from the left, which its rows say, or with
+    `allow_cut=false` refused.
     """
 
     tasks: list[str] = field(default_factory=list)
@@ -59,6 +41,7 @@ class LmEval(Study):
     limit: int | None = None
     shots: int | None = None
     chat: bool = False
+    allow_cut: bool = True
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
@@ -78,7 +61,10 @@ class LmEval(Study):
 
     def inputs(self) -> dict[str, Any]:
         """The content of one's own tasks, and of the local files that tasks read their questions from."""
-        read = {name: _file_hashes([task.config.dataset_path, task.config.dataset_kwargs]) for name, task in self._loaded.items()}
+        read = {
+            name: [sha256(path) for path in local_files([task.config.dataset_path, task.config.dataset_kwargs])]
+            for name, task in self._loaded.items()
+        }
         if self.include_path is None:
             return {"data": read}
         folder = Path(self.include_path).expanduser()
@@ -116,13 +102,14 @@ class LmEval(Study):
     def measure(self, lab: Lab) -> list[HarnessRow]:
         """Rows of every method, dense attention first; finished ones are not measured again."""
         units = lab.units("answers")
-        cells: list[tuple[HarnessRow, str, Attachment | FullAttachment | None]] = [(lab.row(HarnessRow), "dense", None)]
+        dense_row = replace(lab.row(HarnessRow), chat=self.chat, context_tokens=lab.shape.context_tokens)
+        cells: list[tuple[HarnessRow, str, Attachment | FullAttachment | None]] = [(dense_row, "dense", None)]
         for name, full in lab.full.items():
-            row = full_row(lab, lab.row(HarnessRow), name)
+            row = full_row(lab, dense_row, name)
             cells.append((row, name, FullAttachment(full, lab.offline.attention_ranges(full.key_offset))))
         for at in lab.retentions:
             for name, method in lab.methods.items():
-                row = method_row(lab, lab.row(HarnessRow), method, at)
+                row = method_row(lab, dense_row, method, at)
                 cells.append((row, cell_key(name, at), attachment(lab, method, lab.offline.profile(method.allocator, at))))
         say(f"lm_eval: {', '.join(self.tasks)} with dense attention and {len(cells) - 1} methods")
         rows: list[HarnessRow] = []
@@ -130,11 +117,11 @@ class LmEval(Study):
         for row, key, attached in bar(cells, "methods"):
             results = units.get(key, lambda attached=attached: self._evaluate(lab, attached))
             dense = results if dense is None else dense
-            rows += _rows(row, results, dense)
+            rows += task_rows(row, results, dense)
         return rows
 
     def _evaluate(self, lab: Lab, attached: Attachment | FullAttachment | None) -> dict[str, Any]:
-        """What the harness says of one method: of every task its version, shots, metrics, and their values by question."""
+        """What the harness says of one method: of every task its version, shots, metrics, their values by question, and more."""
         from lm_eval import simple_evaluate
 
         from shadowattn.evaluation.harness import ShadowAttnLM
@@ -144,7 +131,7 @@ class LmEval(Study):
 
         model = ShadowAttnLM(
             lab.loaded.model, tokenizer=lab.loaded.tokenizer, max_length=lab.shape.context_tokens,
-            method=None if attached is None else attach,
+            method=None if attached is None else attach, allow_cut=self.allow_cut,
         )  # fmt: skip
         results = simple_evaluate(
             model, tasks=list(self.tasks), task_manager=self._manager(), num_fewshot=self.shots, limit=self.limit,
@@ -154,17 +141,8 @@ class LmEval(Study):
         if attached is not None:
             self._check_ran(attached, lab, model.counters)
         return {
-            task: {
-                "version": str(results["versions"][task]),
-                "shots": int(results["n-shot"].get(task) or 0),
-                "n": int(results["n-samples"][task]["effective"]),
-                "higher_is_better": dict(results["higher_is_better"].get(task, {})),
-                "metrics": {
-                    name: float(value) for name, value in metrics.items() if "," in name and isinstance(value, int | float)
-                },
-                "questions": _by_question(results["samples"].get(task, [])),
-            }
-            for task, metrics in results["results"].items()
+            task: task_result(self._loaded[task], task, results, model)
+            for task in results["results"]
             if task in results["n-samples"]
         }
 
@@ -202,37 +180,6 @@ class LmEval(Study):
         return Group(table, *flag_lines(rows))
 
 
-def _by_question(samples: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """The values of every metric that has one number a question, in the order of the questions."""
-    values: dict[str, dict[int, float]] = {}
-    for sample in samples:
-        for metric in sample["metrics"]:
-            if isinstance(sample[metric], bool | int | float | np.number):
-                values.setdefault(f"{metric},{sample['filter']}", {})[sample["doc_id"]] = float(sample[metric])
-    return {name: [one[question] for question in sorted(one)] for name, one in values.items()}
-
-
-def _rows(row: HarnessRow, results: dict[str, Any], dense: dict[str, Any]) -> list[HarnessRow]:
-    rows = []
-    for task, result in results.items():
-        task_row = replace(row, task=task, version=result["version"], shots=result["shots"], n=result["n"])
-        for key, value in result["metrics"].items():
-            metric, name = key.split(",", 1)
-            if metric.endswith("_stderr"):
-                continue
-            error = result["metrics"].get(f"{metric}_stderr,{name}", math.nan)
-            rows.append(replace(task_row, metric=metric, filter=name, value=value, error=error))
-            answers, before = result["questions"].get(key), dense[task]["questions"].get(key)
-            if answers and before and row.method != "dense":
-                change = float(np.subtract(answers, before).mean())
-                paired = paired_error(answers, before)
-                gain = change if result["higher_is_better"].get(metric, True) else -change
-                flags = difference_flags(gain, gain - _WITHIN * paired, gain + _WITHIN * paired)
-                changed = replace(task_row, metric=f"{metric}_change", filter=name, value=change, error=paired)
-                rows.append(replace(changed, flag="; ".join(flags)))
-    return rows
-
-
 def _shown(cells: pd.DataFrame, place: tuple) -> str:
     method, at, task, metric, name = place
     if place not in cells.index:
@@ -243,16 +190,3 @@ def _shown(cells: pd.DataFrame, place: tuple) -> str:
     if change in cells.index:
         shown += f" ({cells.loc[change].value:+.3g} ± {cells.loc[change].error:.2g})"
     return shown
-
-
-def _file_hashes(settings: Any) -> list[str]:
-    """SHA-256 of every local file that settings name, by paths, folders or patterns, whatever else they say."""
-    if isinstance(settings, dict):
-        settings = list(settings.values())
-    if isinstance(settings, list | tuple):
-        return [digest for one in settings for digest in _file_hashes(one)]
-    if not isinstance(settings, str) or not settings:
-        return []
-    found = [Path(path) for path in glob(str(Path(settings).expanduser()), recursive=True)]
-    files = [path for one in found for path in ([one] if one.is_file() else one.rglob("*")) if path.is_file()]
-    return [sha256(path) for path in sorted(files)]

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from torch import Tensor
 
+from experiments.asked import Asked
 from experiments.cells import Cell, Dense, FullAttachment, attachment, full_row, measure_cell, method_row, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
@@ -22,13 +23,21 @@ from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.evaluation.intervals import bootstrap_interval
 from shadowattn.evaluation.perplexity import unigram_loss
-from shadowattn.evaluation.tasks import mean_score
+from shadowattn.evaluation.tasks import mean_change, mean_score
 from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
-from shadowattn.reporting.flags import EQUAL_DENSITY, UNUSED, quality_flag
-from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.reporting.flags import (
+    EQUAL_DENSITY,
+    LEAST_SCORE,
+    NOT_CLAIMED,
+    UNUSED,
+    difference_flags,
+    flag_lines,
+    quality_flag,
+)
+from shadowattn.reporting.rows import PlacedRow, QualityRow, Row
 from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import RetentionProfile
 
@@ -115,7 +124,8 @@ class Quality(Study):
         return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
-        return Group(tables.summary_table(rows, title), *([self.look] if self.look else []), verdicts.comparisons(rows))
+        look = [self.look] if self.look else []
+        return Group(tables.summary_table(rows, title), *look, *answer_flags(rows), verdicts.comparisons(rows))
 
     def _cells(self, lab: Lab) -> list[Row]:
         """Rows of all cells; those finished before are not measured again. Raises `ShardDoneError` where cells are left to other
@@ -129,7 +139,7 @@ class Quality(Study):
             say(f"retention: {name}, {_means(profiles[name, lab.retentions[0]])}")
         if any("bank" in method.needs and not method.on_device for method in methods.values()):
             _ = lab.banks.bank
-        row = replace(lab.row(PlacedRow), n=windows.numel() - len(windows))
+        row = replace(lab.row(QualityRow), n=windows.numel() - len(windows))
         dense = Cell(**units.get("dense", lambda: asdict(measure_cell(lab, windows, None))))
         held_to = Dense.of(lab, windows)
         pieces = {}
@@ -165,7 +175,7 @@ class Quality(Study):
 
 
 def _cell_rows(
-    lab: Lab, row: PlacedRow, method: MethodSettings, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
+    lab: Lab, row: QualityRow, method: MethodSettings, retention: float, cell: Cell, dense: Cell, windows: Tensor, floor: float
 ) -> list[Row]:
     row = method_row(lab, row, method, retention)
     rows = _loss_rows(lab, row, cell, dense, windows, floor)
@@ -176,13 +186,12 @@ def _cell_rows(
         replace(row, metric="density", value=cell.density),
         replace(row, metric="sparse_density", value=cell.sparse_density),
         replace(row, metric="sparse_rows", value=float(cell.sparse_rows), unit="head rows"),
-        replace(row, metric="graph_launches", value=float(cell.launches)),
-        replace(row, metric="clipped_heads", value=float(cell.clipped_heads)),
+        *(replace(row, metric=metric, value=value) for metric, value in cell.counts.items()),
     ]
     return rows
 
 
-def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
+def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
     overlap = cell.fidelity.get("topk_overlap")
@@ -199,11 +208,11 @@ def _loss_rows(lab: Lab, row: PlacedRow, cell: Cell, dense: Cell, windows: Tenso
     rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
     generated = lab.of("evaluation").fidelity_windows * lab.of("evaluation").generated_tokens
     rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
-    rows += _score_rows(lab, row, cell)
+    rows += _score_rows(lab.asked, row, cell, dense)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
 
 
-def _interval_rows(row: PlacedRow, cell: Cell, dense: Cell) -> list[Row]:
+def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
     """The ends of the 95 % intervals of perplexity and loss increase, by the bootstrap of windows, paired for the increase."""
     if len(cell.window_losses) < 2:
         return []
@@ -251,23 +260,37 @@ def _means(profile: RetentionProfile) -> str:
     return f"{profile.allocator}: {means}, dense layers: {dense}"
 
 
-def _score_rows(lab: Lab, row: Row, cell: Cell) -> list[Row]:
-    if not cell.scores:
+def _score_rows(asked: Asked | None, row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
+    """The mean score of the task's questions and, of two or more, what a method changes; each with its 95 % interval."""
+    if asked is None:
         return []
-    metric = lab.questions[0].metric
-    mean = mean_score(metric, cell.scores)
-    ends = {metric: mean.value, f"{metric}_low": mean.low, f"{metric}_high": mean.high}
-    return [replace(row, metric=metric, value=value, n=mean.n) for metric, value in ends.items()]
+    reason = asked.unable(dense.scores, least=LEAST_SCORE)
+    flags = [f"{reason}: {NOT_CLAIMED}"] if reason else []
+    means = {asked.metric: (mean_score(asked.metric, cell.scores), flags)}
+    if cell is not dense and len(cell.scores) > 1:
+        change = mean_change(asked.metric, cell.scores, dense.scores)
+        differences = difference_flags(change.value, change.low, change.high)
+        means[f"{asked.metric}_change"] = change, [*flags, *differences]
+    rows, row = [], asked.row(row)
+    for metric, (mean, said) in means.items():
+        ends = {metric: mean.value, f"{metric}_low": mean.low, f"{metric}_high": mean.high}
+        rows += [replace(row, metric=name, value=value, n=mean.n, flag="; ".join(said)) for name, value in ends.items()]
+    return rows
 
 
-def _dense_rows(lab: Lab, row: PlacedRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
+def answer_flags(rows: pd.DataFrame) -> list[str]:
+    """What the flags of a quality study's rows on its task's questions say, a line each."""
+    return flag_lines(rows[rows.metric.str.startswith(("accuracy", "rouge_l"))])
+
+
+def _dense_rows(lab: Lab, row: QualityRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     row = replace(row, flag=quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor))
     return [
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),
         replace(row, metric="unigram_loss", value=floor, unit="nat", n=windows.numel()),
         *_interval_rows(replace(row, flag=""), dense, dense),
-        *_score_rows(lab, replace(row, flag=""), dense),
+        *_score_rows(lab.asked, replace(row, flag=""), dense, dense),
     ]
 
 

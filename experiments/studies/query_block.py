@@ -19,7 +19,7 @@ from experiments.lab import Lab, MethodSettings
 from experiments.part_building import part_name
 from experiments.progress import say
 from experiments.refusals import check_count, check_method
-from experiments.studies.quality import Pair, Quality, density_flags
+from experiments.studies.quality import Pair, Quality, answer_flags, density_flags
 from shadowattn.errors import InputError
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import choose
@@ -30,7 +30,7 @@ from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.query_block import draw as draw_query_block
 from shadowattn.reporting.figures.sharing_loss import draw as draw_sharing_loss
-from shadowattn.reporting.rows import PlacedRow, Row
+from shadowattn.reporting.rows import QualityRow, Row
 from shadowattn.reporting.sharing import largest_blocks
 from shadowattn.reporting.style import ALL_KEYS
 from shadowattn.types import Heads
@@ -172,7 +172,7 @@ class QueryBlock(Quality):
         caption = (
             f"largest block within {self.tolerance:g} nat of per-row lists: it and every smaller one, to the 95 % interval's end"
         )
-        return Group(table, caption, self._largest(rows), verdicts.comparisons(rows))
+        return Group(table, *answer_flags(rows), caption, self._largest(rows), verdicts.comparisons(rows))
 
     def _largest(self, rows: pd.DataFrame) -> Table:
         """The largest block of every rule that keeps the loss of per-row lists."""
@@ -204,7 +204,7 @@ class QueryBlock(Quality):
 
     def _time_rows(self, lab: Lab, retention: float, timings: dict[str, Timing]) -> list[Row]:
         """Dense attention's retention names what it was timed beside."""
-        common = replace(lab.timing_row(PlacedRow), n=self.rounds, context_tokens=lab.shape.context_tokens, retention=retention)
+        common = replace(lab.timing_row(QualityRow), n=self.rounds, context_tokens=lab.shape.context_tokens, retention=retention)
         methods, rows = self._timed(lab), []
         for name, timing in timings.items():
             row = common

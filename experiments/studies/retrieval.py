@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
 
+from experiments.asked import Asked
 from experiments.lab import Lab
 from experiments.refusals import check_count
-from experiments.studies.answers import Answers, Asked, means
+from experiments.studies.answers import Answers, ask, means
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.needle_depths import draw as draw_depths
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
@@ -58,7 +59,7 @@ class Retrieval(Answers):
         for tokens in sorted(self.lengths):
             for chat in self.chats:
                 for name, task in self.tasks.items():
-                    made.append(Asked.of(name, replace(task, tokens=tokens, chat=chat), lab, tokens))
+                    made.append(ask(name, replace(task, tokens=tokens, chat=chat), lab, tokens))
         return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:

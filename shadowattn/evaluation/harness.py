@@ -8,8 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from shadowattn.errors import InputError
@@ -32,10 +34,25 @@ class ShadowAttnLM(HFLM):
     `bank`, a folder; `estimator`, a name; and so on. Everything else is `HFLM`'s. `counters` sums up what ran.
 
     Prompts are never padded to a common length, since a padded row would be ranked and selected like any other: whatever
-    `batch_size` says, each goes alone. Raises `InputError` where a model is not a causal one and where options do not fit.
+    `batch_size` says, each goes alone.
+
+    A prompt that is too long with its answer is cut from the left, as `HFLM` does. Of every question, by the name of its task and
+    its number there, `tokens` holds the length of the longest prompt with its answer before any cut; `cut` holds the questions
+    with a prompt that was cut. Text whose likelihood is rolled over windows is never cut.
+
+    Raises `InputError` where a model is not a causal one, where options do not fit, and on a prompt that would be cut unless
+    `allow_cut`.
     """
 
-    def __init__(self, pretrained: str | PreTrainedModel, *, method: Attach | None = None, batch_size: Any = 1, **options):
+    def __init__(
+        self,
+        pretrained: str | PreTrainedModel,
+        *,
+        method: Attach | None = None,
+        batch_size: Any = 1,
+        allow_cut: bool = True,
+        **options,
+    ):
         method_options = {name: options.pop(name) for name in sorted(_METHOD_OPTIONS & set(options))}
         if method is not None and method_options:
             raise InputError(f"method: expected either a method or its options, got both: {', '.join(method_options)}")
@@ -54,18 +71,58 @@ class ShadowAttnLM(HFLM):
         if self.tokenizer.eos_token_id is None:  # the harness begins every text with BOS, or with EOS, and ends it with EOS
             raise InputError("tokenizer: expected one with an EOS token, got none; set tokenizer.eos_token")
         self.counters = Counters()
+        self.allow_cut = allow_cut
+        self.tokens: dict[tuple[str, int], int] = {}
+        self.cut: set[tuple[str, int]] = set()
+        self._asked: list[Instance] = []  # whose prompts are read; none for windows of rolled text
 
     def loglikelihood(self, requests, disable_tqdm=False):
+        self._asked = requests
         with self._attached():
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        self._asked = []
+        for request in requests:
+            tokens = len(self.tok_encode(request.args[0]))
+            self._note(request, tokens, room=tokens)
         with self._attached():
             return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
 
     def generate_until(self, requests, disable_tqdm=False):
+        """One request after another, so that it is known whose prompt is cut; the longest ones first, as `HFLM` takes them."""
+        answers = [""] * len(requests)
+        longest_first = sorted(range(len(requests)), key=lambda index: -len(requests[index].args[0]))
         with self._attached():
-            return super().generate_until(requests, disable_tqdm=disable_tqdm)
+            for index in tqdm(longest_first, desc="Running generate_until requests", disable=disable_tqdm):
+                self._asked = [requests[index]]
+                (answers[index],) = super().generate_until(self._asked, disable_tqdm=True)
+        return answers
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False, override_bs=None):
+        if self._asked:
+            for asked, (_, context, continuation) in zip(self._asked, requests, strict=True):
+                self._note(asked, len(context) + len(continuation), room=self.max_length + 1)  # the last one is not read
+        return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+
+    def tok_batch_encode(self, strings, padding_side="left", left_truncate_len=None, truncation=False):
+        if left_truncate_len:  # what generation leaves of the context
+            ids, _ = super().tok_batch_encode(strings, padding_side)
+            self._note(self._asked[0], ids.shape[1] + self.max_length - left_truncate_len, room=self.max_length)
+        return super().tok_batch_encode(strings, padding_side, left_truncate_len, truncation)
+
+    def _note(self, request: Instance, tokens: int, *, room: int) -> None:
+        """Notes the `tokens` of a prompt with its answer, and that it is cut where they are more than `room`."""
+        question = (request.task_name, request.doc_id)
+        self.tokens[question] = max(tokens, self.tokens.get(question, 0))
+        if tokens <= room:
+            return
+        if not self.allow_cut:
+            raise InputError(
+                f"{request.task_name}: expected prompts of at most the context of {self.max_length} tokens, got {tokens} with "
+                "the answer; use fewer examples in the prompt, a model with a longer context, or allow_cut=true"
+            )
+        self.cut.add(question)
 
     def _model_call(self, inps, attn_mask=None, labels=None):
         if len(inps) != 1:

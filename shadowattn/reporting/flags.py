@@ -1,15 +1,18 @@
-"""Automatic warnings: a sparse method that beats dense, a dense model that knows too little to lose anything, an estimate that
-finds fewer of the exact top-k than the authors' tool asks for."""
+"""Automatic warnings: a sparse method that beats dense, a dense model that knows too little to lose anything, a task that dense
+attention cannot do, an estimate that finds fewer of the exact top-k than the authors' tool asks for."""
 
 import math
 from collections.abc import Collection
 
 import pandas as pd
 
+from shadowattn.evaluation.intervals import Interval
 from shadowattn.evaluation.recall import TARGET_MEAN
 
 EQUAL_DENSITY = 0.01  # densities that differ by no larger share are equal
 ABOVE_DENSE = "above dense attention"
+LEAST_SCORE = 0.05  # a task on which dense attention scores less tells nothing of a method
+NOT_CLAIMED = "no difference is claimed"
 SAME = "no difference can be shown"
 UNUSED = "the sparse path was not used: every head went dense"
 # Losses that differ by less are equal: another order of summation moves them as far.
@@ -36,8 +39,23 @@ def quality_flag(
 
 
 def difference_flags(change: float, low: float, high: float) -> list[str]:
-    """The flags of what a method changes against dense attention, more being better, with its 95 % interval."""
-    return [flag for flag, said in ((ABOVE_DENSE, change > 0), (SAME, low <= 0 <= high)) if said]
+    """The flags of what a method changes against dense attention, more being better, with its 95 % interval.
+
+    One question has no interval, NaN: it shows no difference.
+    """
+    return [flag for flag, said in ((ABOVE_DENSE, change > 0), (SAME, not (low > 0 or high < 0))) if said]
+
+
+def unable(mean: Interval, *, chance: float, least: float) -> str:
+    """Why a task tells nothing of methods: what dense attention scores on it is too little; empty where it is enough.
+
+    That is a mean of at least `least`, and above what guessing scores by the lower end of its interval.
+    """
+    if mean.value < least:
+        return f"dense scores below {least:g}"
+    if chance and mean.low <= chance:
+        return f"dense cannot be told from chance ({chance:.2g})"
+    return ""
 
 
 def flag_lines(rows: pd.DataFrame, *, without: Collection[str] = ()) -> list[str]:

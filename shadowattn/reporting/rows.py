@@ -63,7 +63,29 @@ class PlacedRow(Row):
 
 
 @dataclass(frozen=True)
-class EstimatorRow(PlacedRow):
+class TaskRow(Row):
+    """A row about a task's questions, which n counts; the fields say nothing in a row about something else.
+
+    `task` is its name. `source` is where its questions are from: generated, with the seed; a file, with the beginning of its
+    SHA-256; or a data set of the hub, with its revision. `chat`: whether the chat template asks. `cut` is what of a prompt is cut
+    to its length, and on which side. `tokens` is the length that prompts were made for, where none was asked for that of the
+    longest with its answer; `context_tokens` then is that of the longest prompt with its answer as the model reads it.
+    """
+
+    task: str = ""
+    source: str = ""
+    chat: bool = False
+    cut: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class QualityRow(PlacedRow, TaskRow):
+    """A row of a quality study: about held-out text, the questions of the run's task, or the keys of one head."""
+
+
+@dataclass(frozen=True)
+class EstimatorRow(QualityRow):
     """A row about an estimator: its `granularity`, what it `sees` and what it `needs`, by the names of `Estimator`.
 
     `ranked_rows` and `ranked_keys` are its `ranked_together`.

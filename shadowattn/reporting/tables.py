@@ -8,6 +8,7 @@ from rich.table import Table
 _COLUMNS = {
     "perplexity": "perplexity",
     "accuracy": "task accuracy",
+    "accuracy_change": "change of accuracy",
     "kl_divergence": "KL from dense, nat",
     "first_divergent_token": "tokens before the first divergent",
     "divergent_tokens": "divergent tokens",
@@ -19,7 +20,7 @@ _COLUMNS = {
 }
 
 # Columns of the table only where a study measured them.
-_WHERE_MEASURED = ("accuracy", "kl_divergence", "first_divergent_token", "divergent_tokens", "row_overlap")
+_WHERE_MEASURED = ("accuracy", "accuracy_change", "kl_divergence", "first_divergent_token", "divergent_tokens", "row_overlap")
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -50,7 +51,7 @@ def summary_table(rows: pd.DataFrame, title: str) -> Table:
 def _intervals(rows: pd.DataFrame) -> dict[tuple[str, str, float], str]:
     """What follows a value, by metric, method and retention: its 95 % interval and n, where the rows have the ends."""
     found = {}
-    for name in ("accuracy", "perplexity"):
+    for name in ("accuracy", "accuracy_change", "perplexity"):
         ends = rows[rows.metric.isin((f"{name}_low", f"{name}_high"))]
         if not ends.empty:
             wide = ends.pivot_table(index=["method", "retention", "n"], columns="metric", values="value")

@@ -60,14 +60,14 @@ def tasks(tmp_path, monkeypatch):
     return write_tasks(tmp_path)
 
 
-def evaluated(folder, method, **options) -> tuple[dict, "harness.ShadowAttnLM"]:
+def evaluated(folder, method, names=tuple(TASKS), **options) -> tuple[dict, "harness.ShadowAttnLM"]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     loaded = load_bundled()
     model = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=method, **options)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    return simple_evaluate(model, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0), model
+    return simple_evaluate(model, tasks=list(names), task_manager=manager, bootstrap_iters=0), model
 
 
 def likelihood(loaded, text: str, continuation: str) -> float:
@@ -109,6 +109,35 @@ def test_batches_run_one_by_one_and_give_the_same(tasks):
     with pytest.warns(UserWarning, match="prompts go one at a time"):
         together, _ = evaluated(tasks, Method(0.3), batch_size=4)
     assert together["results"] == alone["results"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", [None, Method(0.3)])
+def test_questions_whose_prompts_are_cut_are_counted(tasks, method):
+    """Those that do not fit with their answers; the last token of a choice is not read, and `text` is rolled over windows."""
+    tokenizer, records = load_bundled().tokenizer, [json.loads(line) for line in open(tasks / "questions.jsonl")]  # noqa: SIM115
+    prompts = [len(tokenizer.encode(one["question"])) for one in records]
+    pairs = [max(len(tokenizer.encode(f"{one['question']} {choice}")) for choice in one["choices"]) for one in records]
+    room = pairs[2] - 1  # the third question's choices just fit, the fourth's do not
+    assert pairs == sorted(pairs)
+    _, model = evaluated(tasks, method, max_length=room)
+    lengths = {"choice": pairs, "answer": [tokens + 4 for tokens in prompts], "text": prompts}
+    assert model.tokens == {(task, index): tokens for task in lengths for index, tokens in enumerate(lengths[task])}
+    assert model.cut == {("choice", 3), *(("answer", index) for index in range(4) if prompts[index] + 4 > room)}
+    assert ("answer", 0) not in model.cut
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_cut_where_all_fits(tasks):
+    _, model = evaluated(tasks, None)
+    assert not model.cut
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", ["choice", "answer"])
+def test_a_cut_is_refused_where_that_is_asked(tasks, task):
+    with pytest.raises(InputError, match=f"{task}: expected prompts of at most the context of 32 tokens, got "):
+        evaluated(tasks, None, names=[task], max_length=32, allow_cut=False)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,6 +21,20 @@ SMALL = [
     *("evaluation.windows=1", "evaluation.fidelity_windows=1", "evaluation.context_tokens=96", "graphs.chunk_tokens=32"),
     *("importance.windows=2", "importance.window_tokens=32", "graphs.calibration_windows=1", "graphs.launch_heads=[1]"),
 ]
+OURS = "shadowattn.online.estimators"
+# Of methods of +exp=compare_estimators; the bundled model has 2 key heads of 64 dimensions.
+OF_ESTIMATORS = [
+    ("sparq", "channels=65", "channels: expected an integer of 1 … 64, the head dimension, got 65"),
+    ("loki", "dims=0", "dims: expected an integer of 1 … 64, the head dimension, got 0"),
+    ("loki", "dims=65", "dims: expected an integer of 1 … 64, the head dimension, got 65"),
+    ("double_sparsity", "kept=-3", "kept: expected an integer of 1 … 64, the head dimension, got -3"),
+    ("double_sparsity", "kept=65", "kept: expected an integer of 1 … 64, the head dimension, got 65"),
+    ("lightning_indexer", "heads=0", "heads: expected an integer of 1"),
+    ("lightning_indexer", "dims=129", "dims: expected an integer of 1 … 128, the dimensions of a layer's keys together, got 129"),
+    ("spargeattn", "likeness=5", "likeness: expected a number of -1 … 1, got 5"),
+    ("sign_lsh", "bits=1000000000", "bits: expected an integer of 1 … 4096, got 1000000000"),
+    ("quest", "page=1000000000", "page: expected an integer of 1 … 65536, got 1000000000"),
+]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -194,6 +208,29 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["kernel=cuda"], "kernel"),
         (["device=tpu"], "one of auto, npu, gpu, cpu"),
         (["task=retrieval_kv", "task.pairs=99"], "task.pairs: expected 1 to 57"),
+        (["task=retrieval_kv", "task.pairs=0"], "task.pairs: expected 1 to 57, as many as there are keys kept for"),
+        (["task=retrieval_kv", "task.fewer=40"], "task.fewer: expected 0 to task.pairs − 1 = 39 records less, got 40"),
+        (["retentions=[]"], "retentions: expected one or more, got an empty list; for one, set retentions=[0.2]"),
+        (["+exp=compare_estimators", "retentions=[]", "retention=0.1"], "got an empty list; for one, set retentions=[0.1]"),
+        *(
+            (["+exp=compare_estimators", f"compare.{name}.estimator.{setting}"], f"error: {name}: estimator: {message}")
+            for name, setting, message in OF_ESTIMATORS
+        ),
+        (["estimator=quantised", "estimator.distance=foo"], "quantised: estimator: distance: expected one of raw, log, got 'f"),
+        (["estimator=quantised", "estimator.bits=2.5"], "estimator.bits: Value '2.5' of type 'float' could not be converted to"),
+        (["estimator=quantised", "estimator.smooth=perhaps"], "estimator.smooth: Value 'perhaps' is not a valid bool"),
+        (["estimator=sign1", "estimator.rotate=perhaps"], "estimator.rotate: Value 'perhaps' is not a valid bool"),
+        (["estimator=sign1", "estimator.scaled=3"], "estimator.scaled: expected true or false, got 3"),
+        (["estimator=top_p", "estimator.loose=0.5"], "top_p: estimator: loose: expected 1 or more times the budget, got 0.5"),
+        (["estimator=top_p", f"estimator.estimator._target_={OURS}.int8.Int8"], "top_p: cannot prune the lists of Int8"),
+        (
+            ["estimator=top_p", f"estimator.estimator._target_={OURS}.loki.Loki", "+estimator.estimator.dims=65"],
+            "top_p: estimator: dims: ",
+        ),
+        (
+            ["estimator=top_p", f"estimator.estimator._target_={OURS}.sparq.SparQ", "+estimator.estimator.channels=0"],
+            "top_p: estimator: channels: ",
+        ),
         (["study=none"], "study: expected a study by its class, got 'none'; choose one with +exp=NAME"),
         (["study._target_=shadowattn.types.Heads"], "expected a class derived from Study, got shadowattn.types.Heads"),
         (["shard.index=2", "shard.count=2"], "shard.index < shard.count"),

@@ -201,7 +201,7 @@ def test_densities_are_flagged_beyond_one_percent():
     [
         ("{bad: {output: int4}}", "output: expected one of float, target_requant"),
         ("{bad: {lookup: cosine}}", "lookup: expected one of raw, log"),
-        ("{bad: {bits: 1}}", "bits: expected 2 … 8"),
+        ("{bad: {bits: 1}}", "bits: expected an integer of 2 … 8"),
         ("{bad: {sigma: 1}}", "sigma above 0 and not 1"),
         ("{bad: {dynamic: true, output: target_requant}}", "output: target_requant needs 8 bits, a grid and no smoothing"),
         ("{bad: {smooth: true, output: fixed_output}}", "output: fixed_output needs 8 bits"),

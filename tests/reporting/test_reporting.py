@@ -8,12 +8,13 @@ import pytest
 from rich.console import Console
 
 from experiments.publish import read_reference
+from shadowattn.evaluation.intervals import share_interval
 from shadowattn.reporting.figures.importance import draw as draw_importance
 from shadowattn.reporting.figures.loss_by_position import draw as draw_loss_by_position
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.figures.sweep import draw as draw_sweep
-from shadowattn.reporting.flags import difference_flags, flag_lines, quality_flag
+from shadowattn.reporting.flags import difference_flags, flag_lines, quality_flag, unable
 from shadowattn.reporting.rows import PlacedRow, Row, write_rows
 from shadowattn.reporting.style import new_figure, save
 from shadowattn.reporting.tables import summary, summary_table
@@ -126,11 +127,35 @@ def test_flags_are_listed_once_with_all_that_they_are_about():
         (0.2, 0.1, 0.3, ["above dense attention"]),
         (-0.2, -0.3, -0.1, []),
         (0.0, 0.0, 0.0, ["no difference can be shown"]),
-        (0.1, float("nan"), float("nan"), ["above dense attention"]),
+        (0.1, float("nan"), float("nan"), ["above dense attention", "no difference can be shown"]),
+        (-0.1, float("nan"), float("nan"), ["no difference can be shown"]),
     ],
 )
 def test_a_difference_is_flagged_where_it_is_above_dense_or_may_be_none(change, low, high, expected):
     assert difference_flags(change, low, high) == expected
+
+
+@pytest.mark.parametrize(
+    ("hits", "chance", "expected"),
+    [
+        (0, 0.0, "dense scores below 0.05"),
+        (1, 0.0, ""),
+        (7, 0.25, "dense cannot be told from chance (0.25)"),
+        (3, 0.25, "dense cannot be told from chance (0.25)"),
+        (15, 0.25, ""),
+    ],
+)
+def test_a_task_that_dense_attention_cannot_do_is_named(hits, chance, expected):
+    assert unable(share_interval(hits, 20), chance=chance, least=0.05) == expected
+
+
+def test_the_summary_has_the_change_of_accuracy_with_its_interval():
+    row = replace(rows()[-1], metric="accuracy_change", value=-0.25)
+    ends = [replace(row, metric=f"accuracy_change_{end}", value=value) for end, value in (("low", -0.5), ("high", 0.125))]
+    frame = pd.DataFrame([vars(one) for one in (*rows(), row, *ends)])
+    table = summary_table(frame, "title")
+    (column,) = [column for column in table.columns if column.header == "change of accuracy"]
+    assert list(column.cells)[-1] == "-0.250 (-0.50 … 0.12, n = 100)"
 
 
 def placed() -> pd.DataFrame:

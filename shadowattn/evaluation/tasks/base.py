@@ -28,12 +28,18 @@ class Task(ABC):
     """Questions of one kind. Settings are the fields of the class, `chat` among them where the model's template can ask."""
 
     cut: ClassVar[str] = "none"  # what of a prompt is cut to its length
+    wording = ""  # which of several ones asks, where a task has more than one
     chat = False
     seed = 0
 
     @abstractmethod
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> Sequence[Question]:
         """All of them; `filler` is held-out text. Raises `InputError` on settings, files or texts that do not fit."""
+
+    @property
+    def name(self) -> str:
+        """What rows call it: its file, and its wording where it has several."""
+        return "_".join(filter(None, (type(self).__module__.rpartition(".")[2], self.wording)))
 
     @property
     def question_depths(self) -> tuple[float, ...]:

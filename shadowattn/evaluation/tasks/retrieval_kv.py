@@ -33,12 +33,12 @@ class RetrievalKV(Task):
 
     def __post_init__(self):
         check_count("documents", self.documents)
-        if not 0 <= self.fewer < self.pairs:
-            raise InputError(f"task.fewer: expected 0 to task.pairs − 1 = {self.pairs - 1} records less, got {self.fewer}")
         if not 1 <= self.pairs <= _MOST_PAIRS:
             raise InputError(
                 f"task.pairs: expected 1 to {_MOST_PAIRS}, as many as there are keys kept for evaluation, got {self.pairs}"
             )
+        if not 0 <= self.fewer < self.pairs:
+            raise InputError(f"task.fewer: expected 0 to task.pairs − 1 = {self.pairs - 1} records less, got {self.fewer}")
         if self.tokens is not None and self.tokens < 2 * _RECORD_TOKENS * (self.pairs + 1):
             least = 2 * _RECORD_TOKENS * (self.pairs + 1)
             raise InputError(f"task.tokens: expected {least} or more for {self.pairs} records, got {self.tokens}")

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class Estimator(ABC):
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
       make their tensors where q is.
 
+    - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
+
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
     `launches`, `launch` and `select`.
     """
@@ -84,6 +86,13 @@ class Estimator(ABC):
     def of(cls, q: Tensor, k: Tensor) -> "Estimator":
         """The default one, for these tensors alone: what measures scales takes those of all of q [H, Q, D] and k [G, K, D]."""
         return cls()
+
+    @classmethod  # noqa: B027 - most fit every model
+    def check_settings(cls, head_dim: int, kv_heads: int, /, **settings: Any) -> None:
+        """Raises `InputError` on settings that do not fit a model of `kv_heads` key heads of `head_dim` dimensions.
+
+        Asked of the class before anything is calibrated or measured. An estimator within this one is given by its class.
+        """
 
     @abstractmethod
     def scores(self, chunk: Chunk) -> Tensor:
@@ -268,6 +277,17 @@ def _checked_indptr(selection: Selection, lists: Lists, name: str) -> Tensor:
     return indptr
 
 
+def check_scales(q_scales: Tensor, k_scales: Tensor) -> None:
+    """Raises `InputError` on INT8 scales that are no float32 vectors of positive finite values, or of Q or of K alone."""
+    checks.tensors((torch.float32,), q_scales=q_scales, k_scales=k_scales)
+    for name, scales in (("q_scales", q_scales), ("k_scales", k_scales)):
+        if scales.dim() != 1 or not bool(((scales > 0) & scales.isfinite()).all()):
+            raise InputError(
+                f"{name}: expected a vector of positive finite scales, one for each head, got {checks.shown(scales)} "
+                f"{scales.flatten()[:4].tolist()}; measure them with Int8Tensor.of(q, k)"
+            )
+
+
 def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOffset | None:
     """What an estimator subtracts from K before it quantises: its grid's offset, or, without a grid, its own.
 
@@ -275,6 +295,7 @@ def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOf
     """
     if grid is None:
         return KeyOffset.read(key_offset)
+    checks.instance("grid", grid, ScaleGrid, "make one with shadowattn.offline.scale_grid(observations)")
     if key_offset is not None:
         raise InputError(
             f"key_offset: expected none beside a grid, whose K scales are those of its own offset ({grid.key_offset}), got "

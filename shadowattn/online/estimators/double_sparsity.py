@@ -1,7 +1,7 @@
 """A few channels a head, chosen offline (Double Sparsity, arXiv 2408.07092, section 3.1)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,11 @@ class DoubleSparsity(Estimator):
 
     def __post_init__(self):
         ChannelStatistics.read(self.channels)
-        object.__setattr__(self, "kept", checks.integer("kept", self.kept, least=1, most=len(self.channels.k[0][0])))
+        checks.fields(self, checks.integer, "kept", least=1, most=len(self.channels.k[0][0]), limit="the head dimension")
+
+    @classmethod
+    def check_settings(cls, head_dim: int, kv_heads: int, /, *, kept: int = 1, **others: Any) -> None:
+        checks.integer("kept", kept, least=1, most=head_dim, limit="the head dimension")
 
     @property
     def made_for(self) -> str:

@@ -14,6 +14,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.blocks import mean_rows, row_scores
 from shadowattn.online.estimators.mean_keys import Means
+from shadowattn.online.estimators.pages import MOST_KEYS
 from shadowattn.online.estimators.vertical_slash import VerticalSlash, last_attention
 from shadowattn.types import EstimateCost
 
@@ -36,7 +37,7 @@ class FlexPrefill(Estimator):
     sees: ClassVar[str] = "chunk"
 
     def __post_init__(self):
-        self.block = checks.integer("block", self.block, least=1)
+        checks.fields(self, checks.integer, "block", least=1, most=MOST_KEYS)
         self.limit = checks.number("limit", self.limit)
         if not 0 <= self.limit <= 1:
             raise InputError(

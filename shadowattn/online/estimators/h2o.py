@@ -8,7 +8,6 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.budget import keep_counts
-from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.oracle import Oracle
@@ -66,9 +65,7 @@ class H2O(Estimator):
     sees: ClassVar[str] = "earlier_rows"
 
     def __post_init__(self):
-        object.__setattr__(self, "recent", checks.number("recent", self.recent))
-        if not 0 <= self.recent <= 1:
-            raise InputError(f"recent: expected a share, 0 … 1, got {self.recent}")
+        checks.fields(self, checks.number, "recent", least=0, most=1)
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 32)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
 from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
@@ -73,6 +74,9 @@ class Int8(Estimator):
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self):
+        checks.instance("bank", self.bank, GraphBank, "build one with GraphBank.build")
 
     @property
     def graphs(self) -> GraphBank:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.kernels import Kernels
@@ -37,6 +38,9 @@ class Int8Device(Estimator):
     lists_are_sound: ClassVar[bool] = True  # of whole blocks of keys they are longer than those that are called for
     clipped: int = field(default=0, init=False)  # as for `Int8`
     launched: int = field(default=0, init=False)
+
+    def __post_init__(self):
+        checks.instance("bank", self.bank, GraphBank, "build one with GraphBank.build")
 
     @property
     def graphs(self) -> GraphBank:

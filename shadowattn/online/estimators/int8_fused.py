@@ -17,7 +17,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
-from shadowattn.online.estimators.base import Estimator, key_offset_of
+from shadowattn.online.estimators.base import Estimator, check_scales, key_offset_of
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
@@ -109,12 +109,14 @@ class Int8Fused(Estimator):
                 "estimator=int8_fused: expected scales of Q and of K, a grid, or none of them; use Int8Fused.of(q, k), "
                 "Int8Fused(grid=profile.scales) or Int8Fused()"
             )
+        if self.q_scales is not None:
+            check_scales(self.q_scales, self.k_scales)
+        _ = self._offset  # one beside a grid is refused now
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
                 f"estimator=int8_fused: quantises K once for all its query heads and so needs grid.pattern=product, got "
                 f"{self.grid.pattern}; use estimator=int8"
             )
-        _ = self._offset  # one beside a grid is refused now
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Fused":

@@ -17,7 +17,7 @@ from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
 from shadowattn.online.chunk import Chunk, largest_key_scales
-from shadowattn.online.estimators.base import Estimator
+from shadowattn.online.estimators.base import Estimator, check_scales
 from shadowattn.threads import compile_hints, current_budget, thread_budget
 from shadowattn.types import EstimateCost, KeyOffset
 
@@ -37,6 +37,11 @@ class Int8Tensor(Estimator):
     scores_are_finite: ClassVar[bool] = True  # products of integers
     is_papers: ClassVar[bool] = True
     short_name: ClassVar[str] = "int8"
+
+    def __post_init__(self):
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
+        if self.q_scales is not None or self.k_scales is not None:
+            check_scales(self.q_scales, self.k_scales)
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Tensor":

@@ -1,7 +1,7 @@
 """A small trained scorer, one list for all heads of a layer (DeepSeek's lightning indexer, arXiv 2512.02556, section 2.1)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ class LightningIndexer(Estimator):
             value, trained = checks.integer(name, getattr(self, name), least=1), getattr(self.indexer, name)
             if value != trained:
                 raise InputError(f"{name}: expected the {trained} that the indexer was trained with, got {value}")
+
+    @classmethod
+    def check_settings(cls, head_dim: int, kv_heads: int, /, *, heads: int = 1, dims: int = 1, **others: Any) -> None:
+        checks.integer("heads", heads, least=1)
+        most = kv_heads * head_dim
+        checks.integer("dims", dims, least=1, most=most, limit="the dimensions of a layer's keys together")
 
     @property
     def made_for(self) -> str:

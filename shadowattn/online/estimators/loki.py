@@ -1,7 +1,7 @@
 """Products along the axes in which a head's keys vary most (Loki, arXiv 2406.02542, section 4)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,11 @@ class Loki(Estimator):
 
     def __post_init__(self):
         ChannelStatistics.read(self.channels)
-        object.__setattr__(self, "dims", checks.integer("dims", self.dims, least=1, most=len(self.channels.k[0][0])))
+        checks.fields(self, checks.integer, "dims", least=1, most=len(self.channels.k[0][0]), limit="the head dimension")
+
+    @classmethod
+    def check_settings(cls, head_dim: int, kv_heads: int, /, *, dims: int = 1, **others: Any) -> None:
+        checks.integer("dims", dims, least=1, most=head_dim, limit="the head dimension")
 
     @property
     def made_for(self) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
-from shadowattn.online.estimators.pages import Pages, page_scores
+from shadowattn.online.estimators.pages import MOST_KEYS, Pages, page_scores
 from shadowattn.types import EstimateCost
 
 
@@ -32,7 +32,7 @@ class MeanKeys(Estimator):
     page: int = 64
 
     def __post_init__(self):
-        object.__setattr__(self, "page", checks.integer("page", self.page, least=1))
+        checks.fields(self, checks.integer, "page", least=1, most=MOST_KEYS)
 
     @property
     def ranked_together(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX, GraphForm
 from shadowattn.graphs.graph import Arena, Graph
@@ -24,6 +25,7 @@ class NNCF(Estimator):
     reads_cpu_memory: ClassVar[bool] = True
 
     def __init__(self, nncf_graph: NNCFGraph):
+        checks.instance("nncf_graph", nncf_graph, NNCFGraph, "make one with shadowattn.graphs.nncf_graph.compiled_nncf_graph")
         self._graph = Graph(nncf_graph.model, nncf_graph.shape, GraphForm(), (None, None), Arena([nncf_graph.model]))
         self._shape, self._steps, self._made_for = nncf_graph.shape, nncf_graph.steps, nncf_graph.fingerprint
 

@@ -9,6 +9,8 @@ from shadowattn.online.chunk import Chunk
 
 # Above every score that is of use, and finite when the rows of a block are summed.
 ALWAYS = 1e30
+# A page or a block has no more: one of fewer keys is filled up to the whole in memory.
+MOST_KEYS = 2**16
 
 
 class Pages(ABC):
@@ -40,6 +42,6 @@ def page_scores(chunk: Chunk, scores: Tensor, page: int) -> Tensor:
     A row's own page is always kept: it holds the row's own key, and its figures would depend on keys after the row. Where the
     budget is smaller, its nearest keys come first, the row's own before all.
     """
-    spread = scores.repeat_interleave(page, 2)[:, :, : chunk.keys]
+    spread = scores.repeat_interleave(min(page, chunk.keys), 2)[:, :, : chunk.keys]
     place = torch.arange(chunk.keys, device=chunk.q.device) - (chunk.positions // page * page)[:, None]
     return torch.where(place >= 0, ALWAYS * (1 + place / page), spread)

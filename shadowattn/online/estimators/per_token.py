@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from shadowattn import checks
-from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
@@ -27,10 +26,8 @@ class PerToken(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
 
     def __post_init__(self):
-        bits = checks.integer("bits", self.bits, least=2)
-        if bits > 8:
-            raise InputError(f"bits: expected 2 … 8, got {bits}")
-        object.__setattr__(self, "bits", bits)
+        checks.fields(self, checks.integer, "bits", least=2, most=8)
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, self.bits) + EstimateCost.of(1, 32)  # and a scale for each key

@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.graphs.buckets import nearest_pair
+from shadowattn.graphs.buckets import DISTANCES, nearest_pair
 from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.graphs.symmetric_int8 import absmax_scales, products, shifted
 from shadowattn.online.chunk import Chunk
@@ -54,8 +55,11 @@ class Quantised(Estimator):
     scores_are_finite: ClassVar[bool] = True  # products of integers
 
     def __post_init__(self):
-        if not 2 <= self.bits <= 8:
-            raise InputError(f"bits: expected 2 … 8, got {self.bits}")
+        checks.fields(self, checks.integer, "bits", least=2, most=8)
+        checks.fields(self, checks.one_of, "distance", options=DISTANCES)
+        checks.fields(self, checks.flag, "smooth")
+        if self.requant is not None:
+            checks.instance("requant", self.requant, Requant, "give a shadowattn.types.Requant")
         if self.requant is not None and (self.smooth or self.bits < 8 or self.grid is None):
             raise InputError("requant: expected 8 bits, a grid and no smoothing, whose products it was calibrated on")
         key_offset_of(self.grid, self.key_offset)  # one beside a grid is refused now

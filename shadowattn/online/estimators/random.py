@@ -20,7 +20,7 @@ class Random(Estimator):
     scores_are_finite: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "seed", checks.integer("seed", self.seed))
+        checks.fields(self, checks.integer, "seed")
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(0, 0)

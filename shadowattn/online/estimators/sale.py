@@ -28,7 +28,7 @@ class Sale(Estimator):
     sees: ClassVar[str] = "chunk"
 
     def __post_init__(self):
-        object.__setattr__(self, "query_block", checks.integer("query_block", self.query_block, least=1))
+        checks.fields(self, checks.integer, "query_block", least=1)
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         of_means = EstimateCost.of(head_dim / min(self.query_block, rows), 32)

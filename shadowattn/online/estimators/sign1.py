@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn import checks
 from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
@@ -25,6 +26,10 @@ class Sign1(Estimator):
     scaled: bool = True
     key_offset: KeyOffset | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
+
+    def __post_init__(self):
+        checks.fields(self, checks.flag, "rotate", "scaled")
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         """With a scale for each key, and the additions of the rotation counted as products."""

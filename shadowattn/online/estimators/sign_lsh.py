@@ -12,6 +12,9 @@ from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.random import Random
 from shadowattn.types import EstimateCost
 
+# Of float32's 24 bits the count of so many agreements leaves 12 to what orders the keys that agree as often.
+_MOST_BITS = 2**12
+
 
 @dataclass(frozen=True)
 class SignLSH(Estimator):
@@ -27,8 +30,8 @@ class SignLSH(Estimator):
     scores_are_finite: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "bits", checks.integer("bits", self.bits, least=1))
-        object.__setattr__(self, "seed", checks.integer("seed", self.seed))
+        checks.fields(self, checks.integer, "bits", least=1, most=_MOST_BITS)
+        checks.fields(self, checks.integer, "seed")
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(self.bits, 1) + EstimateCost.deriving(2 * head_dim * self.bits, keys=keys)

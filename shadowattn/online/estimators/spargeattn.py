@@ -12,7 +12,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.blocks import mean_rows, row_scores
 from shadowattn.online.estimators.mean_keys import Means
-from shadowattn.online.estimators.pages import ALWAYS, Pages
+from shadowattn.online.estimators.pages import ALWAYS, MOST_KEYS, Pages
 from shadowattn.types import EstimateCost
 
 
@@ -40,9 +40,9 @@ class SpargeAttn(Estimator):
     sees: ClassVar[str] = "chunk"
 
     def __post_init__(self):
-        for name in ("query_block", "key_block"):
-            object.__setattr__(self, name, checks.integer(name, getattr(self, name), least=1))
-        object.__setattr__(self, "likeness", checks.number("likeness", self.likeness))
+        checks.fields(self, checks.integer, "query_block", least=1)
+        checks.fields(self, checks.integer, "key_block", least=1, most=MOST_KEYS)
+        checks.fields(self, checks.number, "likeness", least=-1, most=1)  # cosines
 
     @property
     def ranked_together(self) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """SparQ: every row's products over its few largest query channels (arXiv 2312.04985, section 3)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shadowattn import checks
-from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.types import EstimateCost
@@ -24,15 +24,18 @@ class SparQ(Estimator):
     channels: int = 16
 
     def __post_init__(self):
-        object.__setattr__(self, "channels", checks.integer("channels", self.channels, least=1))
+        checks.fields(self, checks.integer, "channels", least=1)
+
+    @classmethod
+    def check_settings(cls, head_dim: int, kv_heads: int, /, *, channels: int = 1, **others: Any) -> None:
+        checks.integer("channels", channels, least=1, most=head_dim, limit="the head dimension")
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(self.channels, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:
         q, head_dim = chunk.q.float(), chunk.q.shape[2]
-        if self.channels > head_dim:
-            raise InputError(f"channels: expected at most the head dimension {head_dim}, got {self.channels}")
+        checks.integer("channels", self.channels, least=1, most=head_dim, limit="the head dimension")
         scores = torch.empty(*q.shape[:2], chunk.keys, device=q.device)
         for group, part in chunk.heads.grouped():
             largest = q[part].abs().sort(dim=-1, descending=True, stable=True).indices[..., : self.channels]

@@ -21,7 +21,7 @@ class Streaming(Estimator):
     scores_are_finite: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "sinks", checks.integer("sinks", self.sinks))
+        checks.fields(self, checks.integer, "sinks")
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(0, 0)

@@ -1,7 +1,7 @@
 """Top-p after a loose top-k: rows of concentrated attention keep fewer keys (Twilight, arXiv 2502.02770, section 4)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,16 +39,19 @@ class TopP(Estimator):
 
     def __post_init__(self):
         checks.instance("estimator", self.estimator, Estimator, "give the estimator whose ranking is pruned")
-        if self.estimator.sets_budgets or self.estimator.graphs is not None or self.estimator.reads_cpu_memory:
-            raise InputError(
-                f"top_p: cannot prune the lists of {type(self.estimator).__name__}, which has static graphs or "
-                "budgets of its own; give an estimator that ranks by itself, such as oracle or quantised"
-            )
+        _check_within(type(self.estimator), has_graphs=self.estimator.graphs is not None)
         if not 0 < checks.number("top_p", self.top_p) <= 1:
             raise InputError(f"top_p: expected a share of the weights in (0, 1], got {self.top_p}")
-        if checks.number("loose", self.loose) < 1:
-            raise InputError(f"loose: expected 1 or more times the budget, got {self.loose}")
+        _check_loose(self.loose)
+        object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
         object.__setattr__(self, "sees", self.estimator.sees)
+
+    @classmethod
+    def check_settings(
+        cls, head_dim: int, kv_heads: int, /, *, estimator: type[Estimator] = Estimator, loose: float = 1.0, **others: Any
+    ) -> None:
+        _check_within(estimator, has_graphs=not estimator.needs.isdisjoint(("bank", "nncf_graph")))
+        _check_loose(loose)
 
     @property
     def made_for(self) -> str:
@@ -87,6 +90,19 @@ class TopP(Estimator):
         indices = torch.cat([head.nonzero()[:, 1] for head in kept]).to(torch.int32)
         indptr = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
         return Selection(indices, indptr, lists.positions, 1)
+
+
+def _check_within(kind: type[Estimator], *, has_graphs: bool) -> None:
+    if kind.sets_budgets or has_graphs or kind.reads_cpu_memory:
+        raise InputError(
+            f"top_p: cannot prune the lists of {kind.__name__}, which has static graphs or budgets of its own; give an estimator "
+            "that ranks by itself, such as oracle or quantised"
+        )
+
+
+def _check_loose(loose: float) -> None:
+    if checks.number("loose", loose) < 1:
+        raise InputError(f"loose: expected 1 or more times the budget, got {loose}")
 
 
 def loose_lists(chunk: Chunk, estimator: Estimator, rule: Rule, kernels: Kernels, loose: float) -> Selection:

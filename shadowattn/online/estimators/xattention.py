@@ -12,6 +12,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.blocks import row_blocks, row_scores
+from shadowattn.online.estimators.pages import MOST_KEYS
 from shadowattn.types import EstimateCost
 
 
@@ -31,8 +32,7 @@ class XAttention(Estimator):
     sees: ClassVar[str] = "chunk"
 
     def __post_init__(self):
-        object.__setattr__(self, "stride", checks.integer("stride", self.stride, least=1))
-        object.__setattr__(self, "block", checks.integer("block", self.block, least=1))
+        checks.fields(self, checks.integer, "stride", "block", least=1, most=MOST_KEYS)
         if self.block % self.stride:
             raise InputError(f"block: expected a multiple of stride={self.stride}, got {self.block}")
 

@@ -15,6 +15,7 @@ __all__ = ["run", "tiny_folder"]  # fixtures
 
 def test_loss_and_cost_of_every_estimator(run):
     short = ["evaluation.windows=2", "evaluation.context_tokens=64", "graphs.chunk_tokens=32", "retentions=[0.2,0.5]"]
+    short += ["evaluation.generated_tokens=8"]
     folder = run("compare_estimators", "+exp=compare_estimators", *short)
     rows = pd.read_parquet(folder / "rows.parquet")
     cost = rows[rows.metric == "estimate_mac_bits"].set_index(["method", "retention"]).value
@@ -24,6 +25,10 @@ def test_loss_and_cost_of_every_estimator(run):
     shares = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method")
     assert (shares.ranked_rows["int8"], shares.ranked_rows["vertical_slash"], shares.ranked_rows["spargeattn"]) == (1, 0, 128)
     assert (shares.ranked_keys["int8"], shares.ranked_keys["quest"], shares.ranked_keys["xattention"]) == (1, 16, 128)
+    blocks = rows[rows.metric == "block_heads"]
+    assert set(blocks.method) == {"flexprefill"}
+    assert blocks.value.between(0, 1).all()
+    assert {"first_divergent_token", "divergent_tokens"} <= set(rows.metric)
     assert cost["random", 0.5] == cost["streaming", 0.5] == 0
     densities = rows[(rows.metric == "density") & (rows.retention == 0.2) & (rows.method != "dense")].value
     assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them

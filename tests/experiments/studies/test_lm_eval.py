@@ -1,9 +1,11 @@
+import json
 import shutil
 
 import pandas as pd
 import pytest
 
 from experiments.studies.lm_eval import LmEval
+from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from tests.evaluation.test_harness import write_tasks
 from tests.experiments.test_pipeline import run
@@ -55,11 +57,41 @@ def test_dense_and_sparse_in_one_table(run, folder, ending_folder, capsys):
     assert "choice v1.5" in shown
     assert "change against dense" in shown
     changes = rows[rows.metric == "acc_change"]
-    unchanged = changes[changes.value == 0]
-    assert set(unchanged[unchanged.error == 0].flag) <= {"no difference can be shown"}
+    assert changes.flag.str.contains("no difference can be shown").tolist() == ((changes.low <= 0) & (changes.high >= 0)).tolist()
     flagged = changes[changes.value > 0]
     assert all("above dense attention" in flag for flag in flagged.flag)
     assert ("above dense attention:" in shown) == any("above dense attention" in flag for flag in rows.flag)
+    told = rows[rows.metric.str.startswith("acc")]
+    assert told.flag.str.contains("dense cannot be told from chance (0.5): no difference is claimed", regex=False).all()
+    assert "dense cannot be told from chance (0.5): no difference is claimed: choice dense at 1" in shown
+    assert rows[rows.task == "text"].low.isna().all()
+    assert not rows.flag.str.contains("cut to the context").any()
+    assert set(rows.source) == {f"questions.jsonl {sha256(folder / 'questions.jsonl')[:12]}"}
+    assert set(zip(rows.task, rows.cut, strict=True)) == {
+        *(("choice", "prompts, from the left"), ("answer", "prompts, from the left"), ("text", "none"))
+    }
+    assert not rows.chat.any()
+    assert (rows.tokens > 50).all()
+    assert (rows.tokens == rows.context_tokens).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_cut_prompts_are_told_or_refused(run, folder, ending_folder, capsys):
+    """The model's context is made shorter than every prompt."""
+    config = json.loads((ending_folder / "config.json").read_text())
+    (ending_folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
+    asked = [f"model.path={ending_folder}", "study.tasks=[choice,answer]", f"study.include_path={folder}", "study.limit=3"]
+    with pytest.raises(SystemExit):
+        run("lm_eval", "+exp=lm_eval", *asked, "study.allow_cut=false")
+    assert "choice: expected prompts of at most the context of 128 tokens, got " in capsys.readouterr().err
+    rows = pd.read_parquet(run("lm_eval", "+exp=lm_eval", *asked, "retentions=[0.3]") / "rows.parquet")
+    assert len(set(rows.method)) > 2
+    for task in ("choice", "answer"):
+        flags = rows[rows.task == task].flag
+        assert flags.str.contains("prompts cut to the context of 128 tokens, from the left").all()
+        assert set(rows[rows.task == task].context_tokens) == {128}
+        assert (rows[rows.task == task].tokens > 128).all()
+    assert "prompts cut to the context of 128 tokens, from the left: choice dense at 1" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore")

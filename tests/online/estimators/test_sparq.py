@@ -22,7 +22,7 @@ def test_sparq_with_every_channel_is_exact_and_with_more_is_refused():
     chunk = chunk_of(20)
     exact = chunk.q @ chunk.k.repeat_interleave(2, 0).mT
     torch.testing.assert_close(SparQ(DIM).scores(chunk), exact)
-    with pytest.raises(InputError, match="at most the head dimension 24, got 25"):
+    with pytest.raises(InputError, match="1 … 24, the head dimension, got 25"):
         SparQ(DIM + 1).scores(chunk)
 
 

@@ -97,7 +97,6 @@ def test_dense_heads_alone_have_no_share():
     [
         (lambda: TopP(Oracle(), top_p=0.0), r"share of the weights in \(0, 1\], got 0.0"),
         (lambda: TopP(Oracle(), top_p=1.5), "got 1.5"),
-        (lambda: TopP(Oracle(), top_p=0.5, loose=0.5), "1 or more times the budget"),
         (lambda: TopP(Oracle, top_p=0.5), "estimator"),
         (lambda: TopP(TopP(Oracle(), 0.5), 0.5), "budgets of its own"),
     ],
