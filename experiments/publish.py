@@ -4,6 +4,7 @@ Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in 
 its study draws of that file becomes `docs/EXPERIMENT.png`.
 
     python -m experiments.publish --redraw         every published figure once more, of the committed rows
+    python -m experiments.publish --reflag         sets the flags of published losses by today's rules
     python -m experiments.publish --check          what is published, how old it is, and whether today's code made it
 """
 
@@ -23,9 +24,11 @@ from experiments.part_building import build
 from experiments.part_settings import complete
 from experiments.progress import bar, show
 from experiments.provenance import objections, origin_line, origin_of_run, sidecar, state, write_csv
+from experiments.source import source_hash
 from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256
 from shadowattn.errors import InputError
+from shadowattn.reporting.flags import quality_flags
 from shadowattn.reporting.style import save
 
 # Columns in which nothing means not a number.
@@ -75,6 +78,24 @@ def redraw(path: Path, root: Path = ROOT) -> list[Path]:
     return [save(figure, root / "docs" / f"{path.stem}.png", below=below) for figure in list(drawn.values())[:1]]
 
 
+def reflag(path: Path, root: Path = ROOT) -> list[Path]:
+    """Sets the flags of committed losses by today's rules, which may be newer than the rows; draws anew what changed, and
+    returns what it wrote. The JSON beside the rows names the code of the rules.
+
+    Raises `InputError` on rows that were altered since, or that nobody recorded.
+    """
+    if (condition := state(path)) not in ("ok", "stale"):
+        raise InputError(f"{path}: {condition}; publish the run again")
+    rows = read_reference(path)
+    flags = quality_flags(rows)
+    if flags.equals(rows.flag):
+        return []
+    source = read_json(sidecar(path), "publish the run again")
+    as_written = pd.read_csv(path, dtype=str, keep_default_na=False)  # numbers keep their digits
+    write_csv(as_written.assign(flag=flags), path, {**source, "flags_of_code": source_hash()})
+    return [path, sidecar(path), *redraw(path, root)]
+
+
 def study_of(source: Mapping[str, Any]) -> Study:
     """The study that made rows, by what they come from: as it was recorded, or as its command has it."""
     if "study" in source:
@@ -113,18 +134,19 @@ def main() -> int:
     parser.add_argument("--anyway", action="store_true", help="though its code is not what is checked out; its JSON then says so")
     parser.add_argument("--other-command", action="store_true", help="though the published rows are of another command")
     parser.add_argument("--redraw", action="store_true", help="draw the figures of all published rows anew")
+    parser.add_argument("--reflag", action="store_true", help="set the flags of published losses by today's rules")
     parser.add_argument("--check", action="store_true", help="list what is published, and whether it is of today's code")
     options = parser.parse_args()
-    if options.check + options.redraw + (options.run is not None) != 1:
-        parser.error("expected one run to publish, --redraw or --check")
+    if options.check + options.redraw + options.reflag + (options.run is not None) != 1:
+        parser.error("expected one run to publish, --redraw, --reflag or --check")
     if options.check:
         show(check())
         return int(any(state(path) != "ok" for path in (ROOT / "results" / "reference").glob("*.csv")))
     try:
-        if options.redraw:
-            written = [
-                figure for path in bar(sorted((ROOT / "results" / "reference").glob("*.csv")), "draw") for figure in redraw(path)
-            ]
+        if options.redraw or options.reflag:
+            again = redraw if options.redraw else reflag
+            published = sorted((ROOT / "results" / "reference").glob("*.csv"))
+            written = [one for path in bar(published, "draw") for one in again(path)]
         else:
             written = publish(options.run, anyway=options.anyway, other_command=options.other_command)
         for path in written:

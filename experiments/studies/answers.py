@@ -24,7 +24,8 @@ from shadowattn.reporting.rows import TaskRow
 class AnswerRow(TaskRow):
     """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval.
 
-    `METRIC_change` is the mean over the same questions of what a method changes against dense attention. The metric
+    `METRIC_change` is the mean over the same questions of what a method changes against dense attention, `density` the share of
+    the visible keys that the prompts' rows attended to, which has no interval. The metric
     `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line. `task` is the study's name
     for it.
     """
@@ -47,11 +48,11 @@ class _Cell:
 class Answers(Study):
     """Every one of `tasks`, by name, with dense attention, and with the methods where dense can do it.
 
-    It can where it scores at least `least` in the mean, and more than chance by the lower end of its interval.
-    What the model cannot do says nothing about a method: such rows are flagged, and no difference is claimed.
+    It can where the lower end of its interval is at least `least`, and above chance. What the model cannot do says nothing about a
+    method: such rows are flagged, and no difference is claimed.
     """
 
-    least: float = 0.5
+    least: float = 0.25
     tasks: dict[str, Any] = field(default_factory=dict)
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
@@ -91,7 +92,10 @@ class Answers(Study):
         shards."""
         units, tasks = lab.units("answers"), self.asked(lab)
         say(f"tasks: {len(tasks)}, with {sum(len(task.questions) for task in tasks)} questions, dense attention first")
-        dense = {task.key: units.get(f"{task.key}_dense", lambda task=task: self._answers(lab, task, None)) for task in tasks}
+        dense = {}
+        for task in tasks:
+            found = units.get(f"{task.key}_dense", lambda task=task: self._answers(lab, task, None))
+            dense[task.key] = found["scores"]
         flags = {task.key: self._cannot(task, dense[task.key]) for task in tasks}
         able = [task for task in tasks if not flags[task.key]]
         rows = []
@@ -109,8 +113,10 @@ class Answers(Study):
         for cell in cells:
             for task in able:
                 found = units.read(f"{task.key}_{cell.key}")
-                rows += [_row(cell.row, task, found), *_depth_rows(cell.row, task, found)]
-                rows += _change_rows(cell.row, task, found, dense[task.key])
+                answers = found["scores"]
+                rows += [_row(cell.row, task, answers), *_depth_rows(cell.row, task, answers)]
+                rows += _change_rows(cell.row, task, answers, dense[task.key])
+                rows.append(replace(task.row(cell.row), metric="density", value=found["density"], n=len(answers)))
         return rows
 
     def _cells(self, lab: Lab) -> list[_Cell]:
@@ -136,14 +142,15 @@ class Answers(Study):
         reason = task.unable(found, least=self.least)
         return f"{reason}: no method is asked" if reason else ""
 
-    def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> list[float]:
+    def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> dict[str, Any]:
+        """The scores of all questions, and the share of the visible keys that the prompts' rows attended to."""
         model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
         if attached is None:
-            return scores(model, task.questions, **how, progress=lambda questions: bar(questions, task.key))
+            return {"scores": scores(model, task.questions, **how, progress=lambda questions: bar(questions, task.key))}
         with attached.attached(lab, ()) as run:
             found = scores(model, task.questions, **how)
         attached.check(lab, run.counters)
-        return found
+        return {"scores": found, "density": run.counters.density}
 
 
 def ask(name: str, task: Task, lab: Lab, tokens: int | None = None) -> Asked:
@@ -157,7 +164,7 @@ def ask(name: str, task: Task, lab: Lab, tokens: int | None = None) -> Asked:
 
 def means(rows: pd.DataFrame) -> pd.DataFrame:
     """Those about all questions of a task, and no difference."""
-    return rows[~rows.metric.str.endswith(("_change", "_at_depth"))]
+    return rows[rows.metric.isin(Answers.headline)]
 
 
 def _row(row: AnswerRow, task: Asked, found: Sequence[float]) -> AnswerRow:

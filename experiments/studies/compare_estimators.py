@@ -11,7 +11,7 @@ from rich.table import Table
 from experiments.cells import estimator_of
 from experiments.lab import Lab
 from experiments.part_building import part_name
-from experiments.studies.quality import Quality
+from experiments.studies.quality import Quality, answer_flags
 from shadowattn.errors import InputError
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
@@ -103,6 +103,7 @@ class CompareEstimators(Quality):
         ]
         dense = [f"answered: dense attention answers {share:.0%} of the task's questions" for share in answered.value]
         flags = flag_lines(rows[rows.metric == "loss"])  # those of its perplexity and its increase are the same
+        dense += answer_flags(rows)
         return Group(*tables, _LEGEND, *mixed, *dense, *flags, verdicts.comparisons(rows))
 
 

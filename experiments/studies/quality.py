@@ -194,7 +194,7 @@ def _cell_rows(
 def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
-    overlap = cell.fidelity.get("topk_overlap")
+    overlap = cell.fidelity.get("row_overlap", cell.fidelity.get("topk_overlap"))
     flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, overlap=overlap)
     predicted = windows.numel() - len(windows)
     rows = [

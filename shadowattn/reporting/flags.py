@@ -8,6 +8,7 @@ import pandas as pd
 
 from shadowattn.evaluation.intervals import Interval
 from shadowattn.evaluation.recall import TARGET_MEAN
+from shadowattn.reporting.style import ALL_KEYS
 
 EQUAL_DENSITY = 0.01  # densities that differ by no larger share are equal
 ABOVE_DENSE = "above dense attention"
@@ -26,7 +27,7 @@ def quality_flag(
 ) -> str:
     """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text.
 
-    `method`: what the flag calls the method. `overlap`: share of the exact top-k that it found; None: it ranks no keys.
+    `method`: what the flag calls the method. `overlap`: share of a row's exact top-k that it found; None: it ranks no keys.
     """
     flags = []
     if loss < dense_loss - _ROUNDING_NAT:
@@ -36,6 +37,24 @@ def quality_flag(
     if overlap is not None and overlap < TARGET_MEAN:
         flags.append(f"top-k overlap below {TARGET_MEAN:.2f}")
     return "; ".join(flags)
+
+
+def quality_flags(rows: pd.DataFrame) -> pd.Series:
+    """The flag of every row, where it is one of a loss by `quality_flag` from the values of the rows themselves: a check of
+    published rows, and what those get that are older than a flag. `rows` of one quality study; others keep what they have.
+    """
+    flags = rows.flag.fillna("").copy()
+    if not {"dense", "unigram_loss"} <= {*rows.method, *rows.metric}:
+        return flags
+    values = rows.drop_duplicates(["metric", "method", "retention"]).set_index(["metric", "method", "retention"]).value
+    dense, floor = values["loss"]["dense"].iloc[0], values["unigram_loss"].iloc[0]
+    for row in rows[rows.metric.isin(("perplexity", "loss", "loss_increase"))].itertuples():
+        at = (row.method, row.retention)
+        overlap = values.get(("row_overlap", *at), values.get(("topk_overlap", *at)))
+        method = "INT8" if row.allocator == ALL_KEYS else "sparse"
+        flag = quality_flag(loss=values["loss", *at], dense_loss=dense, floor_loss=floor, method=method, overlap=overlap)
+        flags[row.Index] = "; ".join(filter(None, (flag, UNUSED if UNUSED in flags[row.Index] else "")))
+    return flags
 
 
 def difference_flags(change: float, low: float, high: float) -> list[str]:
@@ -49,10 +68,10 @@ def difference_flags(change: float, low: float, high: float) -> list[str]:
 def unable(mean: Interval, *, chance: float, least: float) -> str:
     """Why a task tells nothing of methods: what dense attention scores on it is too little; empty where it is enough.
 
-    That is a mean of at least `least`, and above what guessing scores by the lower end of its interval.
+    The lower end of its interval is to be at least `least`, and above what guessing scores.
     """
-    if mean.value < least:
-        return f"dense scores below {least:g}"
+    if mean.low < least:
+        return f"dense may score below {least:g}"
     if chance and mean.low <= chance:
         return f"dense cannot be told from chance ({chance:.2g})"
     return ""

@@ -13,11 +13,12 @@ import pytest
 from experiments import provenance, source
 from experiments.environment import describe_machine
 from experiments.provenance import measured_on, origin_line, origin_of_run, portable, state, write_csv
-from experiments.publish import ROOT, check, publish, redraw
-from experiments.source import current_code
+from experiments.publish import ROOT, check, publish, read_reference, redraw, reflag
+from experiments.source import current_code, source_hash
 from shadowattn import machine as hardware
 from shadowattn.artifacts import sha256, versions, write_json
 from shadowattn.errors import InputError
+from shadowattn.reporting.flags import quality_flags
 
 NOW = "2030-01-02T03:04:05+00:00"
 
@@ -163,3 +164,34 @@ def test_simulated_rows_name_the_device_that_was_simulated_and_not_this_machine(
     assert origin_line(rows, machine, "0123456789", False) == "simulated: Snapdragon 8 Gen 3, commit 0123456"
     assert origin_line(rows.drop(columns="device"), machine, None, None) == "simulated"
     assert origin_line(rows.assign(measured=["measured", "simulated"]), machine, None, None) == "EPYC, 2 cores"
+
+
+PUBLISHED = sorted((ROOT / "results" / "reference").glob("*.csv"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_published_losses_have_the_flags_of_their_values(path):
+    rows = read_reference(path)
+    if "flag" in rows:
+        flags = quality_flags(rows)
+        assert flags[flags != rows.flag].to_dict() == {}, "python -m experiments.publish --reflag"
+
+
+def test_flags_of_older_rows_are_set_and_nothing_else(tmp_path):
+    reference = tmp_path / "results" / "reference"
+    reference.mkdir(parents=True)
+    for name in ("quickstart.csv", "quickstart.json"):
+        shutil.copy(ROOT / "results" / "reference" / name, reference)
+    path = reference / "quickstart.csv"
+    rows = read_text_columns(path)
+    assert (rows.flag != "").any()
+    write_csv(rows.assign(flag=""), path, json.loads(path.with_suffix(".json").read_text()))
+    assert reflag(path, tmp_path) == [path, path.with_suffix(".json"), tmp_path / "docs" / "quickstart.png"]
+    assert read_text_columns(path).equals(rows)
+    assert state(path) in ("ok", "stale")
+    assert json.loads(path.with_suffix(".json").read_text())["flags_of_code"] == source_hash()
+    assert reflag(path, tmp_path) == []
+
+
+def read_text_columns(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False)

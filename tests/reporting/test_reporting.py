@@ -138,8 +138,9 @@ def test_a_difference_is_flagged_where_it_is_above_dense_or_may_be_none(change, 
 @pytest.mark.parametrize(
     ("hits", "chance", "expected"),
     [
-        (0, 0.0, "dense scores below 0.05"),
-        (1, 0.0, ""),
+        (0, 0.0, "dense may score below 0.05"),
+        (2, 0.0, "dense may score below 0.05"),  # two of 20 may be one of 50
+        (3, 0.0, ""),
         (7, 0.25, "dense cannot be told from chance (0.25)"),
         (3, 0.25, "dense cannot be told from chance (0.25)"),
         (15, 0.25, ""),

@@ -55,7 +55,7 @@ class DroidCall(Task):
 
     @property
     def source(self) -> str:
-        return Published(self.path).source
+        return ", ".join(Published(path).source for path in (self.path, self.intents, self.examples))
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""

@@ -51,7 +51,7 @@ class Octopus(Task):
 
     @property
     def source(self) -> str:
-        return Published(self.path).source
+        return ", ".join(Published(path).source for path in (self.path, self.functions))
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Choice]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""

@@ -43,7 +43,7 @@ def test_a_change_has_a_paired_interval_and_says_whether_it_can_be_shown():
 @pytest.mark.parametrize(
     ("dense", "question", "reason"),
     [
-        ([0.0] * 20, EXACT, "dense scores below 0.05"),
+        ([0.0] * 20, EXACT, "dense may score below 0.05"),
         ([1.0, 0.0, 0.0, 0.0] * 5, GUESSED, "dense cannot be told from chance (0.25)"),
     ],
 )
@@ -83,7 +83,8 @@ def test_rows_on_a_file_of_questions_say_so_and_are_flagged(run, tmp_path, capsy
     assert about.flag.str.contains("no difference is claimed").all()
     assert "no difference is claimed: octopus dense at 1" in " ".join(capsys.readouterr().out.split())
     assert set(about.task) == {"octopus"}
-    assert set(about.source) == {f"queries.jsonl {sha256(tmp_path / 'queries.jsonl')[:12]}"}
+    files = (f"{name}.jsonl {sha256(tmp_path / f'{name}.jsonl')[:12]}" for name in ("queries", "functions"))
+    assert set(about.source) == {", ".join(files)}
     assert set(about.cut) == {"none"}
     assert (about.tokens == about.context_tokens).all()
     others = rows[~rows.metric.str.startswith("accuracy")]
