@@ -48,8 +48,8 @@ class _Cell:
 class Answers(Study):
     """Every one of `tasks`, by name, with dense attention, and with the methods where dense can do it.
 
-    It can where the lower end of its interval is at least `least`, and above chance. What the model cannot do says nothing about a
-    method: such rows are flagged, and no difference is claimed.
+    It can where the lower end of its interval is at least `least`, and above chance. What the model cannot do says nothing about
+    a method: such rows are flagged, and no difference is claimed.
     """
 
     least: float = 0.25

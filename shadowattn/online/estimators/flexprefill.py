@@ -60,12 +60,16 @@ class FlexPrefill(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         (means,) = chunk.cache.derived(f"means of {self.block} keys", lambda: Means(self.block), chunk.k).figures
-        means = means[chunk.heads.kv]
-        by_blocks = row_scores(chunk, mean_rows(chunk, self.block) @ means.mT, self.block, self.block)
-        predicted = self.divergence(chunk, means).sqrt() < self.limit
+        predicted = self.divergence(chunk, means[chunk.heads.kv]).sqrt() < self.limit
         self.by_blocks += int(predicted.sum())
         self.decided += len(predicted)
-        return torch.where(predicted[:, None, None], by_blocks, self.vertical_slash.scores(chunk))
+        scores = chunk.q.new_empty(*chunk.q.shape[:2], chunk.keys, dtype=torch.float32)
+        if bool(predicted.any()):
+            some = chunk[predicted.nonzero()[:, 0].tolist()]
+            scores[predicted] = row_scores(some, mean_rows(some, self.block) @ means[some.heads.kv].mT, self.block, self.block)
+        if not bool(predicted.all()):
+            scores[~predicted] = self.vertical_slash.scores(chunk[(~predicted).nonzero()[:, 0].tolist()])
+        return scores
 
     def divergence(self, chunk: Chunk, means: Tensor) -> Tensor:
         """The Jensen-Shannon divergence in nat, float32 [H], for the mean keys [H, P, D]."""

@@ -46,15 +46,20 @@ class VerticalSlash(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         columns, diagonals = sums(last_attention(chunk, self.last), chunk.positions[-self.last :])
-        key = torch.arange(chunk.keys, device=chunk.q.device)
-        distance = chunk.positions[:, None] - key
-        scores = torch.maximum(columns[:, None], diagonals[:, distance.clamp(min=0)])
+        # A diagonal's sums by key: those by distance, backwards, from the row's own key on; 0 for keys after it.
+        by_key = torch.nn.functional.pad(diagonals.flip(1), (0, chunk.keys)).unfold(1, chunk.keys, 1)
+        scores = by_key[:, chunk.keys - 1 - chunk.positions]
+        torch.maximum(scores, columns[:, None], out=scores)
         most = torch.ceil(keep_counts(chunk.retention, chunk.positions + 1) / 4)[..., None]  # keys at either end, [H, Q, 1]
-        early = most.clamp(max=self.first) - key
-        near = torch.where(distance >= 0, most.clamp(max=self.recent) - distance, 0)
-        forced = torch.maximum(early, near).clamp(min=0) / max(self.first, self.recent, 1)
-        forced = torch.where(distance == 0, 2.0, forced)
-        return torch.where(forced > 0, ALWAYS * (1 + forced), scores)
+        first = torch.arange(min(self.first, chunk.keys), device=scores.device).expand(*most.shape[:2], -1)
+        recent = torch.arange(max(self.recent, 1), device=scores.device)
+        near = torch.where(recent == 0, 2 * max(self.first, self.recent, 1), most.clamp(max=self.recent) - recent)
+        key = chunk.positions[:, None] - recent
+        near = torch.where(key >= 0, near, 0)
+        for keys, left in ((first, most.clamp(max=self.first) - first), (key.clamp(min=0).expand_as(near), near)):
+            forced = torch.where(left > 0, ALWAYS * (1 + left / max(self.first, self.recent, 1)), -torch.inf)
+            scores.scatter_reduce_(2, keys, forced.float(), "amax")
+        return scores
 
 
 def last_attention(chunk: Chunk, last: int) -> Tensor:
