@@ -1,6 +1,7 @@
 """lm-evaluation-harness with a method: its model for transformers, whose prompts go through `attach` (`shadowattn[lm-eval]`)."""
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -149,12 +150,17 @@ def _method(options: dict[str, Any]) -> Method:
     return Method(**options)
 
 
-def main() -> None:
+def main() -> int:
     """The harness's own command, which then knows `--model shadowattn`: `python -m shadowattn.evaluation.harness run …`."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

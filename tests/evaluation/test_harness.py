@@ -172,3 +172,12 @@ def test_options_of_a_command_line_make_a_method(tmp_path):
         harness.ShadowAttnLM(loaded.model, method=Method(0.2), retention=0.3, **how)
     with pytest.raises(InputError, match="retention"):
         harness.ShadowAttnLM(loaded.model, retention=3, **how)
+
+
+def test_the_command_refuses_in_one_line(monkeypatch, capsys):
+    def refused():
+        raise InputError("model_args: expected others")
+
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", refused)
+    assert harness.main() == 2
+    assert capsys.readouterr().err == "error: model_args: expected others\n"
