@@ -1,0 +1,272 @@
+"""Operations, bytes and time of each stage of a prefill and of a decode, beside what the machine can do."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+from torch import Tensor
+
+from experiments.lab import Lab
+from experiments.progress import bar, say
+from experiments.refusals import check_choice, check_count
+from experiments.studies.base import Study
+from shadowattn.errors import InputError
+from shadowattn.graphs.decoder.blocks import BlockSizes
+from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.graphs.decoder.runner import Blocks
+from shadowattn.graphs.decoder.tensors import layer_tensors
+from shadowattn.interleave import Timing, interleave
+from shadowattn.kernels import NativeKernels, native
+from shadowattn.models.decoder import Decoder, read_decoder
+from shadowattn.models.linear import has_onednn, onednn
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.selection import Rule
+from shadowattn.reporting.figures.stage_roofline import draw as draw_stage_roofline
+from shadowattn.reporting.rows import SpreadRow
+from shadowattn.types import BLOCK_POINTS
+
+PRECISIONS = {"float32": 4, "bfloat16": 4, "w8a8": 1}  # and the bytes of a weight: the graphs of bfloat16 read float32
+ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "w8a8": "int8"}
+_HEAD = "output layer"
+_MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
+_LEGEND = (
+    "operations: products and sums, two for each multiply-accumulate; bytes: every tensor read or written once\n"
+    "all layers: the stage's time in a step of the whole model\n"
+    "of the roof: the rate reached, of the lesser of the arithmetic's peak and the bandwidth at so many operations a byte"
+)
+
+
+@dataclass(frozen=True)
+class RooflineRow(SpreadRow):
+    """A stage of one layer, or a peak of the machine (`stage` empty).
+
+    `phase` prefill or decode; `batch` sequences, each with a cache of its own; `arithmetic` float32, bfloat16 or int8: whose peak
+    is the roof; `operations` and `bytes` are counted, of one call.
+    """
+
+    phase: str = ""
+    stage: str = ""
+    batch: int = 1
+    arithmetic: str = ""
+    operations: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of one layer: its call, and what it has to compute and to move."""
+
+    call: Callable[[], object]
+    arithmetic: str
+    operations: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Roofline(Study):
+    """Stages of the engine's first layer on random tensors: a chunk of `engine.chunk_tokens` rows at the end of each of `lengths`
+    keys, and a decoding step of each of `batches` sequences there.
+
+    Blocks in each of `precisions`; of attention the dense form and, at `retention`, INT8 estimate with selection and attention to
+    what it kept, in float32; the output layer for a step's last rows. Peaks are matrix products of 2048² and the sum of 256 MiB,
+    of torch. All take turns for `rounds` rounds.
+    """
+
+    lengths: list[int] = field(default_factory=lambda: [1024, 8192])
+    batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    precisions: list[str] = field(default_factory=lambda: ["float32", "bfloat16", "w8a8"])
+    rounds: int = 9
+    needs: ClassVar[tuple[str, ...]] = ("model", "seed", "retention", "engine", "threads")
+    headline: ClassVar[tuple[str, ...]] = ("time", "of the roof")
+
+    def __post_init__(self):
+        check_count("study.rounds", self.rounds)
+        for name in ("lengths", "batches", "precisions"):
+            if not getattr(self, name):
+                raise InputError(f"study.{name}: expected at least one, got none")
+        for precision in self.precisions:
+            check_choice("study.precisions", precision, tuple(PRECISIONS))
+        check_count("study.batches", min(self.batches))
+
+    def check(self, lab: Lab) -> None:
+        native.require()
+        check_count("study.lengths", min(self.lengths), least=lab.of("engine").chunk_tokens)
+        if not 0 < lab.of("retention") < 1:
+            raise InputError(f"retention: expected a share below 1, where lists leave keys out, got {lab.of('retention')}")
+
+    def measure(self, lab: Lab) -> list[RooflineRow]:
+        decoder, rows = read_decoder(lab.loaded.model), lab.of("engine").chunk_tokens
+        cases = [("prefill", 1, keys) for keys in self.lengths]
+        cases += [("decode", batch, keys) for keys in self.lengths for batch in self.batches]
+        say(f"roofline: {len(cases)} cases of one layer, {lab.of('engine').chunk_tokens} rows in a prefill, random tensors")
+        units, made = lab.units("times"), []
+        row = replace(lab.timing_row(RooflineRow), method="machine", n=self.rounds, retention=1.0)
+        peaks = _timings(units.get("machine", lambda: _seconds(_machine(), self.rounds)))
+        for name, (metric, work, unit) in _PEAKS.items():
+            rates = [work / seconds / 1e9 for seconds in (peaks[name].median_s, *reversed(peaks[name].quartiles_s))]
+            made.append(replace(row, metric=metric, value=rates[0], low=rates[1], high=rates[2], unit=unit))
+        for phase, batch, keys in bar(cases, "cases"):
+            stages = self._stages(decoder, lab.of("retention"), phase, rows if phase == "prefill" else 1, batch, keys)
+            key = f"{phase}_{batch}_{keys}"
+            timings = _timings(units.get(key, lambda s=stages: _seconds({n: one.call for n, one in s.items()}, self.rounds)))
+            for name, stage in stages.items():
+                sparse = name.startswith(("estimate", "attend sparse"))
+                about = replace(
+                    row, method=name, phase=phase, stage=name, batch=batch, context_tokens=keys, arithmetic=stage.arithmetic,
+                    operations=stage.operations, bytes=stage.bytes, retention=lab.of("retention") if sparse else 1.0,
+                    chunk_rows=rows if phase == "prefill" else 1,
+                )  # fmt: skip
+                times = 1 if name == _HEAD else decoder.shape.layers
+                made += _stage_rows(
+                    about, timings[name], times, {one.metric: one.value for one in made if one.method == "machine"}
+                )
+        return made
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"roofline": draw_stage_roofline(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A table a phase, length and batch: the stages, what they compute and move, and how near the roof they come."""
+        peaks = rows[rows.method == "machine"]
+        shown = ", ".join(f"{row.metric} {row.value:.4g} {row.unit}" for row in peaks.itertuples())
+        tables = []
+        for (phase, keys, batch), cell in rows[rows.stage != ""].groupby(["phase", "context_tokens", "batch"], sort=False):
+            values = cell.set_index(["stage", "metric"]).value
+            table = Table(
+                "stage", "arithmetic", "10⁶ operations", "MB", "operations a byte", "ms", "all layers, ms", "10⁹ operations/s",
+                "of the roof", "bound by",
+                title=f"{title} · {phase}, batch {batch}, {keys} keys", title_justify="left",
+            )  # fmt: skip
+            for row in cell.drop_duplicates("stage").itertuples():
+                of = values[row.stage]
+                table.add_row(
+                    row.stage, row.arithmetic, f"{row.operations / 1e6:.4g}", f"{row.bytes / 1e6:.4g}",
+                    f"{row.operations / row.bytes:.3g}", f"{of['time']:.3g}", f"{of['time in all layers']:.4g}",
+                    f"{of['rate']:.3g}", f"{of['of the roof']:.0%}",
+                    bound_by(row.operations / row.bytes, row.arithmetic, peaks),
+                )  # fmt: skip
+            tables.append(table)
+        return Group(*tables, f"peaks: {shown}", _LEGEND)
+
+    def _stages(self, decoder: Decoder, retention: float, phase: str, rows: int, batch: int, keys: int) -> dict[str, Stage]:
+        """One layer's stages by name; `rows` of each of `batch` sequences."""
+        stages = {f"blocks {one}": _blocks(decoder, one, rows * batch) for one in self.precisions}
+        stages |= _attention(decoder, retention, rows, batch, keys)
+        hidden, head = torch.randn(batch, decoder.hidden), decoder.head.float()
+        operations, moved = 2.0 * batch * head.numel(), 4.0 * (head.numel() + batch * sum(head.shape))
+        return stages | {_HEAD: Stage(lambda: hidden @ head.T, "float32", operations, moved)}
+
+
+def bound_by(intensity: float, arithmetic: str, peaks: pd.DataFrame) -> str:
+    """What limits a stage of so many operations a byte: the arithmetic, or the memory's bandwidth."""
+    of = peaks.set_index("metric").value
+    return "arithmetic" if intensity * of["bandwidth"] >= of[f"peak {arithmetic}"] else "bandwidth"
+
+
+def _blocks(decoder: Decoder, precision: str, rows: int) -> Stage:
+    """Both blocks of the first layer, with weights as inputs."""
+    shape, form = decoder.shape, BlockForm(precision=precision)
+    attended = shape.heads * shape.head_dim
+    channels = {"qkv": decoder.hidden, "out": attended, "mlp": decoder.hidden, "down": decoder.intermediate}
+    ranges = {point: torch.ones(channels[point]) for point in BLOCK_POINTS} if form.needs_ranges else {}
+    tensors = layer_tensors(decoder.layers[0], form, ranges)
+    sizes = BlockSizes(rows, decoder.hidden, attended, decoder.activation, decoder.norm_eps)
+    blocks, out = Blocks(sizes, form, [tensors]), torch.randn(rows, attended)
+    blocks.begin(torch.randn(rows, decoder.hidden))
+    matrices = [x for name, x in (tensors.pre | tensors.post).items() if name.endswith(".weight")]
+    weights = sum(x.numel() for x in matrices)
+    moved = PRECISIONS[precision] * weights + 4.0 * rows * (3 * decoder.hidden + matrices[0].shape[0] + attended)
+
+    def call() -> None:
+        blocks.qkv(0)
+        blocks.finish(0, out)
+
+    return Stage(call, ARITHMETIC[precision], 2.0 * rows * weights, moved)
+
+
+def _attention(decoder: Decoder, retention: float, rows: int, batch: int, keys: int) -> dict[str, Stage]:
+    """Dense attention, and estimate with selection and attention to what was kept; `batch` caches one after the other."""
+    shape, kernels, rule = decoder.shape, NativeKernels(), Rule()
+    chunks = [_chunk(decoder, retention, rows, keys, seed) for seed in range(batch)]
+    estimators = [Int8Fused.of(chunk.q, chunk.k) for chunk in chunks]
+    lists = rule.lists(chunks[0].retention, chunks[0].positions)
+    kept = [one.select(chunk, rule, lists, kernels) for one, chunk in zip(estimators, chunks, strict=True)]
+    visible = float((chunks[0].positions + 1).sum()) * shape.heads * batch  # rows of all heads and the keys that they see
+    share = lists.size / visible * batch
+    q_size, k_size = (float(batch * count * shape.head_dim) for count in (rows * shape.heads, keys * shape.kv_heads))
+
+    def dense() -> None:
+        for chunk in chunks:
+            kernels.dense(chunk.q, chunk.k, chunk.v, chunk.heads, causal_offset=keys - rows, scale=chunk.scale)
+
+    def estimate() -> None:
+        for one, chunk in zip(estimators, chunks, strict=True):
+            one.select(chunk, rule, lists, kernels)
+
+    def attend() -> None:
+        for chunk, selection in zip(chunks, kept, strict=True):
+            kernels.attend(chunk.q, chunk.k, chunk.v, selection, chunk.heads, scale=chunk.scale)
+
+    operations = 2.0 * visible * shape.head_dim
+    entries = share * visible  # of all lists
+    read = min(2 * k_size, 2 * entries * shape.head_dim)  # of K and V, where lists hold fewer than all keys together
+    return {
+        "attend dense": Stage(dense, "float32", 2 * operations, 4 * (2 * q_size + 2 * k_size)),
+        "estimate + select": Stage(estimate, "int8", operations, 4 * q_size + k_size + 4 * entries),
+        "attend sparse": Stage(attend, "float32", 2 * operations * share, 4 * (2 * q_size + read + entries)),
+    }
+
+
+def _chunk(decoder: Decoder, retention: float, rows: int, keys: int, seed: int) -> Chunk:
+    shape, generator = decoder.shape, torch.Generator().manual_seed(seed)
+
+    def random(count: int, length: int) -> Tensor:
+        return torch.randn(count, length, shape.head_dim, generator=generator)
+
+    return Chunk.of(random(shape.heads, rows), random(shape.kv_heads, keys), random(shape.kv_heads, keys), retention=retention)
+
+
+def _stage_rows(row: RooflineRow, timing: Timing, times: int, peaks: Mapping[str, float]) -> Iterator[RooflineRow]:
+    """`times`: how often a step of the whole model has the stage."""
+    low, high = timing.quartiles_s
+    for metric, factor in (("time", 1e3), ("time in all layers", 1e3 * times)):
+        yield replace(row, metric=metric, value=factor * timing.median_s, low=factor * low, high=factor * high, unit="ms")
+    rates = [row.operations / seconds / 1e9 for seconds in (timing.median_s, high, low)]
+    yield replace(row, metric="rate", value=rates[0], low=rates[1], high=rates[2], unit="10⁹ operations/s")
+    roof = min(peaks[f"peak {row.arithmetic}"], row.operations / row.bytes * peaks["bandwidth"])
+    shares = [rate / roof for rate in rates]
+    yield replace(row, metric="of the roof", value=shares[0], low=shares[1], high=shares[2], unit="1")
+
+
+# Candidate → metric, work, unit.
+_PEAKS = {
+    "bandwidth": ("bandwidth", 4 * _ARRAY, "10⁹ bytes/s"),
+    **{name: (f"peak {name}", 2 * _MATRIX**3, "10⁹ operations/s") for name in ("float32", "bfloat16", "int8")},
+}
+
+
+def _machine() -> dict[str, Callable[[], object]]:
+    a, b = torch.randn(2, _MATRIX, _MATRIX)
+    big, half = torch.ones(_ARRAY), (a.bfloat16(), b.bfloat16())
+    bytes_ = [(20 * x).clamp(-127, 127).to(torch.int8) for x in (a, b)]
+    return {
+        "bandwidth": lambda: big.sum(),
+        # By oneDNN where torch has it: its float32 products by MKL reach half of that on some processors.
+        "float32": lambda: onednn(a, b, None) if has_onednn() else a @ b,
+        "bfloat16": lambda: half[0] @ half[1],
+        "int8": lambda: torch._int_mm(*bytes_),
+    }
+
+
+def _seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    return {name: list(timing.seconds) for name, timing in interleave(calls, rounds=rounds, warmup=2).items()}
+
+
+def _timings(seconds: Mapping[str, Sequence[float]]) -> dict[str, Timing]:
+    return {name: Timing(tuple(durations)) for name, durations in seconds.items()}

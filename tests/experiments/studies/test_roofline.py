@@ -1,0 +1,67 @@
+import pandas as pd
+import pytest
+
+from experiments.studies.roofline import bound_by
+from tests.experiments.test_pipeline import run
+from tests.experiments.test_run import tiny_folder
+
+__all__ = ["run", "tiny_folder"]  # fixtures
+
+SHORT = ["study.rounds=2", "study.lengths=[64]", "study.batches=[1,3]", "engine.chunk_tokens=32"]
+
+
+def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys):
+    folder = run("roofline", "+exp=roofline", *SHORT)
+    rows = pd.read_parquet(folder / "rows.parquet")
+    peaks = rows[rows.method == "machine"].set_index("metric").value
+    assert set(peaks.index) == {"bandwidth", "peak float32", "peak bfloat16", "peak int8"}
+    cells = rows[rows.stage != ""].set_index(["metric", "phase", "batch", "stage"]).sort_index()
+    stages = {
+        "blocks float32",
+        "blocks bfloat16",
+        "blocks w8a8",
+        "attend dense",
+        "estimate + select",
+        "attend sparse",
+        "output layer",
+    }
+    for phase, batch in (("prefill", 1), ("decode", 1), ("decode", 3)):
+        assert set(cells.loc["time", phase, batch].index) == stages
+    dense, sparse, estimate = (
+        cells.loc["rate", "prefill", 1, stage] for stage in ("attend dense", "attend sparse", "estimate + select")
+    )
+    assert sparse.operations == pytest.approx(0.2 * dense.operations, rel=0.05)  # budgets are rounded up
+    assert estimate.operations == dense.operations / 2  # scores alone
+    assert (cells.loc["rate", "decode", 3].operations == 3 * cells.loc["rate", "decode", 1].operations).all()
+    one, three = (cells.loc["rate", "decode", batch, "blocks float32"] for batch in (1, 3))
+    assert one.bytes < three.bytes < 1.5 * one.bytes  # weights are read once for all sequences
+    assert cells.loc["rate", "decode", 3, "attend dense"].bytes == 3 * cells.loc["rate", "decode", 1, "attend dense"].bytes
+    of = {metric: cells.loc[metric, "decode", 1, "attend dense"].value for metric in ("time", "rate", "of the roof")}
+    operations, moved = (cells.loc["time", "decode", 1, "attend dense"][name] for name in ("operations", "bytes"))
+    assert of["rate"] == pytest.approx(operations / of["time"] / 1e6)
+    roof = min(peaks["peak float32"], operations / moved * peaks["bandwidth"])
+    assert of["of the roof"] == pytest.approx(of["rate"] / roof)
+    assert (folder / "roofline.png").is_file()
+    assert "bandwidth" in capsys.readouterr().out
+
+
+def test_what_binds_a_stage_is_the_lesser_roof():
+    peaks = pd.DataFrame({"metric": ["bandwidth", "peak float32"], "value": [10.0, 100.0]})
+    assert [bound_by(intensity, "float32", peaks) for intensity in (9.9, 10.0)] == ["bandwidth", "arithmetic"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("study.batches=[0]", "study.batches: expected"),
+        ("study.lengths=[16]", "study.lengths: expected"),
+        ("study.precisions=[w2]", "study.precisions: expected"),
+        ("retention=1", "retention: expected a share below 1"),
+        ("study.precisions=[]", "study.precisions: expected at least one"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(run, override, message, capsys):
+    with pytest.raises(SystemExit):
+        run("roofline", "+exp=roofline", *SHORT, override)
+    said = capsys.readouterr()
+    assert message in said.out + said.err
