@@ -38,9 +38,21 @@ _LEGEND = (
 )
 
 
+# Single channels with each other; what does not rank every key by itself, with the cheapest that does.
+_RIVALS = {"sparq": "double_sparsity"} | dict.fromkeys(
+    ("double_sparsity", "loki", "lightning_indexer", "quest", "mean_keys", "spargeattn", "xattention", "vertical_slash",
+     "flexprefill", "h2o", "streaming"),
+    "sign1",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class CompareEstimators(Quality):
-    """A quality study whose methods differ in the estimator alone, and which counts what every estimator costs."""
+    """A quality study whose methods differ in the estimator alone, and which counts what every estimator costs.
+
+    Without `rivals`: `sparq` with `double_sparsity`, and with `sign1` what ranks by fewer channels, by a list for all heads, by
+    pages, blocks, patterns or position, where both are compared.
+    """
 
     headline: ClassVar[tuple[str, ...]] = ("loss_increase", "kl_divergence", "mass_recall", "estimate_mac_bits")
 
@@ -53,6 +65,10 @@ class CompareEstimators(Quality):
                     "keys, got others; set them for all methods"
                 )
         super().check(lab)
+
+    def rivals_of(self, lab: Lab) -> dict[str, str]:
+        pairs = {name: rival for name, rival in _RIVALS.items() if {name, rival} <= lab.methods.keys()}
+        return self.rivals or {name: rival for name, rival in pairs.items() if lab.main.name not in (name, rival)}
 
     def measure(self, lab: Lab) -> list[Row]:
         rows = super().measure(lab)

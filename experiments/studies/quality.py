@@ -96,6 +96,10 @@ class Quality(Study):
         """By name, the main one first."""
         return lab.methods
 
+    def rivals_of(self, lab: Lab) -> dict[str, str]:
+        """What else each method is compared with, beside the main one."""
+        return self.rivals
+
     def pairs(self, lab: Lab, rows: Sequence[Row]) -> dict[Pair, str]:
         """The pairs of cells to compare, and what a reader should know of each; `rows` are those of all cells.
 
@@ -113,7 +117,9 @@ class Quality(Study):
         increases = {(row.method, row.retention): row for row in rows if row.metric == "loss_increase"}
         units = lab.units("cells")
         losses = {cell: units.read(cell_key(*cell))["window_losses"] for cell in increases}
-        rival_pairs = [((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals.items()]
+        rival_pairs = [
+            ((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals_of(lab).items()
+        ]
         pairs = dict.fromkeys(rival_pairs, "") | density_flags(rows, rival_pairs) | self.pairs(lab, rows)
         return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
 

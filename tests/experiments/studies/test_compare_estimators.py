@@ -25,6 +25,8 @@ def test_loss_and_cost_of_every_estimator(run):
     shares = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method")
     assert (shares.ranked_rows["int8"], shares.ranked_rows["vertical_slash"], shares.ranked_rows["spargeattn"]) == (1, 0, 128)
     assert (shares.ranked_keys["int8"], shares.ranked_keys["quest"], shares.ranked_keys["xattention"]) == (1, 16, 128)
+    assert set(rows[rows.metric == "gain_over_double_sparsity"].method) == {"sparq"}
+    assert {"mean_keys", "vertical_slash", "streaming", "loki"} < set(rows[rows.metric == "gain_over_sign1"].method)
     blocks = rows[rows.metric == "block_heads"]
     assert set(blocks.method) == {"flexprefill"}
     assert blocks.value.between(0, 1).all()
