@@ -25,8 +25,9 @@ class HarnessRow(TaskRow):
     """A metric of a task as the harness names it, with its `filter`; `error` is the harness's standard error, or not a number.
 
     `NAME_change` is the mean over the same questions of what a method changes, against dense attention; its `error` is paired.
-    `low` and `high` are the ends of a 95 % interval, not a number where there is none: Wilson's of a share of questions, of a
-    change that of matched pairs, or Student's where a question's value is no 0 or 1.
+    `low` and `high` are the ends of a 95 % interval: Wilson's of a share of questions, of its change that of matched pairs, and
+    Student's where a question's value is no 0 or 1. They are not a number, and there is no change, where a metric is no mean over
+    questions.
 
     `version` is the task's own, `shots` its examples in the prompt. `source` is a local file by its name and SHA-256, or a data
     set of the hub with the SHA-256 of what was asked. `tokens` counts the longest prompt before any cut.
@@ -75,9 +76,11 @@ def task_rows(row: HarnessRow, results: dict[str, Any], dense: dict[str, Any]) -
             metric, name = key.split(",", 1)
             if metric.endswith("_stderr"):
                 continue
-            answers, before = result["questions"].get(key, []), dense[task]["questions"].get(key, [])
+            answers, before = _answers(result, key), _answers(dense[task], key)
             better = result["higher_is_better"].get(metric, True)
             mean, flags = Interval(value, math.nan, math.nan, n), cut_flags
+            if len(answers) > 1:
+                mean = mean_interval(answers)
             if better and before and _are_hits([*answers, *before]):
                 mean = share_interval(int(sum(answers)), len(answers))
                 chance = result["chance"] if metric.startswith("acc") else 0.0
@@ -93,6 +96,15 @@ def task_rows(row: HarnessRow, results: dict[str, Any], dense: dict[str, Any]) -
                 changed = replace(metric_row, metric=f"{metric}_change", value=change.value, error=paired_error(answers, before))
                 rows.append(replace(changed, low=change.low, high=change.high, flag="; ".join([*flags, *differences])))
     return rows
+
+
+def _answers(result: dict[str, Any], key: str) -> list[float]:
+    """A metric's values by question, where the metric is their mean. None of others, such as a perplexity: the harness keeps
+    log-likelihoods of it.
+    """
+    answers = result["questions"].get(key, [])
+    is_mean = answers and math.isclose(float(np.mean(answers)), result["metrics"][key], rel_tol=1e-6, abs_tol=1e-9)
+    return answers if is_mean else []
 
 
 def _are_hits(values: Sequence[float]) -> bool:

@@ -87,6 +87,8 @@ def reflag(path: Path, root: Path = ROOT) -> list[Path]:
     if (condition := state(path)) not in ("ok", "stale"):
         raise InputError(f"{path}: {condition}; publish the run again")
     rows = read_reference(path)
+    if "flag" not in rows:
+        return []
     flags = quality_flags(rows)
     if flags.equals(rows.flag):
         return []
@@ -151,6 +153,8 @@ def main() -> int:
             written = publish(options.run, anyway=options.anyway, other_command=options.other_command)
         for path in written:
             print(path.relative_to(ROOT))
+        if written:
+            print("python -m experiments.pages writes the tables of the pages anew")
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
     return 0

@@ -1,5 +1,6 @@
 """Tasks asked of dense attention first, then, where that answers enough, of every method: accuracy, and what a method changes."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,7 +117,11 @@ class Answers(Study):
                 answers = found["scores"]
                 rows += [_row(cell.row, task, answers), *_depth_rows(cell.row, task, answers)]
                 rows += _change_rows(cell.row, task, answers, dense[task.key])
-                rows.append(replace(task.row(cell.row), metric="density", value=found["density"], n=len(answers)))
+                rows.append(
+                    replace(
+                        task.row(cell.row), metric="density", value=found["density"], low=math.nan, high=math.nan, n=len(answers)
+                    )
+                )
         return rows
 
     def _cells(self, lab: Lab) -> list[_Cell]:

@@ -22,7 +22,6 @@ from shadowattn.errors import InputError
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators import Estimator
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting.figures.estimator_speed import draw as draw_estimator_speed
@@ -45,18 +44,7 @@ class EstimatorSpeed(Study):
     rounds: int = 7
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "seed", "retention", "retentions", "method", "compare", "estimator", "allocator", "selection"),
-        *(
-            "importance",
-            "sensitivity",
-            "calibration",
-            "key_offset",
-            "grid",
-            "graphs",
-            "evaluation",
-            "device",
-            "kernel",
-            "threads",
-        ),
+        *("calibration", "key_offset", "grid", "graphs", "evaluation", "device", "kernel", "threads"),
     )
     headline: ClassVar[tuple[str, ...]] = (_RATIO, _BREAK_EVEN)
 
@@ -70,10 +58,15 @@ class EstimatorSpeed(Study):
         if not any(at < 1 for at in lab.retentions):
             raise InputError(f"retentions: expected one below 1, where lists leave keys out, got {lab.retentions}")
         for name, method in lab.methods.items():
-            if "bank" in method.needs or method.on_device:
+            if method.needs & {"bank", "nncf_graph"} or method.on_device:
                 raise InputError(
-                    f"{name}: a bank's graphs are built for the lengths of the evaluation; use estimator=int8_fused, which ranks "
-                    "the same keys, or +exp=fig15, which times graphs"
+                    f"{name}: {part_name(method.estimator)} has graphs of the evaluation's lengths; use estimator=int8_fused, "
+                    "which ranks the same keys, or +exp=fig15, which times graphs"
+                )
+            if part_name(method.allocator) != "uniform":
+                raise InputError(
+                    f"{name}: expected allocator=uniform, by which all heads of the chunk that is timed keep as many keys, got "
+                    f"{part_name(method.allocator)}"
                 )
 
     def measure(self, lab: Lab) -> list[SpreadRow]:
@@ -113,16 +106,13 @@ class EstimatorSpeed(Study):
         heads, scale = Heads.all(shape.heads, shape.kv_heads), shape.head_dim**-0.5
         calls: dict[str, Callable] = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=keys - rows, scale=scale)}
         for name, method in lab.methods.items():
-            parts = Parts(self._estimator(lab, name), method.rule, kernels)
+            profile = lab.offline.profile(method.allocator, retention)
+            parts = Parts(estimator_of(lab, method, profile), method.rule, kernels)
             chunk = Chunk.of(q, k, v, retention=retention, scale=scale)
             calls[name] = lambda chunk=chunk, parts=parts: run_batched(
                 Stages(chunk.rewound(), parts), threads=Threads(), keep_lists=False
             )
         return {name: list(timing.seconds) for name, timing in interleave(calls, rounds=self.rounds).items()}
-
-    def _estimator(self, lab: Lab, name: str) -> Estimator:
-        method = lab.methods[name]
-        return estimator_of(lab, method, lab.offline.profile(method.allocator, lab.retentions[0]))
 
     def _rows(self, lab: Lab, retention: float, keys: int, timings: Mapping[str, Timing]) -> list[SpreadRow]:
         common = replace(lab.timing_row(SpreadRow), n=self.rounds, context_tokens=keys, chunk_rows=lab.of("graphs").chunk_tokens)

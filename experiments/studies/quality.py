@@ -32,6 +32,7 @@ from shadowattn.reporting.flags import (
     EQUAL_DENSITY,
     LEAST_SCORE,
     NOT_CLAIMED,
+    OVERLAPS,
     UNUSED,
     difference_flags,
     flag_lines,
@@ -200,8 +201,8 @@ def _cell_rows(
 def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
-    overlap = cell.fidelity.get("row_overlap", cell.fidelity.get("topk_overlap"))
-    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, overlap=overlap)
+    overlaps = {name: cell.fidelity.get(metric) for name, metric in OVERLAPS.items()}
+    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, **overlaps)
     predicted = windows.numel() - len(windows)
     rows = [
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),

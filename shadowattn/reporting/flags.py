@@ -16,6 +16,8 @@ LEAST_SCORE = 0.05  # a task on which dense attention scores less tells nothing 
 NOT_CLAIMED = "no difference is claimed"
 SAME = "no difference can be shown"
 UNUSED = "the sparse path was not used: every head went dense"
+# What `quality_flag` takes of overlaps, by metric.
+OVERLAPS = {"overlap": "topk_overlap", "row_overlap": "row_overlap"}
 # Losses that differ by less are equal: another order of summation moves them as far.
 _ROUNDING_NAT = 1e-5
 # Share of the unigram loss that a dense model must get below before its losses mean anything.
@@ -23,11 +25,18 @@ _FLOOR_SHARE = 0.9
 
 
 def quality_flag(
-    *, loss: float, dense_loss: float, floor_loss: float, method: str = "sparse", overlap: float | None = None
+    *,
+    loss: float,
+    dense_loss: float,
+    floor_loss: float,
+    method: str = "sparse",
+    overlap: float | None = None,
+    row_overlap: float | None = None,
 ) -> str:
     """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text.
 
-    `method`: what the flag calls the method. `overlap`: share of a row's exact top-k that it found; None: it ranks no keys.
+    `method`: what the flag calls the method. `overlap`: share of the exact top-k that it found; None: it ranks no keys.
+    `row_overlap`: share of each row's own exact top-k that is on a list of several rows; None: lists are rows' own.
     """
     flags = []
     if loss < dense_loss - _ROUNDING_NAT:
@@ -36,6 +45,8 @@ def quality_flag(
         flags.append(f"dense near the floor (unigram perplexity {math.exp(floor_loss):.1f})")
     if overlap is not None and overlap < TARGET_MEAN:
         flags.append(f"top-k overlap below {TARGET_MEAN:.2f}")
+    if row_overlap is not None and row_overlap < TARGET_MEAN:
+        flags.append(f"overlap with rows' own top-k below {TARGET_MEAN:.2f}")
     return "; ".join(flags)
 
 
@@ -50,9 +61,9 @@ def quality_flags(rows: pd.DataFrame) -> pd.Series:
     dense, floor = values["loss"]["dense"].iloc[0], values["unigram_loss"].iloc[0]
     for row in rows[rows.metric.isin(("perplexity", "loss", "loss_increase"))].itertuples():
         at = (row.method, row.retention)
-        overlap = values.get(("row_overlap", *at), values.get(("topk_overlap", *at)))
         method = "INT8" if row.allocator == ALL_KEYS else "sparse"
-        flag = quality_flag(loss=values["loss", *at], dense_loss=dense, floor_loss=floor, method=method, overlap=overlap)
+        overlaps = {name: values.get((metric, *at)) for name, metric in OVERLAPS.items()}
+        flag = quality_flag(loss=values["loss", *at], dense_loss=dense, floor_loss=floor, method=method, **overlaps)
         flags[row.Index] = "; ".join(filter(None, (flag, UNUSED if UNUSED in flags[row.Index] else "")))
     return flags
 

@@ -86,7 +86,7 @@ class QualityRow(PlacedRow, TaskRow):
 
 @dataclass(frozen=True)
 class EstimatorRow(QualityRow):
-    """A row about an estimator: its `granularity`, what it `sees` and what it `needs`, by the names of `Estimator`.
+    """A row about an estimator: its `granularity`, what it goes by (`sees`) and what it `needs`, by the names of `Estimator`.
 
     `ranked_rows` and `ranked_keys` are its `ranked_together`.
     """
@@ -98,7 +98,7 @@ class EstimatorRow(QualityRow):
     ranked_keys: int = 1
 
 
-# Whose queries decide what a row keeps, by `Estimator.sees`.
+# Whose queries decide what a row keeps, by `Estimator.goes_by`.
 GOES_BY = {"row": "the row", "earlier_rows": "earlier rows", "chunk": "later rows too"}
 
 _RANKED_FOR = {"head": "each head", "group": "a key head's heads", "layer": "all heads"}

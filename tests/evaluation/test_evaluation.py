@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from shadowattn.evaluation.fidelity import Fidelity
 from shadowattn.evaluation.perplexity import batch_losses, unigram_loss, window_losses
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
-from shadowattn.reference import _scores, select, topk_attention
+from shadowattn.reference import _ranking, _scores, select, topk_attention
 from tests.profiles import profile_for
 from tests.tiny import tiny_model
 
@@ -134,3 +135,26 @@ def test_nothing_sparse_nothing_measured():
     with torch.no_grad(), shadowattn.attach(model, profile_for(model, 1.0), None, estimator=Oracle(), observers=[fidelity]):
         model(ids)
     assert fidelity.metrics() == {}
+
+
+@torch.no_grad()
+def test_a_rows_own_best_keys_have_its_sinks_and_its_window_too():
+    """Lists of 16 rows, held to the specification's order of every row's own keys."""
+    model, ids = tiny_model(layers=1), windows(1)
+    fidelity, seen = Fidelity(), []
+    rule = {"query_block": 16, "block_score": "sum", "sinks": 2, "recent": 3}
+    observers = [fidelity, seen.append]
+    with shadowattn.attach(
+        model, profile_for(model, 0.2), None, estimator=Random(), chunk_tokens=32, observers=observers, **rule
+    ):
+        model(ids)
+    found = attended = 0
+    for one in seen:
+        chunk = one.chunk
+        scores, visible = _scores(chunk.q, chunk.k, chunk.v, chunk.first_position)
+        kept = select(Random().scores(chunk), chunk.retention, visible, 16, "sum", 2, 3)
+        for head, row in itertools.product(range(len(scores)), range(len(visible))):
+            best = _ranking(scores[head, row, : visible[row]], 2, 1, 2)[: int(kept[head, row].sum())]
+            found += int(kept[head, row, best].sum())
+            attended += len(best)
+    assert fidelity.metrics()["row_overlap"] == pytest.approx(found / attended)

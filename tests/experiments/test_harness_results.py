@@ -60,6 +60,23 @@ def test_a_difference_of_many_questions_is_shown():
     assert fewer.low < fewer.value < fewer.high < 0
 
 
+def test_a_metric_that_is_no_mean_of_questions_has_no_change_and_no_interval():
+    """The harness keeps the log-likelihoods of a perplexity, of which more is better and the other way round."""
+    made = []
+    for value, loss in ((73.1, -4.29), (24.4, -3.19)):
+        made.append(results([loss] * 8, better=False))
+        made[-1]["task"]["metrics"] = {"perplexity,none": value}
+        made[-1]["task"]["questions"] = {"perplexity,none": [loss] * 8}
+    (row,) = task_rows(HarnessRow(**vars(ROW) | {"method": "sparse"}), *made)
+    assert (row.metric, row.value) == ("perplexity", 73.1)
+    assert math.isnan(row.low)
+
+
+def test_a_mean_of_graded_questions_has_students_interval():
+    rows = of_method([0.1, 0.4, 0.3, 0.2], [0.5] * 4)
+    assert rows["acc"].low < rows["acc"].value == pytest.approx(0.25) < rows["acc"].high
+
+
 def test_what_dense_attention_cannot_do_is_said_of_every_row():
     guessed, nothing = "dense cannot be told from chance (0.25)", "dense may score below 0.05"
     for dense, chance, reason in (([1, 0, 0, 0] * 5, 0.25, guessed), ([0] * 20, 0.0, nothing)):

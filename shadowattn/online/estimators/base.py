@@ -47,11 +47,12 @@ class Estimator(ABC):
     - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
       make their tensors where q is.
-
+    - `goes_by`: what a row's ranking goes by in all, for tables: what it `sees`, or the `chunk` that its scales are measured on.
+    - `counts`: what it did so far, for tables.
     - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
-    `launches`, `launch` and `select`.
+    `launches`, `launch`, `select` and `goes_by`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -76,7 +77,7 @@ class Estimator(ABC):
         if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
             cls.lists_are_sound = False
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in (*_FLAGS, "units", "launches", "launch", "select"):
+            for name in (*_FLAGS, "units", "launches", "launch", "select", "goes_by"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)

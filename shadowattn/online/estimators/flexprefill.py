@@ -1,6 +1,6 @@
 """A pattern a head and chunk: blocks by their mean, or columns and diagonals (FlexPrefill, arXiv 2502.20766, section 3)."""
 
-import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shadowattn import checks
-from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.estimators.blocks import mean_rows, row_scores
@@ -19,7 +18,7 @@ from shadowattn.online.estimators.vertical_slash import VerticalSlash, last_atte
 from shadowattn.types import EstimateCost
 
 
-@dataclass
+@dataclass(frozen=True)
 class FlexPrefill(Estimator):
     """q̄ · k̄ ranks blocks where means of `block` keys predict how the last `block` rows attend; else `VerticalSlash` ranks.
 
@@ -31,20 +30,17 @@ class FlexPrefill(Estimator):
 
     block: int = 128
     limit: float = 0.1
-    vertical_slash: VerticalSlash = field(init=False, repr=False, compare=False)
-    by_blocks: int = field(default=0, init=False, repr=False, compare=False)  # heads of chunks whose blocks were ranked
-    decided: int = field(default=0, init=False, repr=False, compare=False)  # of so many
+    decided: Counter = field(default_factory=Counter, init=False, repr=False, compare=False)  # heads of chunks, True by blocks
     sees: ClassVar[str] = "chunk"
 
     def __post_init__(self):
         checks.fields(self, checks.integer, "block", least=1, most=MOST_KEYS)
-        self.limit = checks.number("limit", self.limit)
-        if not 0 <= self.limit <= 1:
-            raise InputError(
-                f"limit: expected 0 … 1, got {self.limit}; the divergence's root is at most {math.log(2) ** 0.5:.3f}: 1 ranks "
-                "blocks everywhere, 0 nowhere"
-            )
-        self.vertical_slash = VerticalSlash(self.block)
+        checks.fields(self, checks.number, "limit", least=0, most=1)  # the root is at most √ln 2: 1 ranks blocks everywhere
+
+    @property
+    def vertical_slash(self) -> VerticalSlash:
+        """What ranks where means do not predict."""
+        return VerticalSlash(self.block)
 
     @property
     def ranked_together(self) -> tuple[int, int]:
@@ -52,7 +48,7 @@ class FlexPrefill(Estimator):
         return self.block, self.block
 
     def counts(self) -> dict[str, float]:
-        return super().counts() | ({"block_heads": self.by_blocks / self.decided} if self.decided else {})
+        return super().counts() | ({"block_heads": self.decided[True] / self.decided.total()} if self.decided else {})
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         of_blocks = head_dim / (min(self.block, rows) * self.block)
@@ -61,8 +57,7 @@ class FlexPrefill(Estimator):
     def scores(self, chunk: Chunk) -> Tensor:
         (means,) = chunk.cache.derived(f"means of {self.block} keys", lambda: Means(self.block), chunk.k).figures
         predicted = self.divergence(chunk, means[chunk.heads.kv]).sqrt() < self.limit
-        self.by_blocks += int(predicted.sum())
-        self.decided += len(predicted)
+        self.decided.update(predicted.tolist())
         scores = chunk.q.new_empty(*chunk.q.shape[:2], chunk.keys, dtype=torch.float32)
         if bool(predicted.any()):
             some = chunk[predicted.nonzero()[:, 0].tolist()]
@@ -77,5 +72,7 @@ class FlexPrefill(Estimator):
         pooled = torch.softmax((mean @ means.mT)[:, 0] * chunk.scale, -1)
         attention = last_attention(chunk, self.block).mean(1)
         truth = F.pad(attention, (0, -chunk.keys % self.block)).unflatten(1, (-1, self.block)).sum(2)
+        pooled, truth = pooled.double(), truth.double()  # the least float32 halved is 0, and its logarithm no number
         middle = (pooled + truth) / 2
-        return sum((torch.xlogy(x, x) - torch.xlogy(x, middle)).sum(-1) for x in (pooled, truth)).clamp(min=0) / 2
+        divergence = sum((torch.xlogy(x, x) - torch.xlogy(x, middle)).sum(-1) for x in (pooled, truth)) / 2
+        return divergence.clamp(min=0).float()

@@ -63,6 +63,9 @@ class TopP(Estimator):
     def units(self, chunk: Chunk) -> Tensor | None:
         return self.estimator.units(chunk)
 
+    def counts(self) -> dict[str, float]:
+        return self.estimator.counts()
+
     @property
     def goes_by(self) -> str:
         return self.estimator.goes_by

@@ -21,10 +21,10 @@ class VerticalSlash(Estimator):
 
     Both sums share one unit, so the best keys of a row are the columns and the diagonals above one limit. The first `first` keys
     and the last `recent` before a row come before all others, a row's own before them, from both ends inwards; neither are more
-    than a quarter of what the row keeps.
+    than a quarter of what the row keeps, rounded up.
     Departures: the paper looks at the last rows of the whole prompt, here at those of each chunk; it finds how many columns and
     diagonals a head takes offline, here the budget divides by attention; its budgets of thousands of keys have room for 30 at
-    either end, here half of a small one is left to what the last rows attend to.
+    either end, here about half of a small one is left to what the last rows attend to.
     """
 
     last: int = 64
@@ -52,7 +52,7 @@ class VerticalSlash(Estimator):
         torch.maximum(scores, columns[:, None], out=scores)
         most = torch.ceil(keep_counts(chunk.retention, chunk.positions + 1) / 4)[..., None]  # keys at either end, [H, Q, 1]
         first = torch.arange(min(self.first, chunk.keys), device=scores.device).expand(*most.shape[:2], -1)
-        recent = torch.arange(max(self.recent, 1), device=scores.device)
+        recent = torch.arange(min(max(self.recent, 1), chunk.keys), device=scores.device)
         near = torch.where(recent == 0, 2 * max(self.first, self.recent, 1), most.clamp(max=self.recent) - recent)
         key = chunk.positions[:, None] - recent
         near = torch.where(key >= 0, near, 0)

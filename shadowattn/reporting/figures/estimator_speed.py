@@ -28,7 +28,7 @@ def draw(rows: pd.DataFrame) -> Figure:
                 range(len(order)),
                 xerr=spread,
                 linestyle="none",
-                marker=MARKERS[index],
+                marker=MARKERS[index % len(MARKERS)],
                 color=colour,
                 label=f"{keys} keys",
             )

@@ -46,7 +46,9 @@ def test_the_break_even_is_where_all_longer_ones_are_faster(ratios, keys, said):
         ("study.lengths=[64,32]", "study.lengths: expected two or more, ascending"),
         ("study.lengths=[16,64]", "study.lengths: expected"),
         ("retentions=[1.0]", "retentions: expected one below 1"),
-        ("estimator=int8", "a bank's graphs are built for the lengths of the evaluation"),
+        ("estimator=int8", "int8 has graphs of the evaluation's lengths"),
+        ("estimator=nncf", "nncf has graphs of the evaluation's lengths"),
+        ("allocator=waterfill", "int8: expected allocator=uniform"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(run, override, message, capsys):
