@@ -144,9 +144,7 @@ def test_a_rows_own_best_keys_have_its_sinks_and_its_window_too():
     fidelity, seen = Fidelity(), []
     rule = {"query_block": 16, "block_score": "sum", "sinks": 2, "recent": 3}
     profile, observers = profile_for(model, 0.2), [fidelity, seen.append]
-    with shadowattn.attach(
-        model, profile_for(model, 0.2), None, estimator=Random(), chunk_tokens=32, observers=observers, **rule
-    ):
+    with shadowattn.attach(model, profile, None, estimator=Random(), chunk_tokens=32, observers=observers, **rule):
         model(ids)
     found = attended = 0
     for one in seen:
