@@ -1,6 +1,7 @@
 """Tables about the engine."""
 
 from experiments.page_tables.common import loss_cells, rows_of, table
+from experiments.studies.roofline import bound_by
 
 _FORMS = {
     "float32": "float32",
@@ -48,3 +49,29 @@ def look_ahead_smollm2() -> str:
     figures = ("recall", "attention mass", "median layer", "worst layer")
     heads = [f"{figure}, {at:.0%}" for at in sorted(rows.retention.unique()) for figure in figures]
     return table(["layers ahead", *heads], lines, name, f"means over heads; n = {int(rows.n.iloc[0])} rows of queries")
+
+
+def roofline() -> str:
+    """Time of every stage in all layers, the share of its roof that it reaches, and which roof that is."""
+    rows = rows_of("roofline")
+    peaks, stages = rows[rows.method == "machine"], rows[rows.stage != ""]
+    cells = stages.set_index(["metric", "phase", "batch", "context_tokens", "stage"]).value
+    columns = list(stages[["phase", "batch", "context_tokens"]].drop_duplicates().itertuples(index=False, name=None))
+    columns = [column for column in columns if column[1] in (1, stages.batch.max())]
+    counted = stages.drop_duplicates(["phase", "batch", "context_tokens", "stage"])
+    counted = counted.set_index(["phase", "batch", "context_tokens", "stage"])
+    lines = []
+    for stage in dict.fromkeys(stages.stage):
+        line = [stage]
+        for column in columns:
+            of = counted.loc[(*column, stage)]
+            bound = bound_by(of.operations / of.bytes, of.arithmetic, peaks)
+            line.append(
+                f"{cells['time in all layers', *column, stage]:.3g} · {cells['of the roof', *column, stage]:.0%} of {bound}"
+            )
+        lines.append(line)
+    header = ["ms in all layers · of the roof"]
+    header += [f"{phase}, {keys} keys" + (f", batch {batch}" if phase == "decode" else "") for phase, batch, keys in columns]
+    shown = ", ".join(f"{row.metric} {row.value:.0f} {row.unit}" for row in peaks.itertuples())
+    first = stages.iloc[0]
+    return table(header, lines, "roofline", f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds; {shown}")

@@ -169,8 +169,8 @@ def estimator_speed() -> str:
 
 
 def estimators_smollm2() -> str:
-    """The same on SmolLM2, at one retention."""
-    return _estimators("compare_estimators_smollm2")
+    """The same on SmolLM2."""
+    return _estimators("compare_estimators_wikitext")
 
 
 def estimators_answers() -> str:
@@ -181,6 +181,28 @@ def estimators_answers() -> str:
 def estimators_answers_smollm2() -> str:
     """The same of SmolLM2."""
     return _answers("compare_estimators_smollm2")
+
+
+def estimators_divergence_smollm2() -> str:
+    """What SmolLM2 would write with the keys of every estimator, beside the fidelity of its attention."""
+    rows = rows_of("compare_estimators_wikitext")
+    metrics = {"divergent_tokens": ".0%", "kl_divergence": ".3f", "mass_recall": ".3f", "topk_overlap": ".3f"}
+    placed = ["metric", "method", "retention"]
+    cells = rows[rows.metric.isin(metrics)].drop_duplicates(placed).set_index(placed).value
+    retentions = sorted(rows[rows.retention < 1].retention.unique())
+    order = cells["kl_divergence"].unstack()[retentions].mean(axis=1).sort_values().index
+    lines = []
+    for method in (method for method in order if method in rows[rows.retention < 1].method.unique()):
+        figures = ([_or_dash(cells.get((metric, method, at)), form) for metric, form in metrics.items()] for at in retentions)
+        lines.append([f"`{method}`", *(" · ".join(one) for one in figures)])
+    header = ["divergent tokens · KL, nat · mass recall · top-k overlap", *(f"{at:.0%} of the keys" for at in retentions)]
+    generated = int(rows[rows.metric == "divergent_tokens"].n.iloc[0])
+    n = f"n = {generated} generated tokens, {int(rows[rows.metric == 'mass_recall'].n.iloc[0])} tokens for the others"
+    return table(header, lines, "compare_estimators_wikitext", n)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def _answers(name: str) -> str:

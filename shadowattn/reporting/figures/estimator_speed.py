@@ -40,7 +40,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     axes[0].legend(fontsize=7, loc="lower right")
     first = ratios.iloc[0]
     drawn.suptitle(
-        f"{subject(rows)}, {first.chunk_rows} rows of random tensors · measured, medians and quartiles of {first.n} rounds",
+        f"{subject(rows)}, {first.chunk_rows} rows · measured, medians and quartiles of {first.n} rounds",
         fontsize=9,
     )
     return drawn

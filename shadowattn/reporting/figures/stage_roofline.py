@@ -38,7 +38,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     for index, stage in enumerate(stages):
         np.atleast_1d(axes)[0].scatter([], [], marker=MARKERS[index], color="0.4", label=stage)
     drawn.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
-    drawn.suptitle(f"{subject(rows)}, one layer, random tensors · measured, medians of {rates.n.iloc[0]} rounds", fontsize=9)
+    drawn.suptitle(f"{subject(rows)}, one layer · measured, medians of {rates.n.iloc[0]} rounds", fontsize=9)
     return drawn
 
 
