@@ -33,7 +33,8 @@ _RATIO, _BREAK_EVEN = "times_faster_than_dense", "break_even_keys"
 
 @dataclass(frozen=True)
 class EstimatorSpeed(Study):
-    """The methods of a comparison on a chunk of random tensors of the model's first layer, against each of `lengths` keys.
+    """The methods of a comparison on a chunk of random tensors of the model's first layer, with its heads' retentions, against
+    each of `lengths` keys.
 
     A call estimates, selects and attends, for all heads, with what was derived of earlier keys at hand, as in a prefill. Dense
     attention is ours. Methods take turns, for `rounds` rounds at every length. Estimators of other papers are torch, `int8_fused`
@@ -44,7 +45,8 @@ class EstimatorSpeed(Study):
     rounds: int = 7
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "seed", "retention", "retentions", "method", "compare", "estimator", "allocator", "selection"),
-        *("calibration", "key_offset", "grid", "graphs", "evaluation", "device", "kernel", "threads"),
+        *("importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "evaluation"),
+        *("device", "kernel", "threads"),
     )
     headline: ClassVar[tuple[str, ...]] = (_RATIO, _BREAK_EVEN)
 
@@ -62,11 +64,6 @@ class EstimatorSpeed(Study):
                 raise InputError(
                     f"{name}: {part_name(method.estimator)} has graphs of the evaluation's lengths; use estimator=int8_fused, "
                     "which ranks the same keys, or +exp=fig15, which times graphs"
-                )
-            if part_name(method.allocator) != "uniform":
-                raise InputError(
-                    f"{name}: expected allocator=uniform, by which all heads of the chunk that is timed keep as many keys, got "
-                    f"{part_name(method.allocator)}"
                 )
 
     def measure(self, lab: Lab) -> list[SpreadRow]:
@@ -108,7 +105,7 @@ class EstimatorSpeed(Study):
         for name, method in lab.methods.items():
             profile = lab.offline.profile(method.allocator, retention)
             parts = Parts(estimator_of(lab, method, profile), method.rule, kernels)
-            chunk = Chunk.of(q, k, v, retention=retention, scale=scale)
+            chunk = Chunk.of(q, k, v, retention=profile.retention[0], scale=scale)
             calls[name] = lambda chunk=chunk, parts=parts: run_batched(
                 Stages(chunk.rewound(), parts), threads=Threads(), keep_lists=False
             )

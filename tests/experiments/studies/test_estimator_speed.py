@@ -48,7 +48,6 @@ def test_the_break_even_is_where_all_longer_ones_are_faster(ratios, keys, said):
         ("retentions=[1.0]", "retentions: expected one below 1"),
         ("estimator=int8", "int8 has graphs of the evaluation's lengths"),
         ("estimator=nncf", "nncf has graphs of the evaluation's lengths"),
-        ("allocator=waterfill", "int8: expected allocator=uniform"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(run, override, message, capsys):
