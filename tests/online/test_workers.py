@@ -43,10 +43,12 @@ def test_interruptions_wait_for_the_work():
         give_up = time.monotonic() + 30
         while not closes:  # an interruption before the wait would be the test's own
             time.sleep(1e-3)
-        while len(closes) < 3 and time.monotonic() < give_up:  # the wait closes anew for each that it received
+        while (seen := len(closes)) < 3 and time.monotonic() < give_up:  # the wait closes anew for each that it received
             interrupt_the_caller()  # again where it came just before a lock was waited for, which does not wake for it
-            time.sleep(0.02)
-        time.sleep(0.02)
+            again = time.monotonic() + 0.5
+            while len(closes) == seen and time.monotonic() < again:
+                time.sleep(1e-3)
+        time.sleep(0.5)  # one that is on its way is still the wait's, and not the test's own
         done.append(True)
 
     workers.start(work)
