@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
 import torch
 
 from experiments import random_layers
 from experiments.own_process import in_own_process, resident_bytes
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
@@ -118,11 +118,10 @@ def _cache(recipe: Recipe, folder: Path) -> dict[str, float]:
     """The same by OpenVINO's own cache, filled first: it knows a graph again because node names are fixed."""
     files = sorted((folder / "bank").glob("*.xml"))
     shutil.rmtree(folder / "cache", ignore_errors=True)
+    hints = cpu_hints() | {"CACHE_DIR": str(folder / "cache")}
     for _ in range(2):
-        core = ov.Core()
-        core.set_property({"CACHE_DIR": str(folder / "cache")})
         start = time.perf_counter()
-        models = [core.compile_model(path, "CPU", cpu_hints()) for path in files]
+        models = [core().compile_model(path, "CPU", hints) for path in files]
         seconds = time.perf_counter() - start
     if not all(model.get_property("LOADED_FROM_CACHE") for model in models):
         raise RuntimeError("expected every graph to come from OpenVINO's cache")
@@ -132,7 +131,7 @@ def _cache(recipe: Recipe, folder: Path) -> dict[str, float]:
 def _calls(count: int) -> dict[str, float]:
     """Median microseconds of a call on a graph too small to compute anything: bound tensors alone, and with both copies."""
     shape, form = GraphShape(1, 1, 64, 16), GraphForm()
-    model = ov.Core().compile_model(estimation_graph(shape, form, 0.1, 0.1), "CPU", cpu_hints())
+    model = core().compile_model(estimation_graph(shape, form, 0.1, 0.1), "CPU", cpu_hints())
     graph = Graph(model, shape, form, (0.1, 0.1), Arena([model]))
     q, k = torch.randn(1, 1, 64), torch.randn(1, 16, 64)
     figures = {}

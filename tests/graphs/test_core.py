@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+from pathlib import Path
 
 from shadowattn import Engine
 from shadowattn.graphs.core import core
@@ -25,3 +26,10 @@ def test_graphs_that_end_in_the_order_of_their_beginning_leave_the_stack_of_sign
         engines.pop(0)
         gc.collect()
     assert signal_stack() == before
+
+
+def test_no_other_module_makes_a_core():
+    root = Path(__file__).parents[2]
+    modules = [path for folder in ("shadowattn", "experiments", "tests") for path in (root / folder).rglob("*.py")]
+    makers = [path for path in modules if "Core()" in path.read_text()]
+    assert makers == [root / "shadowattn" / "graphs" / "core.py", Path(__file__)]
