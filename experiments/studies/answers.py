@@ -26,9 +26,8 @@ class AnswerRow(TaskRow):
     """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval.
 
     `METRIC_change` is the mean over the same questions of what a method changes against dense attention, `density` the share of
-    the visible keys that the prompts' rows attended to, which has no interval. The metric
-    `accuracy_at_depth` is of those questions alone whose line is hidden at `depth`, 0 the first line. `task` is the study's name
-    for it.
+    the visible keys that the prompts' rows attended to, which has no interval. The metric `accuracy_at_depth` is of those
+    questions alone whose line is hidden at `depth`, 0 the first line. `task` is the study's name for it.
     """
 
     low: float = 0.0
@@ -117,11 +116,8 @@ class Answers(Study):
                 answers = found["scores"]
                 rows += [_row(cell.row, task, answers), *_depth_rows(cell.row, task, answers)]
                 rows += _change_rows(cell.row, task, answers, dense[task.key])
-                rows.append(
-                    replace(
-                        task.row(cell.row), metric="density", value=found["density"], low=math.nan, high=math.nan, n=len(answers)
-                    )
-                )
+                density = replace(task.row(cell.row), metric="density", value=found["density"], n=len(answers))
+                rows.append(replace(density, low=math.nan, high=math.nan))
         return rows
 
     def _cells(self, lab: Lab) -> list[_Cell]:

@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
+from experiments.machine_peaks import PEAKS, peak_calls
 from experiments.own_process import check_memory, in_own_process
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
@@ -27,7 +28,6 @@ from shadowattn.errors import InputError
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.machine import processor
-from shadowattn.models.linear import has_onednn, onednn
 from shadowattn.models.load import DTYPES
 from shadowattn.online.selection import BLOCK_SCORES
 from shadowattn.reporting.attention_targets import targets_table
@@ -37,7 +37,6 @@ from shadowattn.reporting.figures.roofline import draw as draw_roofline
 from shadowattn.reporting.rows import SpreadRow
 
 PARTS = ("chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
-_MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class AttentionSpeed(Study):
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
         block = self.query_block
         if part == "machine":
-            return _machine_limits()
+            return peak_calls()
         if part == "decode":
             return candidates.decode(t)
         if part == "flex":
@@ -220,8 +219,8 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         return
     timings = {name: Timing(tuple(seconds)) for name, seconds in figures.items()}
     if part == "machine":
-        for name, (metric, work, unit) in _LIMITS.items():
-            yield one("machine", metric, work / timings[name].median_s / 1e9, unit, len(timings[name].seconds))
+        for name, peak in PEAKS.items():
+            yield one("machine", peak.metric, peak.rates(timings[name])[0], peak.unit, len(timings[name].seconds))
         return
     if part == "chunk":
         pairs = zip(timings["estimate + select"].seconds, timings["estimate"].seconds, strict=True)
@@ -234,25 +233,6 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
             continue
         for baseline in BASELINES:
             yield one(name, f"times faster than {baseline}", ratio(timings[baseline], timing), "1", n)
-
-
-# Of each roof the metric, the work of a call, and the unit of 10⁹ of that in a second.
-_LIMITS = {
-    "bandwidth": ("bandwidth", _ARRAY * 4, "GB/s"),
-    "float32": ("peak float32", 2 * _MATRIX**3, "GFLOP/s"),
-    "bfloat16": ("peak bfloat16", 2 * _MATRIX**3, "GFLOP/s"),
-}
-
-
-def _machine_limits() -> dict[str, Callable[[], object]]:
-    a, b = torch.randn(2, _MATRIX, _MATRIX)
-    big, half = torch.ones(_ARRAY), (a.bfloat16(), b.bfloat16())
-    return {
-        "bandwidth": lambda: big.sum(),
-        # By oneDNN where torch has it: its float32 products by MKL reach half of that on some processors.
-        "float32": lambda: onednn(a, b, None) if has_onednn() else a @ b,
-        "bfloat16": lambda: half[0] @ half[1],
-    }
 
 
 def _part_table(rows: pd.DataFrame, title: str) -> Table:

@@ -201,7 +201,7 @@ def _cell_rows(
 def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
-    overlaps = {name: cell.fidelity.get(metric) for name, metric in OVERLAPS.items()}
+    overlaps = {metric: cell.fidelity.get(metric) for metric in OVERLAPS}
     flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, **overlaps)
     predicted = windows.numel() - len(windows)
     rows = [

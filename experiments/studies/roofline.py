@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.lab import Lab
+from experiments.machine_peaks import PEAKS, peak_calls
 from experiments.progress import bar, say
 from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
@@ -23,7 +24,6 @@ from shadowattn.graphs.decoder.tensors import layer_tensors
 from shadowattn.interleave import Timing, interleave
 from shadowattn.kernels import NativeKernels, native
 from shadowattn.models.decoder import Decoder, read_decoder
-from shadowattn.models.linear import has_onednn, onednn
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
@@ -34,7 +34,6 @@ from shadowattn.types import BLOCK_POINTS
 PRECISIONS = {"float32": 4, "bfloat16": 4, "w8a8": 1}  # and the bytes of a weight: the graphs of bfloat16 read float32
 ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "w8a8": "int8"}
 _HEAD = "output layer"
-_MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
 _LEGEND = (
     "operations: products and sums, two for each multiply-accumulate; bytes: every tensor read or written once\n"
     "all layers: the stage's time in a step of the whole model\n"
@@ -74,8 +73,8 @@ class Roofline(Study):
     keys, and a decoding step of each of `batches` sequences there.
 
     Blocks in each of `precisions`; of attention the dense form and, at `retention`, INT8 estimate with selection and attention to
-    what it kept, in float32; the output layer for a step's last rows. Peaks are matrix products of 2048² and the sum of 256 MiB,
-    of torch. All take turns for `rounds` rounds.
+    what it kept, in float32; the output layer for a step's last rows. Peaks are those of `machine_peaks`. All take turns for
+    `rounds` rounds.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 8192])
@@ -107,10 +106,11 @@ class Roofline(Study):
         say(f"roofline: {len(cases)} cases of one layer, {lab.of('engine').chunk_tokens} rows in a prefill, random tensors")
         units, made = lab.units("times"), []
         row = replace(lab.timing_row(RooflineRow), method="machine", n=self.rounds, retention=1.0)
-        peaks = _timings(units.get("machine", lambda: _seconds(_machine(), self.rounds)))
-        for name, (metric, work, unit) in _PEAKS.items():
-            rates = [work / seconds / 1e9 for seconds in (peaks[name].median_s, *reversed(peaks[name].quartiles_s))]
-            made.append(replace(row, metric=metric, value=rates[0], low=rates[1], high=rates[2], unit=unit))
+        timings = _timings(units.get("machine", lambda: _seconds(peak_calls(), self.rounds)))
+        for name, peak in PEAKS.items():
+            value, low, high = peak.rates(timings[name])
+            made.append(replace(row, metric=peak.metric, value=value, low=low, high=high, unit=peak.unit))
+        peaks = {one.metric: one.value for one in made}
         for phase, batch, keys in bar(cases, "cases"):
             stages = self._stages(decoder, lab.of("retention"), phase, rows if phase == "prefill" else 1, batch, keys)
             key = f"{phase}_{batch}_{keys}"
@@ -123,9 +123,7 @@ class Roofline(Study):
                     chunk_rows=rows if phase == "prefill" else 1,
                 )  # fmt: skip
                 times = 1 if name == _HEAD else decoder.shape.layers
-                made += _stage_rows(
-                    about, timings[name], times, {one.metric: one.value for one in made if one.method == "machine"}
-                )
+                made += _stage_rows(about, timings[name], times, peaks)
         return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -238,30 +236,10 @@ def _stage_rows(row: RooflineRow, timing: Timing, times: int, peaks: Mapping[str
     for metric, factor in (("time", 1e3), ("time in all layers", 1e3 * times)):
         yield replace(row, metric=metric, value=factor * timing.median_s, low=factor * low, high=factor * high, unit="ms")
     rates = [row.operations / seconds / 1e9 for seconds in (timing.median_s, high, low)]
-    yield replace(row, metric="rate", value=rates[0], low=rates[1], high=rates[2], unit="10⁹ operations/s")
+    yield replace(row, metric="rate", value=rates[0], low=rates[1], high=rates[2], unit="GOP/s")
     roof = min(peaks[f"peak {row.arithmetic}"], row.operations / row.bytes * peaks["bandwidth"])
     shares = [rate / roof for rate in rates]
     yield replace(row, metric="of the roof", value=shares[0], low=shares[1], high=shares[2], unit="1")
-
-
-# Candidate → metric, work, unit.
-_PEAKS = {
-    "bandwidth": ("bandwidth", 4 * _ARRAY, "10⁹ bytes/s"),
-    **{name: (f"peak {name}", 2 * _MATRIX**3, "10⁹ operations/s") for name in ("float32", "bfloat16", "int8")},
-}
-
-
-def _machine() -> dict[str, Callable[[], object]]:
-    a, b = torch.randn(2, _MATRIX, _MATRIX)
-    big, half = torch.ones(_ARRAY), (a.bfloat16(), b.bfloat16())
-    bytes_ = [(20 * x).clamp(-127, 127).to(torch.int8) for x in (a, b)]
-    return {
-        "bandwidth": lambda: big.sum(),
-        # By oneDNN where torch has it: its float32 products by MKL reach half of that on some processors.
-        "float32": lambda: onednn(a, b, None) if has_onednn() else a @ b,
-        "bfloat16": lambda: half[0] @ half[1],
-        "int8": lambda: torch._int_mm(*bytes_),
-    }
 
 
 def _seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -16,8 +16,7 @@ LEAST_SCORE = 0.05  # a task on which dense attention scores less tells nothing 
 NOT_CLAIMED = "no difference is claimed"
 SAME = "no difference can be shown"
 UNUSED = "the sparse path was not used: every head went dense"
-# What `quality_flag` takes of overlaps, by metric.
-OVERLAPS = {"overlap": "topk_overlap", "row_overlap": "row_overlap"}
+OVERLAPS = ("topk_overlap", "row_overlap")  # metrics that `quality_flag` takes
 # Losses that differ by less are equal: another order of summation moves them as far.
 _ROUNDING_NAT = 1e-5
 # Share of the unigram loss that a dense model must get below before its losses mean anything.
@@ -30,12 +29,12 @@ def quality_flag(
     dense_loss: float,
     floor_loss: float,
     method: str = "sparse",
-    overlap: float | None = None,
+    topk_overlap: float | None = None,
     row_overlap: float | None = None,
 ) -> str:
     """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text.
 
-    `method`: what the flag calls the method. `overlap`: share of the exact top-k that it found; None: it ranks no keys.
+    `method`: what the flag calls the method. `topk_overlap`: share of the exact top-k that it found; None: it ranks no keys.
     `row_overlap`: share of each row's own exact top-k that is on a list of several rows; None: lists are rows' own.
     """
     flags = []
@@ -43,7 +42,7 @@ def quality_flag(
         flags.append(f"{method} beats dense")
     if dense_loss > _FLOOR_SHARE * floor_loss:
         flags.append(f"dense near the floor (unigram perplexity {math.exp(floor_loss):.1f})")
-    if overlap is not None and overlap < TARGET_MEAN:
+    if topk_overlap is not None and topk_overlap < TARGET_MEAN:
         flags.append(f"top-k overlap below {TARGET_MEAN:.2f}")
     if row_overlap is not None and row_overlap < TARGET_MEAN:
         flags.append(f"overlap with rows' own top-k below {TARGET_MEAN:.2f}")
@@ -62,7 +61,7 @@ def quality_flags(rows: pd.DataFrame) -> pd.Series:
     for row in rows[rows.metric.isin(("perplexity", "loss", "loss_increase"))].itertuples():
         at = (row.method, row.retention)
         method = "INT8" if row.allocator == ALL_KEYS else "sparse"
-        overlaps = {name: values.get((metric, *at)) for name, metric in OVERLAPS.items()}
+        overlaps = {metric: values.get((metric, *at)) for metric in OVERLAPS}
         flag = quality_flag(loss=values["loss", *at], dense_loss=dense, floor_loss=floor, method=method, **overlaps)
         flags[row.Index] = "; ".join(filter(None, (flag, UNUSED if UNUSED in flags[row.Index] else "")))
     return flags

@@ -231,6 +231,26 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
             ["estimator=top_p", f"estimator.estimator._target_={OURS}.sparq.SparQ", "+estimator.estimator.channels=0"],
             "top_p: estimator: channels: ",
         ),
+        *(
+            (["+exp=study_estimator_speed", "graphs.chunk_tokens=32", override], message)
+            for override, message in (
+                ("study.lengths=[64,32]", "study.lengths: expected two or more, ascending"),
+                ("study.lengths=[16,64]", "study.lengths: expected"),
+                ("retentions=[1.0]", "retentions: expected one below 1"),
+                ("estimator=int8", "int8 has graphs of the evaluation's lengths"),
+                ("estimator=nncf", "nncf has graphs of the evaluation's lengths"),
+            )
+        ),
+        *(
+            (["+exp=roofline", "engine.chunk_tokens=32", override], message)
+            for override, message in (
+                ("study.batches=[0]", "study.batches: expected"),
+                ("study.lengths=[16]", "study.lengths: expected"),
+                ("study.precisions=[w2]", "study.precisions: expected"),
+                ("study.precisions=[]", "study.precisions: expected at least one"),
+                ("retention=1", "retention: expected a share below 1"),
+            )
+        ),
         (["study=none"], "study: expected a study by its class, got 'none'; choose one with +exp=NAME"),
         (["study._target_=shadowattn.types.Heads"], "expected a class derived from Study, got shadowattn.types.Heads"),
         (["shard.index=2", "shard.count=2"], "shard.index < shard.count"),

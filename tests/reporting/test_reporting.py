@@ -108,8 +108,10 @@ def test_both_flags_at_once():
 
 
 def test_an_estimate_that_finds_too_few_keys_is_flagged():
-    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, overlap=0.89) == "top-k overlap below 0.90"
-    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, overlap=0.90) == ""
+    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, topk_overlap=0.89) == "top-k overlap below 0.90"
+    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, topk_overlap=0.90) == ""
+    shared = quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, topk_overlap=1.0, row_overlap=0.89)
+    assert shared == "overlap with rows' own top-k below 0.90"
 
 
 def test_flags_are_listed_once_with_all_that_they_are_about():

@@ -132,8 +132,9 @@ class Estimator(ABC):
 
     @property
     def goes_by(self) -> str:
-        """What a row's ranking goes by: what it `sees`, or the whole `chunk` where a scale is measured on it, or picked by it."""
-        return self.sees
+        """What a row's ranking goes by: what it `sees`, or the whole `chunk` where a scale is measured on it, or picked by it, as
+        where a bank has several pairs of scales."""
+        return self.sees if self.graphs is None or len(self.graphs.pairs) == 1 else "chunk"
 
     @property
     def ranked_together(self) -> tuple[int, int]:

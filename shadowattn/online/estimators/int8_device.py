@@ -46,11 +46,6 @@ class Int8Device(Estimator):
     def graphs(self) -> GraphBank:
         return self.bank
 
-    @property
-    def goes_by(self) -> str:
-        """The chunk picks its bucket, where there is more than one."""
-        return self.sees if len(self.bank.pairs) == 1 else "chunk"
-
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
         return EstimateCost.of(head_dim, 8)
 

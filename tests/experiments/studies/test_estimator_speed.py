@@ -38,20 +38,3 @@ def test_every_method_is_timed_beside_dense_at_every_length(run, capsys):
 def test_the_break_even_is_where_all_longer_ones_are_faster(ratios, keys, said):
     assert break_even_keys(ratios) == keys
     assert said_break_even(keys, 256) == said
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("study.lengths=[64,32]", "study.lengths: expected two or more, ascending"),
-        ("study.lengths=[16,64]", "study.lengths: expected"),
-        ("retentions=[1.0]", "retentions: expected one below 1"),
-        ("estimator=int8", "int8 has graphs of the evaluation's lengths"),
-        ("estimator=nncf", "nncf has graphs of the evaluation's lengths"),
-    ],
-)
-def test_what_cannot_be_timed_is_refused(run, override, message, capsys):
-    with pytest.raises(SystemExit):
-        run("study_estimator_speed", "+exp=study_estimator_speed", *SHORT, override)
-    said = capsys.readouterr()
-    assert message in said.out + said.err

@@ -48,20 +48,3 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
 def test_what_binds_a_stage_is_the_lesser_roof():
     peaks = pd.DataFrame({"metric": ["bandwidth", "peak float32"], "value": [10.0, 100.0]})
     assert [bound_by(intensity, "float32", peaks) for intensity in (9.9, 10.0)] == ["bandwidth", "arithmetic"]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("study.batches=[0]", "study.batches: expected"),
-        ("study.lengths=[16]", "study.lengths: expected"),
-        ("study.precisions=[w2]", "study.precisions: expected"),
-        ("retention=1", "retention: expected a share below 1"),
-        ("study.precisions=[]", "study.precisions: expected at least one"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(run, override, message, capsys):
-    with pytest.raises(SystemExit):
-        run("roofline", "+exp=roofline", *SHORT, override)
-    said = capsys.readouterr()
-    assert message in said.out + said.err
