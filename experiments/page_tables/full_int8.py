@@ -38,6 +38,41 @@ def npu_full() -> str:
     return "\n\n".join([table(header, lines, _NPU_FULL[0], n), *others])
 
 
+_SIGNALS = {
+    "sink_share": "probability on the first key",
+    "q_outlier": "largest magnitude of Q / its root mean square",
+    "k_outlier": "largest magnitude of K / its root mean square",
+}
+
+
+def outlier_signals() -> str:
+    """How well each signal ranks SmolLM2's heads by the error that static INT8 attention makes in their outputs."""
+    rows = rows_of("study_outliers_smollm2")
+    rows = rows[rows["head"] >= 0]
+    signals = rows[rows.metric.isin(_SIGNALS)].pivot_table(index=["layer", "head"], columns="metric", values="value")
+    errors = rows[rows.metric == "output_error"].pivot_table(index=["layer", "head"], columns="method", values="value")
+    lines = [
+        [_ROUNDED[form], *(f"{errors[form].corr(signals[name], method='spearman'):+.2f}" for name in _SIGNALS)]
+        for form in ("npu_full", "qkv", "qkv_scores", "qkv_probabilities")
+    ]
+    header = ["rank correlation of the error of heads, where this is rounded, with", *_SIGNALS.values()]
+    return table(header, lines, "study_outliers_smollm2", f"Spearman, n = {len(errors)} heads")
+
+
+def calibration_lengths() -> str:
+    """The error of static INT8 attention by the length of the prompts that its scales are from, on SmolLM2."""
+    rows = rows_of("study_outliers_smollm2")
+    rows = rows[rows.metric == "output_error"]
+    lengths = {"npu_full": f"{int(rows.context_tokens.iloc[0])} tokens, as the prompts measured"}
+    lengths |= {name: name.split(" at ")[1] for name in rows.method.unique() if " at " in name}
+    lines = []
+    for name, words in lengths.items():
+        of = rows[rows.method == name]
+        lines.append([words, f"{one(of, head=-1):.3f}", f"{of.value[of['head'] >= 0].median():.3f}"])
+    header = ["scales calibrated on prompts of", "output error of all heads together", "median of heads"]
+    return table(header, lines, "study_outliers_smollm2", f"`npu_full`, as many tokens for each; n = {rows.n.iloc[0]} tokens")
+
+
 _CHANGES = {"": "as they are", ", offset": "less the mean key", ", equalised": "equal channels", ", both": "both"}
 
 

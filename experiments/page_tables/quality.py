@@ -106,19 +106,21 @@ def allocators_smollm2() -> str:
 
 
 def _losses(name: str, most: float = 0.5) -> str:
-    """Loss above dense of every method, a column a retention up to `most`."""
+    """Loss above dense and divergence from it of every method, a column a retention up to `most`."""
     rows = rows_of(name)
     whole = attending_to_all(rows).method
     rows = rows[(rows.retention <= most) | rows.method.isin(whole)]
     losses, marks = loss_cells(rows)
+    divergences = rows[rows.metric == "kl_divergence"].set_index(["method", "retention"])
+    cells = {at: f"{loss} · {divergences.value[at]:.3f}" for at, loss in losses.items()}
     retentions = sorted({at for _, at in losses})
     lines = [
-        [f"`{method}`", *(losses.get((method, at), "") for at in retentions)]
-        for method in dict.fromkeys(name for name, _ in losses)
+        [f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in dict.fromkeys(name for name, _ in losses)
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    header = ["loss above dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")
+    header = ["loss above dense · KL from dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
+    n = f"n = {windows} windows, ± one standard error, paired; KL over {int(divergences.n.iloc[0])} tokens{marks}"
+    return table(header, lines, name, n)
 
 
 def top_p() -> str:
