@@ -114,9 +114,8 @@ def _losses(name: str, most: float = 0.5) -> str:
     divergences = rows[rows.metric == "kl_divergence"].set_index(["method", "retention"])
     cells = {at: f"{loss} · {divergences.value[at]:.3f}" for at, loss in losses.items()}
     retentions = sorted({at for _, at in losses})
-    lines = [
-        [f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in dict.fromkeys(name for name, _ in losses)
-    ]
+    methods = dict.fromkeys(name for name, _ in losses)
+    lines = [[f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in methods]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense · KL from dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
     n = f"n = {windows} windows, ± one standard error, paired; KL over {int(divergences.n.iloc[0])} tokens{marks}"
