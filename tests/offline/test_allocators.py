@@ -9,6 +9,7 @@ from shadowattn.errors import InputError
 from shadowattn.offline import allocate
 from shadowattn.offline.allocators.error_greedy import ErrorGreedy, spend
 from shadowattn.offline.allocators.paper import Paper
+from shadowattn.offline.allocators.mixed import Mixed
 from shadowattn.offline.allocators.waterfill import Waterfill, fill
 from shadowattn.offline.artifact_files import write_retention
 from shadowattn.types import Sensitivity
@@ -141,6 +142,20 @@ def test_error_greedy_by_hand():
     assert spend((0.0, 0.5, 1.0), [(4.0, 0.0, 0.0), (2.0, 1.0, 0.0)], 0.75) == pytest.approx([0.5, 1.0])
 
 
+@given(measured=importances(), retention=st.floats(0.1, 1.0), share=st.floats(0.01, 0.99), data=st.data())
+def test_a_mix_lies_between_its_two_parts_and_keeps_the_mean(measured, retention, share, data):
+    head_ppl, layer_ppl, base_ppl = measured
+    costs = st.lists(st.floats(0, 10), min_size=3, max_size=3).map(lambda values: tuple(sorted(values, reverse=True)))
+    found = Sensitivity((0.1, 0.5, 1.0), tuple(tuple(data.draw(costs) for _ in layer) for layer in head_ppl), "error", 64)
+    how = {"base_ppl": base_ppl, "retention": retention}
+    mixed = Mixed(share, "error", sensitivity=found).allocate(head_ppl, layer_ppl, **how)
+    parts = ErrorGreedy("error", found).allocate(head_ppl, layer_ppl, **how), Waterfill().allocate(head_ppl, layer_ppl, **how)
+    kept, *ends = ([value for layer in table for value in layer] for table in (mixed, *parts))
+    assert sum(kept) / len(kept) == pytest.approx(retention)
+    for value, *two in zip(kept, *ends, strict=True):
+        assert min(two) - 1e-12 <= value <= max(two) + 1e-12
+
+
 def test_error_greedy_through_allocate():
     costs = tuple(tuple((scale, scale / 4, 0.0) for scale in row) for row in ((8.0, 1.0), (1.0, 1.0)))
     found = Sensitivity((0.1, 0.5, 1.0), costs, "error", 64)
@@ -246,7 +261,7 @@ def test_waterfill_of_all_equal_heads_is_uniform():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "best"}, "expected one of artifact, error_greedy, file, first_layers_dense, paper, uniform, waterfill"),
+        ({"method": "best"}, "expected one of artifact, error_greedy, file, first_layers_dense, mixed, paper, uniform, waterfill"),
         ({"retention": 0.0}, r"in \(0, 1\]"),
         ({"retention": 1.5}, r"in \(0, 1\]"),
         ({"head_ppl": [[1.0, 2.0], [1.0]]}, "importance"),
@@ -258,6 +273,8 @@ def test_waterfill_of_all_equal_heads_is_uniform():
         ({"method": "paper", "metric": "accuracy"}, "loss or perplexity"),
         ({"method": "paper", "clamp": 0.0}, "positive clamp"),
         ({"method": "error_greedy"}, "measured sensitivity"),
+        ({"method": "mixed"}, "measured sensitivity"),
+        ({"method": "mixed", "share": 1.0}, "above 0 and below 1"),
         ({"method": "error_greedy", "measure": "vibes"}, "expected one of error, divergence, loss"),
         ({"method": "error_greedy", "sensitivity": Sensitivity((1.0,), (((0.0,),),), "loss", 1)}, "4 heads, got 1"),
         ({"method": "file"}, "allocator.path=FILE"),
