@@ -579,7 +579,7 @@ def test_whole_attention_that_makes_no_sense_is_refused(run, capsys, given, mess
 
 
 def test_outliers_of_every_head(run):
-    few = ["evaluation.windows=1", "study.calibration_windows=1", "study.calibration_tokens=[16,64]"]
+    few = ["evaluation.windows=1", "study.calibration_windows=1", "study.calibration_tokens=[16,64]", "study.loss_windows=2"]
     folder = run("study_outliers", "+exp=study_outliers", *few)
     rows = rows_of(folder)
     heads = rows[(rows.metric == "output_error") & (rows.layer >= 0)].groupby("method").size()
@@ -587,6 +587,9 @@ def test_outliers_of_every_head(run):
     shorter = {f"npu_full, calibrated at {tokens} tokens" for tokens in (16, 64)}
     assert {"npu_full", "npu_full, both", "qkv, offset", "npu_full_log2", "npu_full_per_head", *shorter} <= set(heads.index)
     assert (folder / "study_outliers.png").is_file()
+    increases = rows[rows.metric == "loss_increase"].set_index("method").value
+    assert set(increases.index) == {"qkv", "npu_full", "qkv, equalised", "npu_full, equalised"}
+    assert increases["npu_full"] != increases["npu_full, equalised"]
 
 
 @pytest.mark.parametrize(

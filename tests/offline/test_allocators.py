@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from shadowattn.errors import InputError
 from shadowattn.offline import allocate
 from shadowattn.offline.allocators.error_greedy import ErrorGreedy, spend
-from shadowattn.offline.allocators.paper import Paper
 from shadowattn.offline.allocators.mixed import Mixed
+from shadowattn.offline.allocators.paper import Paper
 from shadowattn.offline.allocators.waterfill import Waterfill, fill
 from shadowattn.offline.artifact_files import write_retention
 from shadowattn.types import Sensitivity
@@ -261,7 +261,10 @@ def test_waterfill_of_all_equal_heads_is_uniform():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "best"}, "expected one of artifact, error_greedy, file, first_layers_dense, mixed, paper, uniform, waterfill"),
+        (
+            {"method": "best"},
+            "artifact, error_greedy, file, first_layers_dense, mixed, paper, uniform, waterfill",
+        ),
         ({"retention": 0.0}, r"in \(0, 1\]"),
         ({"retention": 1.5}, r"in \(0, 1\]"),
         ({"head_ppl": [[1.0, 2.0], [1.0]]}, "importance"),
