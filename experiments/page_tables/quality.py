@@ -65,6 +65,11 @@ def headline_qwen2_5_coder() -> str:
     return _losses("headline_qwen2_5_coder")
 
 
+def published_profile() -> str:
+    """Loss of the profile published for Qwen2-1.5B on a sibling of it."""
+    return _losses("published_profile_qwen2_5_coder")
+
+
 _SIZES = {
     "sweep_retention": ("bundled, 5.4 million", "held-out code"),
     "headline_wikitext": ("SmolLM2, 135 million", "WikiText-2"),

@@ -1,5 +1,7 @@
 """Lists that rows of a block share."""
 
+import pandas as pd
+
 from experiments.page_tables.common import INCREASE, dash, rows_of, source, table
 from shadowattn.reporting.verdicts import gains
 
@@ -41,11 +43,31 @@ def sharing() -> str:
         names = [name for name, block in blocks.items() if name.replace(f"_{block}", "") == kind]
         cells = (comparisons.loc[name] for name in names)
         label = f"`{score}`, lists without the block's own keys" if kind.endswith("_without_own") else f"`{score}`"
-        lines.append([label, *(f"{-cell.gain:+.3f} ({-cell.high:+.3f} … {-cell.low:+.3f})" for cell in cells)])
+        lines.append([label, *map(_loss_and_interval, cells)])
     at = comparisons.retention.iloc[0]
     header = [f"loss above per-row lists at {at:.0%} of the keys, nat", *(f"{block} rows" for block in sorted(blocks.unique()))]
     n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
     return table(header, lines, "study_query_block_smollm2", n)
+
+
+def sharing_retentions() -> str:
+    """What pooled probabilities lose on SmolLM2 above per-row lists, by the rows of a list and the retention."""
+    rows = rows_of("study_query_block_smollm2_more")
+    comparisons = gains(rows)
+    comparisons = comparisons[comparisons.rival == "per_row"].set_index(["method", "retention"])
+    blocks = rows[rows.query_block > 1].drop_duplicates("method").set_index("method").query_block.sort_values()
+    retentions = sorted(comparisons.index.unique("retention"))
+    lines = [
+        [f"{block} rows", *(_loss_and_interval(comparisons.loc[(method, at)]) for at in retentions)]
+        for method, block in blocks.items()
+    ]
+    header = ["loss above per-row lists, nat", *(f"{at:.0%} of the keys" for at in retentions)]
+    n = f"`probability`, 95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
+    return table(header, lines, "study_query_block_smollm2_more", n)
+
+
+def _loss_and_interval(comparison: pd.Series) -> str:
+    return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f})"
 
 
 _OVERLAPS = ("study_overlap_maps", "study_overlap_maps_smollm2")
