@@ -32,40 +32,40 @@ class BlockSizes:
 
 def pre_graph(sizes: BlockSizes, form: BlockForm, tensors: Mapping[str, Tensor]) -> ov.Model:
     """`hidden` [1, rows, E] → `qkv` [1, rows, (H + 2G)·D]: RMS norm and the three projections as one."""
-    given = _Given(form, tensors)
+    given = Given(form, tensors)
     hidden = given.activations("hidden", sizes.rows, sizes.hidden)
-    qkv = given.projection("qkv", _normed(hidden, given.tensor("input_norm"), sizes.norm_eps))
+    qkv = given.projection("qkv", normed(hidden, given.tensor("input_norm"), sizes.norm_eps))
     return given.model(qkv, "qkv")
 
 
 def post_graph(sizes: BlockSizes, form: BlockForm, tensors: Mapping[str, Tensor]) -> ov.Model:
     """`attended` [1, rows, H·D] and `residual` [1, rows, E] → `hidden` [1, rows, E]: output projection, MLP, both residuals."""
-    given = _Given(form, tensors)
+    given = Given(form, tensors)
     attended = given.activations("attended", sizes.rows, sizes.attended)
     residual = given.activations("residual", sizes.rows, sizes.hidden)
     x = op.add(residual, given.projection("out", attended))
-    normed = _normed(x, given.tensor("mlp_norm"), sizes.norm_eps)
+    normed = normed(x, given.tensor("mlp_norm"), sizes.norm_eps)
     gate = given.projection("gate", normed)
     active = op.relu(gate) if sizes.activation == "relu" else op.swish(gate)
     out = given.projection("down", op.multiply(active, given.projection("up", normed)))
     return given.model(op.add(x, out), "hidden")
 
 
-class _Given:
+class Given:
     """The inputs of a graph that is being built; its weights are constants, or inputs too."""
 
     def __init__(self, form: BlockForm, tensors: Mapping[str, Tensor]):
         self._form, self._tensors = form, tensors
-        self._parameters: list = []
+        self.parameters: list = []
 
     def activations(self, name: str, rows: int, channels: int):
-        return self._input(name, [1, rows, channels], _F32)
+        return self.input(name, [1, rows, channels], _F32)
 
     def tensor(self, name: str):
         value = self._tensors[name]
         if self._form.weights == "constants":
             return op.constant(value.numpy())
-        return self._input(name, list(value.shape), _TYPES[str(value.dtype)])
+        return self.input(name, list(value.shape), _TYPES[str(value.dtype)])
 
     def projection(self, name: str, x):
         """x @ weightᵀ, and the bias where there is one."""
@@ -83,16 +83,16 @@ class _Given:
 
     def model(self, output, name: str) -> ov.Model:
         output.output(0).set_names({name})
-        return ov.Model([op.result(output)], self._parameters, name)
+        return ov.Model([op.result(output)], self.parameters, name)
 
-    def _input(self, name: str, shape: list[int], dtype: ov.Type):
+    def input(self, name: str, shape: list[int], dtype: ov.Type):
         parameter = op.parameter(shape, dtype, name)
         parameter.output(0).set_names({name})
-        self._parameters.append(parameter)
+        self.parameters.append(parameter)
         return parameter
 
 
-def _normed(x, weight, eps: float):
+def normed(x, weight, eps: float):
     """RMS norm over the channels."""
     mean = op.reduce_mean(op.multiply(x, x), op.constant(np.int64([-1])), keep_dims=True)
     return op.multiply(op.divide(x, op.sqrt(op.add(mean, op.constant(np.float32(eps))))), weight)
