@@ -44,10 +44,10 @@ def post_graph(sizes: BlockSizes, form: BlockForm, tensors: Mapping[str, Tensor]
     attended = given.activations("attended", sizes.rows, sizes.attended)
     residual = given.activations("residual", sizes.rows, sizes.hidden)
     x = op.add(residual, given.projection("out", attended))
-    normed = normed(x, given.tensor("mlp_norm"), sizes.norm_eps)
-    gate = given.projection("gate", normed)
+    hidden = normed(x, given.tensor("mlp_norm"), sizes.norm_eps)
+    gate = given.projection("gate", hidden)
     active = op.relu(gate) if sizes.activation == "relu" else op.swish(gate)
-    out = given.projection("down", op.multiply(active, given.projection("up", normed)))
+    out = given.projection("down", op.multiply(active, given.projection("up", hidden)))
     return given.model(op.add(x, out), "hidden")
 
 

@@ -1,8 +1,8 @@
 """A decoder's layers with dense attention as static graphs: all in one, one for each, one for all, or the body of a loop.
 
-What `+exp=study_ir_reuse` compares. Inputs of every form: `hidden` [1, R, E]; `mask` [1, 1, 1, R, P + R], added to the products of
-Q and K; `cos` and `sin` [1, R, 1, D], the first half of `sin` negative; keys and values of P earlier tokens. R rows; H query and G
-key/value heads of D; E hidden. Outputs: `hidden`, and of every layer the R new keys and values [1, G, R, D].
+What `+exp=study_ir_reuse` compares. Inputs of every form: `hidden` [1, R, E]; `mask` [1, 1, 1, R, P + R], added to the products
+of Q and K; `cos` and `sin` [1, R, 1, D], the first half of `sin` negative; keys and values of P earlier tokens. R rows; H query
+and G key/value heads of D; E hidden. Outputs: `hidden`, and of every layer the R new keys and values [1, G, R, D].
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,9 @@ class StepSizes:
     def of(cls, decoder: Decoder, *, rows: int, past: int) -> "StepSizes":
         """Raises `InputError` on a decoder that norms Q and K: these graphs have no such norm."""
         if decoder.layers[0].q_norm is not None:
-            raise InputError("layers: expected a decoder without norms of Q and K (Llama, Qwen2), got one with them; use another shape")
+            raise InputError(
+                "layers: expected a decoder without norms of Q and K (Llama, Qwen2), got one with them; use another shape"
+            )
         shape = decoder.shape
         attended = shape.heads * shape.head_dim
         blocks = BlockSizes(rows, decoder.hidden, attended, decoder.activation, decoder.norm_eps)
@@ -65,7 +67,7 @@ def one_graph(sizes: StepSizes, layers: Sequence[Mapping[str, Tensor]]) -> ov.Mo
         x, *present = _layer(given, sizes, common, x, key, value)
         common.parameters += given.parameters
         made += [_named(part, f"present.{index}.{kind}") for part, kind in zip(present, ("key", "value"), strict=True)]
-    return ov.Model([_named(x, "hidden"), *made], common.parameters, "layers")
+    return _model([_named(x, "hidden"), *made], common.parameters)
 
 
 def shared_graph(sizes: StepSizes, tensors: Mapping[str, Tensor]) -> ov.Model:
@@ -74,7 +76,7 @@ def shared_graph(sizes: StepSizes, tensors: Mapping[str, Tensor]) -> ov.Model:
     key, value = (given.input(f"past.{kind}", sizes.cached, _F32) for kind in ("key", "value"))
     x, *present = _layer(given, sizes, common, common.hidden, key, value)
     made = [_named(part, f"present.{kind}") for part, kind in zip(present, ("key", "value"), strict=True)]
-    return ov.Model([_named(x, "hidden"), *made], common.parameters + given.parameters, "layer")
+    return _model([_named(x, "hidden"), *made], common.parameters + given.parameters)
 
 
 def loop_graph(sizes: StepSizes, layers: Sequence[Mapping[str, Tensor]]) -> ov.Model:
@@ -98,7 +100,10 @@ def loop_graph(sizes: StepSizes, layers: Sequence[Mapping[str, Tensor]]) -> ov.M
         loop.set_sliced_input(parameter, of.output(0), 0, 1, 1, -1, 0)
     out = loop.get_iter_value(body_results[0].output(0), -1)
     made = [loop.get_concatenated_slices(result.output(0), 0, 1, 1, -1, 0) for result in body_results[1:]]
-    results = [_named(out, "hidden"), *(_named(part, f"present.{kind}") for part, kind in zip(made, ("key", "value"), strict=True))]
+    results = [
+        _named(out, "hidden"),
+        *(_named(part, f"present.{kind}") for part, kind in zip(made, ("key", "value"), strict=True)),
+    ]
     return ov.Model(results, [*outer.parameters, *past.values()], "loop")
 
 
@@ -156,3 +161,14 @@ def _named(output, name: str):
     result = op.result(output)
     result.output(0).set_names({name})
     return result
+
+
+def _model(results: list, parameters: list) -> ov.Model:
+    return fixed_names(ov.Model(results, parameters, "layers"))
+
+
+def fixed_names(model: ov.Model) -> ov.Model:
+    """The model with nodes named by their order, so that a cache, or a plan by names, knows it again when it is built anew."""
+    for number, node in enumerate(model.get_ordered_ops()):
+        node.set_friendly_name(f"{node.get_type_name()}_{number}")
+    return model

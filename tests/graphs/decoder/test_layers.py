@@ -44,7 +44,9 @@ def close(found, expected):
 def test_all_layers_in_one_graph(step):
     decoder, sizes, inputs, past, hidden, new_keys = step
     model = core().compile_model(one_graph(sizes, step_tensors(decoder)), "CPU", FLOAT)
-    cached = {f"past.{layer}.{kind}": x for layer, pair in enumerate(past) for kind, x in zip(("key", "value"), pair, strict=True)}
+    cached = {
+        f"past.{layer}.{kind}": x for layer, pair in enumerate(past) for kind, x in zip(("key", "value"), pair, strict=True)
+    }
     out = model(inputs | cached)
     close(out["hidden"], hidden)
     for layer, keys in enumerate(new_keys):

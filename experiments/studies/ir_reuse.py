@@ -1,0 +1,168 @@
+"""How a decoder becomes graphs for an NPU, and what each way costs: compiling, memory, cached loads, and a step.
+
+A form is compiled in a process of its own; then the whole graph is compiled beside it, and both take turns on the same step. Four
+forms are of the layers alone, as `graphs.decoder.layers` builds them. The others are of the graph that transformers' model is
+converted to, embedding and output layer included: as NPUW cuts it, and whole (`converted`).
+"""
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+
+from experiments.lab import Lab
+from experiments.own_process import check_memory, in_own_process, resident_bytes
+from experiments.progress import bar, say
+from experiments.refusals import check_choice, check_count
+from experiments.studies.base import Study
+from experiments.studies.ir_forms import BUILDERS, OF_CONVERTED, Parts, Step, base_of
+from shadowattn.errors import InputError
+from shadowattn.interleave import interleave
+from shadowattn.models.known import KNOWN_MODELS
+from shadowattn.reporting.figures.ir_reuse import draw as draw_ir_reuse
+from shadowattn.reporting.rows import SpreadRow
+
+FORMS = tuple(BUILDERS)
+PHASES = ("decode", "prefill")
+_TOLERANCE = 2e-3  # of the largest value; other orders of summation
+_LEGEND = (
+    "graphs: compiled bodies; calls: of them in a step; outputs: tensors that leave a call, in a step\n"
+    "compile, cached: seconds without and with what an earlier compilation left (OpenVINO's cache; of NPUW its plan)\n"
+    "memory: held after compiling; step: times that of the whole graph, `converted` for NPUW, both taking turns"
+)
+
+
+@dataclass(frozen=True)
+class ReuseRow(SpreadRow):
+    """A row about one form of a decoder of `layers` layers, in one `phase`; `plan`: how NPUW grouped it."""
+
+    layers: int = 0
+    phase: str = ""
+    plan: str = ""
+    threads: int = 0
+
+
+@dataclass
+class Measured:
+    """What a form took; `seconds` of the form and of the whole graph by turns."""
+
+    graphs: int
+    calls: int
+    outputs: int
+    plan: str
+    compile_s: float
+    cached_s: float
+    held_bytes: int
+    seconds: list[float]
+    whole_seconds: list[float]
+
+
+@dataclass(frozen=True)
+class IrReuse(Study):
+    """Every one of `forms` with each number of `layers` of `shape`, in decoding and in a prefill chunk of `chunk_tokens`.
+
+    Steps go behind `past` tokens, for `rounds` rounds. `hidden`: another width than the shape's own.
+    """
+
+    forms: list[str] = field(default_factory=lambda: list(FORMS))
+    layers: list[int] = field(default_factory=lambda: [6, 12, 24])
+    shape: str = "qwen2_0_5b"
+    hidden: int | None = None
+    chunk_tokens: int = 128
+    past: int = 1024
+    rounds: int = 7
+    needs: ClassVar[tuple[str, ...]] = ("threads",)
+    headline: ClassVar[tuple[str, ...]] = ("compile_s", "step_times_whole")
+
+    def __post_init__(self):
+        check_choice("study.shape", self.shape, tuple(KNOWN_MODELS))
+        for name in ("forms", "layers"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise InputError(f"study.{name}: expected one or more, each once, got {values}")
+        for form in self.forms:
+            check_choice("study.forms", form, FORMS)
+        check_count("study.layers", min(self.layers), least=2)
+        for name in ("chunk_tokens", "past", "rounds"):
+            check_count(f"study.{name}", getattr(self, name))
+
+    def check(self, lab: Lab) -> None:
+        check_memory("this study measures it; run it on Linux")
+
+    def measure(self, lab: Lab) -> list[ReuseRow]:
+        units, rows = lab.units("cells"), []
+        row = replace(lab.timing_row(ReuseRow), model=f"random-{self.shape}", context_tokens=self.past, n=self.rounds)
+        row = replace(row, threads=torch.get_num_threads())
+        cells = [(phase, layers, form) for phase in PHASES for layers in self.layers for form in self.forms]
+        say(f"graphs: {len(self.forms)} forms of {self.shape}, {', '.join(map(str, self.layers))} layers, {len(cells)} cells")
+        for phase, layers, form in bar(cells, "forms"):
+            step = Step(self.shape, layers, self.hidden, 1 if phase == "decode" else self.chunk_tokens, self.past)
+            cell = partial(in_own_process, measure_form, form, step, self.rounds)
+            measured = Measured(**units.get(f"{phase}-{layers}-{form}", lambda cell=cell: asdict(cell())))
+            rows += _rows(
+                replace(row, method=form, layers=layers, phase=phase, plan=measured.plan, chunk_rows=step.rows), measured
+            )
+        return rows
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"ir_reuse": draw_ir_reuse(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A line a phase and form, of the most layers."""
+        most = rows[rows.layers == rows.layers.max()]
+        values = most.pivot_table(index=["phase", "method"], columns="metric", values="value", sort=False)
+        plans = most.drop_duplicates(["phase", "method"]).set_index(["phase", "method"]).plan.fillna("")
+        table = Table(title=f"{title} · {int(most.layers.iloc[0])} layers", title_justify="left")
+        for heading in ("phase", "form", "groups", "graphs", "calls", "outputs", "compile, s", "cached, s", "memory, MB", "step"):
+            table.add_column(heading, justify="left" if heading in ("phase", "form", "groups") else "right")
+        for (phase, form), at in values.iterrows():
+            counts = (f"{at[name]:.0f}" for name in ("graphs", "calls", "outputs"))
+            times = f"{at.compile_s:.2f}", f"{at.cached_s:.2f}", f"{at.held_bytes / 1e6:.0f}", f"{at.step_times_whole:.2f}"
+            table.add_row(phase, form, plans[phase, form], *counts, *times)
+        return Group(table, _LEGEND)
+
+
+def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
+    once = {"graphs": "1", "calls": "1", "outputs": "1", "compile_s": "s", "cached_s": "s", "held_bytes": "bytes"}
+    rows = []
+    for metric, unit in once.items():
+        value = float(getattr(measured, metric))
+        rows.append(replace(row, metric=metric, unit=unit, n=1, value=value, low=value, high=value))
+    ratios = np.divide(measured.seconds, measured.whole_seconds)
+    for metric, unit, values in (("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)):
+        low, median, high = (float(x) for x in np.percentile(values, (25, 50, 75)))
+        rows.append(replace(row, metric=metric, unit=unit, value=median, low=low, high=high))
+    return rows
+
+
+def measure_form(form: str, step: Step, rounds: int) -> Measured:
+    """Compiles the form, then the whole graph, and lets both take turns. Raises `RuntimeError` where they disagree."""
+    parts = Parts.of(step)
+    if form in OF_CONVERTED:
+        _ = parts.converted  # tracing the model is no part of compiling
+    with tempfile.TemporaryDirectory() as folder:
+        before, start = resident_bytes(), time.perf_counter()
+        run, counts = BUILDERS[form](parts, Path(folder))
+        compile_s = time.perf_counter() - start
+        found = run()  # what is allocated at the first step is the form's too
+        held = resident_bytes() - before
+        start = time.perf_counter()
+        BUILDERS[form](parts, Path(folder))
+        cached_s = time.perf_counter() - start
+    whole = base_of(form, parts)
+    expected = whole()
+    if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
+        raise RuntimeError(f"{form}: its output differs from the whole graph's by {np.abs(found - expected).max():.3g}")
+    times = interleave({"form": run, "whole": whole}, rounds=rounds, warmup=1)
+    seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
+    costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
+    return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)
