@@ -75,3 +75,22 @@ def roofline() -> str:
     shown = ", ".join(f"{row.metric} {row.value:.0f} {row.unit}" for row in peaks.itertuples())
     first = stages.iloc[0]
     return table(header, lines, "roofline", f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds; {shown}")
+
+
+def ir_reuse() -> str:
+    """Groups, graphs and calls of every way to make graphs of a decoder, and what they cost, of the most layers measured."""
+    rows = rows_of("study_ir_reuse")
+    most = rows[rows.layers == rows.layers.max()]
+    cells = most.set_index(["phase", "method", "metric"]).value
+    plans = most[most.phase == "decode"].drop_duplicates("method").set_index("method").plan.fillna("")
+    lines = []
+    for form in dict.fromkeys(most.method):
+        here, chunk = cells["decode", form], cells["prefill", form]
+        counts = [f"{here[name]:.0f}" for name in ("graphs", "calls", "outputs")]
+        costs = f"{here['compile_s']:.2f}", f"{here['cached_s']:.2f}", f"{here['held_bytes'] / 1e6:.0f}"
+        lines.append([form, plans[form], *counts, *costs, *(f"{of['step_times_whole']:.2f}" for of in (here, chunk))])
+    header = ["form", "groups", "graphs", "calls", "outputs of calls", "compile, s", "cached, s", "memory, MB"]
+    header += ["decoding step, times whole", "prefill chunk, times whole"]
+    first, chunk_rows = most[most.metric == "step_s"].iloc[0], int(most.chunk_rows.max())
+    n = f"{first.layers} layers, {chunk_rows} rows a chunk behind {first.context_tokens} tokens, medians of {first.n} steps"
+    return table(header, lines, "study_ir_reuse", f"{first.model}, {n}; graphs to memory: of decoding")
