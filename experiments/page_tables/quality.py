@@ -115,7 +115,8 @@ def _losses(name: str, most: float = 0.5) -> str:
     cells = {at: f"{loss} · {divergences.value[at]:.3f}" for at, loss in losses.items()}
     retentions = sorted({at for _, at in losses})
     lines = [
-        [f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in dict.fromkeys(name for name, _ in losses)
+        [f"`{method}`", *(cells.get((method, at), "") for at in retentions)]
+        for method in dict.fromkeys(name for name, _ in losses)
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense · KL from dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]

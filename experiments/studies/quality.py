@@ -51,6 +51,8 @@ _UNITS = {
     "loss_increase_high": "nat",
     "kl_divergence": "nat",
     "first_divergent_token": "tokens",
+    "first_divergent_token_min": "tokens",
+    "first_divergent_token_max": "tokens",
 }
 # Method and retention.
 CellName = tuple[str, float]
@@ -202,19 +204,24 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
     overlaps = {metric: cell.fidelity.get(metric) for metric in OVERLAPS}
-    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, **overlaps)
+    error = paired_error(cell.window_losses, dense.window_losses)
+    flag = quality_flag(
+        loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, windows=len(windows), increase_error=error, method=method,
+        **overlaps,
+    )  # fmt: skip
     predicted = windows.numel() - len(windows)
     rows = [
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
-        replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
+        replace(row, metric="loss_increase_error", value=error, n=len(windows)),
     ]
     rows += _interval_rows(row, cell, dense)
-    observed = windows[: lab.of("evaluation").fidelity_windows].numel()
-    rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
-    generated = lab.of("evaluation").fidelity_windows * lab.of("evaluation").generated_tokens
-    rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
+    observed = windows[: lab.of("evaluation").fidelity_windows]
+    rows += [replace(row, metric=metric, value=value, n=observed.numel()) for metric, value in cell.fidelity.items()]
+    generated = len(observed) * lab.of("evaluation").generated_tokens
+    for metric, value in cell.generation.items():  # a share of tokens; all else is one figure a prompt
+        rows.append(replace(row, metric=metric, value=value, n=generated if metric == "divergent_tokens" else len(observed)))
     rows += _score_rows(lab.asked, row, cell, dense)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
 
@@ -291,7 +298,8 @@ def answer_flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _dense_rows(lab: Lab, row: QualityRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
-    row = replace(row, flag=quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor))
+    flag = quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor, windows=len(windows), increase_error=0.0)
+    row = replace(row, flag=flag)
     return [
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),

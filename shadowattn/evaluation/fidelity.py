@@ -39,6 +39,7 @@ class Fidelity:
 
     `mass_recall`: share of dense attention's probability that falls on the kept keys, mean over rows and heads.
     `topk_overlap`: share of the exact top-k (same budget, same granularity) that the estimate found, over sparse heads.
+    `worst_head_overlap`: the same of the head that is served worst.
     `row_overlap`, where rows share lists: share of each row's own exact top-k, of as many keys as it attends to, that its list
     holds. Lists by exact scores have it below 1: it is what sharing misses, with what the estimate does.
     `output_error`: ‖sparse − dense‖ / ‖dense‖ of the attention outputs, over all heads.
@@ -46,7 +47,8 @@ class Fidelity:
 
     def __init__(self):
         self._mass = self._rows = 0.0
-        self._common = self._kept = self._own = self._shared = 0
+        self._own = self._shared = 0
+        self._found: dict[tuple[int, int], list[int]] = {}  # by layer and head: keys of the exact top-k that were found, and all
         self._output = OutputError()
 
     def __call__(self, seen: Attended) -> None:
@@ -63,8 +65,11 @@ class Fidelity:
             lists = replace(lists, indptr=seen.selection.indptr)
         best = _as_mask(_Exact().select(chunk, seen.rule, lists, kernels), chunk.keys)  # by the same rule
         kept = _as_mask(seen.selection, chunk.keys)
-        self._kept += int(best.count_nonzero())
-        self._common += int(best.logical_and_(kept).count_nonzero())
+        wanted = best.flatten(1).count_nonzero(1).tolist()
+        found = best.logical_and_(kept).flatten(1).count_nonzero(1).tolist()
+        for head, *counts in zip(chunk.heads.ids.tolist(), found, wanted, strict=True):
+            sums = self._found.setdefault((chunk.layer, head), [0, 0])
+            sums[:] = (one + more for one, more in zip(sums, counts, strict=True))
         if seen.rule.query_block > 1:
             own = _as_mask(_own_best(chunk, seen.rule, kept.sum(-1), kernels), chunk.keys)
             self._shared += int(own.count_nonzero())
@@ -75,11 +80,13 @@ class Fidelity:
 
     def metrics(self) -> dict[str, float]:
         """The figures by name; empty where no chunk took the sparse path."""
-        if not self._kept:
+        if not self._found:
             return {}
+        found, wanted = (sum(sums) for sums in zip(*self._found.values(), strict=True))
         return {
             "mass_recall": self._mass / self._rows,
-            "topk_overlap": self._common / self._kept,
+            "topk_overlap": found / wanted,
+            "worst_head_overlap": min(head_found / head_wanted for head_found, head_wanted in self._found.values()),
             **({"row_overlap": self._own / self._shared} if self._shared else {}),
             **self._output.metrics(),
         }

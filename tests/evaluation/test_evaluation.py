@@ -71,6 +71,7 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     ):
         model(ids)
     mass = common = kept_keys = own = attended = error = norm = rows = 0.0
+    by_head: dict[tuple[int, int], list[float]] = {}
     for one in seen:
         chunk, offset = one.chunk, one.chunk.first_position
         scores, visible = _scores(chunk.q, chunk.k, chunk.v, offset)
@@ -84,6 +85,10 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         rows += weights.shape[0] * weights.shape[1]
         common += int((kept & best).sum())
         kept_keys += int(best.sum())
+        for head, one_kept, one_best in zip(chunk.heads.ids.tolist(), kept, best, strict=True):
+            sums = by_head.setdefault((chunk.layer, head), [0.0, 0.0])
+            sums[0] += int((one_kept & one_best).sum())
+            sums[1] += int(one_best.sum())
         places = scores.masked_fill(hidden, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
         own += int((kept & (places < kept.sum(-1, keepdim=True))).sum())
         attended += int(kept.sum())
@@ -92,6 +97,9 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     metrics = fidelity.metrics()
     assert metrics["mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
     assert metrics["topk_overlap"] == pytest.approx(common / kept_keys)
+    assert len(by_head) == 8
+    assert metrics["worst_head_overlap"] == pytest.approx(min(found / wanted for found, wanted in by_head.values()))
+    assert metrics["worst_head_overlap"] < metrics["topk_overlap"]
     assert metrics.get("row_overlap", metrics["topk_overlap"]) == pytest.approx(own / attended)
     assert ("row_overlap" in metrics) == (query_block > 1)
     assert metrics["output_error"] == pytest.approx((error / norm) ** 0.5, rel=1e-4)
