@@ -188,7 +188,7 @@ def estimators_answers_smollm2() -> str:
 def estimators_divergence_smollm2() -> str:
     """What SmolLM2 would write with the keys of every estimator, beside the fidelity of its attention."""
     rows = rows_of("compare_estimators_wikitext")
-    metrics = {"divergent_tokens": ".0%", "kl_divergence": ".3f", "mass_recall": ".3f", "topk_overlap": ".3f"}
+    metrics = {metric: form for metric, (_, form) in _FIDELITY.items() if (rows.metric == metric).any()}
     placed = ["metric", "method", "retention"]
     cells = rows[rows.metric.isin(metrics)].drop_duplicates(placed).set_index(placed).value
     retentions = sorted(rows[rows.retention < 1].retention.unique())
@@ -198,11 +198,21 @@ def estimators_divergence_smollm2() -> str:
     for method in (method for method in order if method in rows[rows.retention < 1].method.unique()):
         figures = {at: [_or_dash(cells.get((metric, method, at)), form) for metric, form in metrics.items()] for at in retentions}
         lines.append([f"`{method}`", *(" · ".join(one) + marks[method, at] for at, one in figures.items())])
-    header = ["divergent tokens · KL, nat · mass recall · top-k overlap", *(f"{at:.0%} of the keys" for at in retentions)]
+    header = [" · ".join(_FIDELITY[metric][0] for metric in metrics), *(f"{at:.0%} of the keys" for at in retentions)]
     generated, others = (rows[rows.metric == metric].iloc[0] for metric in ("divergent_tokens", "mass_recall"))
     prompts = others.n // others.context_tokens
     n = f"n = {generated.n} generated tokens of {prompts} prompts, {others.n} tokens for the others; flags of the losses{legend}"
     return table(header, lines, "compare_estimators_wikitext", n)
+
+
+_FIDELITY = {
+    "divergent_tokens": ("divergent tokens", ".0%"),
+    "kl_divergence": ("KL, nat", ".3f"),
+    "mass_recall": ("mass recall", ".3f"),
+    "topk_overlap": ("top-k overlap", ".3f"),
+    "dense_mass_recall": ("mass recall on the dense trace", ".3f"),
+    "dense_topk_overlap": ("top-k overlap on the dense trace", ".3f"),
+}
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -15,7 +15,17 @@ from rich.console import Group
 from torch import Tensor
 
 from experiments.asked import Asked
-from experiments.cells import Cell, Dense, FullAttachment, attachment, full_row, measure_cell, method_row, paired_error
+from experiments.cells import (
+    Attachment,
+    Cell,
+    Dense,
+    FullAttachment,
+    attachment,
+    full_row,
+    measure_cell,
+    method_row,
+    paired_error,
+)
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
 from experiments.progress import say
@@ -136,6 +146,10 @@ class Quality(Study):
         look = [self.look] if self.look else []
         return Group(tables.summary_table(rows, title), *look, *answer_flags(rows), verdicts.comparisons(rows))
 
+    def beside(self, lab: Lab, windows: Tensor, attached: Attachment) -> dict[str, float]:
+        """Further figures of a sparse method's fidelity, on the first windows."""
+        return {}
+
     def _cells(self, lab: Lab) -> list[Row]:
         """Rows of all cells; those finished before are not measured again. Raises `ShardDoneError` where cells are left to other
         shards."""
@@ -164,7 +178,11 @@ class Quality(Study):
             save_profile(profile, lab.folder / "profiles" / f"{key}.json")
 
             def measured(method=methods[name], profile=profile) -> dict:
-                return asdict(measure_cell(lab, windows, attachment(lab, method, profile), held_to))
+                attached = attachment(lab, method, profile)
+                cell = measure_cell(lab, windows, attached, held_to)
+                first = windows[: lab.of("evaluation").fidelity_windows]
+                beside = self.beside(lab, first, attached) if len(first) else {}
+                return asdict(replace(cell, fidelity=cell.fidelity | beside))
 
             pieces[key] = measured
         todo = sum(not units.has(key) for key in pieces)

@@ -45,6 +45,11 @@ def test_loss_and_cost_of_every_estimator(run):
     assert cost["random", 0.5] == cost["streaming", 0.5] == 0
     densities = rows[(rows.metric == "density") & (rows.retention == 0.2) & (rows.method != "dense")].value
     assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them
+    own, dense = (rows[rows.metric == f"{kind}topk_overlap"].set_index(["method", "retention"]).value for kind in ("", "dense_"))
+    assert set(dense.index) == set(own.index) == set(cost.index)
+    assert (dense["oracle"] == 1).all()
+    assert dense.between(0, 1).all()
+    assert (dense != own)[["sign1", "streaming"]].any()
     assert (folder / "cost.png").is_file()
 
 
