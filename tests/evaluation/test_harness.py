@@ -93,7 +93,7 @@ def test_likelihoods_are_those_of_a_plain_pass_inside_of_attach(tasks, method):
             else:
                 with method(loaded.model):
                     expected = [likelihood(loaded, asked["question"], choice) for choice in asked["choices"]]
-            assert [float(one) for one in got] == pytest.approx(expected, abs=1e-4)
+            assert [float(one) for one in got] == pytest.approx(expected, abs=6e-6)
     assert results["versions"] == {"choice": 1.5, "answer": 2.0, "text": 1.0}
     if method is None:
         assert model.counters.density == 1
