@@ -5,6 +5,7 @@ import pandas as pd
 from experiments.page_tables.common import dash, loss_cells, loss_marks, rows_of, table
 from experiments.studies.compare_estimators import kind_of
 from experiments.studies.estimator_speed import said_break_even
+from shadowattn.reporting.flags import EQUAL_DENSITY
 from shadowattn.reporting.style import attending_to_all
 
 
@@ -236,6 +237,11 @@ def _answers(name: str) -> str:
     return table(header, lines, name, f"n = {questions} questions, 95 % intervals (Wilson)")
 
 
+def _is_apart(density: float, usual: float) -> bool:
+    """Whether a method keeps so many more or fewer keys than most that its loss is not one at equal density."""
+    return abs(density / usual - 1) > EQUAL_DENSITY
+
+
 def _estimators(name: str) -> str:
     """A line an estimator, that of the least mean loss first."""
     rows = rows_of(name)
@@ -245,9 +251,12 @@ def _estimators(name: str) -> str:
     increase = rows[(rows.metric == "loss_increase") & rows.method.isin(costs.index)]
     read = rows[rows.metric == "estimate_bytes"].drop_duplicates("method").set_index("method").value
     errors = rows[rows.metric == "output_error"].set_index(["method", "retention"]).value
+    densities = rows[(rows.metric == "density") & rows.method.isin(costs.index)].set_index(["method", "retention"]).value
+    usual = densities.groupby("retention").median()
+    apart = {cell: f" · density {value:.3f}" for cell, value in densities.items() if _is_apart(value, usual[cell[1]])}
     lines = []
     for method in increase.groupby("method").value.mean().sort_values().index:
-        cells = (f"{losses[method, at]} · {errors[method, at]:.3f}" for at in retentions)
+        cells = (f"{losses[method, at]} · {errors[method, at]:.3f}{apart.get((method, at), '')}" for at in retentions)
         kind = costs.loc[method]
         lines.append([f"`{method}`", f"{kind.value:.4g}", f"{read[method]:.4g}", *kind_of(kind), *cells])
     header = [
