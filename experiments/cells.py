@@ -203,8 +203,7 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
     generation = {}
     if continuations:
         with attachment.attached(lab, ()):
-            diverged = divergence(model, continuations, **how)
-        generation = {"first_divergent_token": diverged.first, "divergent_tokens": diverged.share}
+            generation = divergence(model, continuations, **how).metrics()
     fidelity = observer.metrics() if observer else {}
     if divergences:
         fidelity |= {"kl_divergence": sum(divergences) / len(divergences)}

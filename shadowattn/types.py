@@ -211,7 +211,9 @@ class AblationLosses:
 class EstimateCost:
     """What ranking takes for one row of one query head and one key that it sees; what rows or heads share is divided.
 
-    `mac_bits`: multiply-accumulates times the bits of K's figures in them; `bytes`: of those figures read. Floats count 32 bits.
+    `mac_bits`: multiply-accumulates times the bits of K's figures in them, and every addition and comparison of floats, a
+    rotation's, a pooling's or a sum's, as a product of floats; `bytes`: of K's figures read for the score. Floats count 32
+    bits. Exponentials, square roots and divisions, sorting, gathers and the selection count nothing.
     """
 
     mac_bits: float
@@ -224,11 +226,23 @@ class EstimateCost:
 
     @classmethod
     def deriving(cls, macs: float, *, keys: int) -> "EstimateCost":
-        """So many float products to derive what a row and a key bring to a score, spread over the `keys` that the row sees.
+        """So many float operations to derive what a row and a key bring to a score, spread over the `keys` that the row sees.
 
-        What is derived of a key is kept with it, so that a chunk derives figures of as many keys as it has rows.
+        What is derived of a key is kept with it, so that a chunk derives figures of as many keys as it has rows. It counts for
+        every head that reads it.
         """
         return cls(mac_bits=32 * macs / keys, bytes=0.0)
+
+    @classmethod
+    def adding(cls, operations: float) -> "EstimateCost":
+        """So many float operations for each row and key on figures that are at hand."""
+        return cls(mac_bits=32 * operations, bytes=0.0)
+
+    @classmethod
+    def quantising(cls, head_dim: int, *, keys: int, offset: object | None = None) -> "EstimateCost":
+        """A row and a key as integers: the largest magnitude, and a product with the scale, of every channel; where there is an
+        `offset`, of keys less that."""
+        return cls.deriving((4 + (offset is not None)) * head_dim, keys=keys)
 
     def __add__(self, other: "EstimateCost") -> "EstimateCost":
         return EstimateCost(self.mac_bits + other.mac_bits, self.bytes + other.bytes)

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from experiments.page_tables.common import rows_of, table
+from shadowattn.reporting.flags import SAME
 
 
 def accuracy_smollm2() -> str:
@@ -26,7 +27,9 @@ def _accuracy(name: str) -> str:
         f"{task} {dense.loc[task, 'value']:.2f} (n = {dense.loc[task, 'n']})"
         for task in dense.index.difference(asked, sort=False)
     ]
-    n = "mean score, 95 % interval of dense attention's and of what a method changes, paired; = holds zero"
+    corrected = int(rows.metric.str.endswith("_change_p").sum())
+    same = f"p > 0.05 of a sign-flip test, Holm-corrected over {corrected} changes" if corrected else "holds zero, not corrected"
+    n = f"mean score, 95 % interval of dense attention's and of what a method changes, paired; = {same}"
     below = f"\n\nDense attention cannot do these, and no method was asked: {', '.join(unable)}." if unable else ""
     return table(header, lines, name, n) + below
 
@@ -35,5 +38,5 @@ def _said(value: pd.Series, changes: pd.DataFrame, cell: tuple[str, float, str])
     if cell not in changes.index:
         return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f})"
     change = changes.loc[cell]
-    same = " =" if change.low <= 0 <= change.high else ""
+    same = " =" if SAME in change.flag.split("; ") else ""
     return f"{value.value:.2f}, change {change.low:+.2f} to {change.high:+.2f}{same}"

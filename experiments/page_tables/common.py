@@ -64,16 +64,19 @@ def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
     """Loss above dense ± its standard error of every method and retention, with a mark for each flag; and what the marks say."""
     placed = rows.set_index(["method", "retention"])
     increase, error = (placed.value[placed.metric == metric] for metric in INCREASE)
-    flags = placed.flag[placed.metric == "loss_increase"].str.split("; ")
-    found = dict.fromkeys(flag for cell in increase.index for flag in flags[cell] if flag)
+    marks, legend = loss_marks(rows)
+    return {cell: f"{increase[cell]:+.3f} ± {error[cell]:.3f}{marks[cell]}" for cell in increase.index}, legend
+
+
+def loss_marks(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
+    """The marks of every method and retention, one for each flag of its loss; and what they say."""
+    flags = rows[rows.metric == "loss_increase"].set_index(["method", "retention"]).flag.str.split("; ")
+    found = dict.fromkeys(flag for cell in flags for flag in cell if flag)
     if len(found) > len(_MARKS):
         raise ValueError(f"expected at most {len(_MARKS)} different flags, got {', '.join(found)}; add marks")
     marks = dict(zip(found, _MARKS, strict=False))
-    cells = {
-        cell: f"{increase[cell]:+.3f} ± {error[cell]:.3f}" + "".join(f" {marks[flag]}" for flag in flags[cell] if flag)
-        for cell in increase.index
-    }
-    return cells, "".join(f"; {mark} {flag}" for flag, mark in marks.items())
+    said = {cell: "".join(f" {marks[flag]}" for flag in of_cell if flag) for cell, of_cell in flags.items()}
+    return said, "".join(f"; {mark} {flag}" for flag, mark in marks.items())
 
 
 def dash(value: float, digits: int) -> str:

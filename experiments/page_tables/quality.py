@@ -2,9 +2,10 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, dash, loss_cells, rows_of, table
+from experiments.page_tables.common import dash, loss_cells, loss_marks, rows_of, table
 from experiments.studies.compare_estimators import kind_of
 from experiments.studies.estimator_speed import said_break_even
+from shadowattn.reporting.flags import EQUAL_DENSITY
 from shadowattn.reporting.style import attending_to_all
 
 
@@ -133,10 +134,14 @@ def top_p() -> str:
     placed = ["method", "retention", "metric"]
     cells = rows.drop_duplicates(placed).set_index(placed).value.sort_index()
     retentions = sorted(rows.retention[rows.retention < 1].unique())
-    lines = [[words, *(_loss_and_density(cells[method, at]) for at in retentions)] for method, words in _BUDGETS.items()]
+    losses, marks = loss_cells(rows)
+    lines = [
+        [words, *(f"{losses[method, at]} · {cells[method, at]['density']:.3f}" for at in retentions)]
+        for method, words in _BUDGETS.items()
+    ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["budgets of", *(f"{at:.0%} of the keys" for at in retentions)]
-    n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows"
+    n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows{marks}"
     return table(header, lines, "study_top_p", n)
 
 
@@ -145,11 +150,6 @@ _BUDGETS = {
     "error_greedy": "heads (`error_greedy`)",
     "top_p": "rows (`estimator=top_p`)",
 }
-
-
-def _loss_and_density(cell: pd.Series) -> str:
-    loss, error = (cell[metric] for metric in INCREASE)
-    return f"{loss:+.3f} ± {error:.3f} · {cell['density']:.3f}"
 
 
 def estimators() -> str:
@@ -192,19 +192,31 @@ def estimators_answers_smollm2() -> str:
 def estimators_divergence_smollm2() -> str:
     """What SmolLM2 would write with the keys of every estimator, beside the fidelity of its attention."""
     rows = rows_of("compare_estimators_wikitext")
-    metrics = {"divergent_tokens": ".0%", "kl_divergence": ".3f", "mass_recall": ".3f", "topk_overlap": ".3f"}
+    metrics = {metric: form for metric, (_, form) in _FIDELITY.items() if (rows.metric == metric).any()}
     placed = ["metric", "method", "retention"]
     cells = rows[rows.metric.isin(metrics)].drop_duplicates(placed).set_index(placed).value
     retentions = sorted(rows[rows.retention < 1].retention.unique())
     order = cells["kl_divergence"].unstack()[retentions].mean(axis=1).sort_values().index
+    marks, legend = loss_marks(rows)
     lines = []
     for method in (method for method in order if method in rows[rows.retention < 1].method.unique()):
-        figures = ([_or_dash(cells.get((metric, method, at)), form) for metric, form in metrics.items()] for at in retentions)
-        lines.append([f"`{method}`", *(" · ".join(one) for one in figures)])
-    header = ["divergent tokens · KL, nat · mass recall · top-k overlap", *(f"{at:.0%} of the keys" for at in retentions)]
-    generated = int(rows[rows.metric == "divergent_tokens"].n.iloc[0])
-    n = f"n = {generated} generated tokens, {int(rows[rows.metric == 'mass_recall'].n.iloc[0])} tokens for the others"
+        figures = {at: [_or_dash(cells.get((metric, method, at)), form) for metric, form in metrics.items()] for at in retentions}
+        lines.append([f"`{method}`", *(" · ".join(one) + marks[method, at] for at, one in figures.items())])
+    header = [" · ".join(_FIDELITY[metric][0] for metric in metrics), *(f"{at:.0%} of the keys" for at in retentions)]
+    generated, others = (rows[rows.metric == metric].iloc[0] for metric in ("divergent_tokens", "mass_recall"))
+    prompts = others.n // others.context_tokens
+    n = f"n = {generated.n} generated tokens of {prompts} prompts, {others.n} tokens for the others; flags of the losses{legend}"
     return table(header, lines, "compare_estimators_wikitext", n)
+
+
+_FIDELITY = {
+    "divergent_tokens": ("divergent tokens", ".0%"),
+    "kl_divergence": ("KL, nat", ".3f"),
+    "mass_recall": ("mass recall", ".3f"),
+    "topk_overlap": ("top-k overlap", ".3f"),
+    "dense_mass_recall": ("mass recall on the dense trace", ".3f"),
+    "dense_topk_overlap": ("top-k overlap on the dense trace", ".3f"),
+}
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -228,6 +240,11 @@ def _answers(name: str) -> str:
     return table(header, lines, name, f"n = {questions} questions, 95 % intervals (Wilson)")
 
 
+def _is_apart(density: float, usual: float) -> bool:
+    """Whether a method keeps so many more or fewer keys than most that its loss is not one at equal density."""
+    return abs(density / usual - 1) > EQUAL_DENSITY
+
+
 def _estimators(name: str) -> str:
     """A line an estimator, that of the least mean loss first."""
     rows = rows_of(name)
@@ -235,12 +252,25 @@ def _estimators(name: str) -> str:
     losses, marks = loss_cells(rows[rows.method.isin(costs.index)])
     retentions = sorted({at for _, at in losses})
     increase = rows[(rows.metric == "loss_increase") & rows.method.isin(costs.index)]
+    read = rows[rows.metric == "estimate_bytes"].drop_duplicates("method").set_index("method").value
+    errors = rows[rows.metric == "output_error"].set_index(["method", "retention"]).value
+    densities = rows[(rows.metric == "density") & rows.method.isin(costs.index)].set_index(["method", "retention"]).value
+    usual = densities.groupby("retention").median()
+    apart = {cell: f" · density {value:.3f}" for cell, value in densities.items() if _is_apart(value, usual[cell[1]])}
     lines = []
     for method in increase.groupby("method").value.mean().sort_values().index:
-        cells = (losses[method, at] for at in retentions)
+        cells = (f"{losses[method, at]} · {errors[method, at]:.3f}{apart.get((method, at), '')}" for at in retentions)
         kind = costs.loc[method]
-        lines.append([f"`{method}`", f"{kind.value:.4g}", *kind_of(kind), *cells])
-    header = ["loss above dense, nat", "MAC × bits", "goes by", "a list for", "keys at once", "calibrated"]
+        lines.append([f"`{method}`", f"{kind.value:.4g}", f"{read[method]:.4g}", *kind_of(kind), *cells])
+    header = [
+        "loss above dense, nat · output error",
+        "MAC × bits",
+        "bytes",
+        "goes by",
+        "a list for",
+        "keys at once",
+        "calibrated",
+    ]
     header += [f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     blocks = rows[rows.metric == "block_heads"].value

@@ -15,7 +15,8 @@ from shadowattn.reporting.flags import SAME, flag_lines
 
 _LEGEND = (
     "value, its 95 % interval, and the change against dense attention on the same questions with its interval (paired)\n"
-    "= no difference from dense attention can be shown; empty: dense attention scores too little to compare methods on"
+    "= no difference from dense attention can be shown (sign-flip test, Holm-corrected over all changes of the table)\n"
+    "empty: dense attention scores too little to compare methods on"
 )
 
 
@@ -52,5 +53,5 @@ def _said(task: str, values: pd.DataFrame, changes: pd.DataFrame) -> str:
     if task not in changes.index:
         return text
     change = changes.loc[task]
-    same = " =" if change.low <= 0 <= change.high else ""
+    same = " =" if SAME in change.flag.split("; ") else ""
     return f"{text}\n{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f}){same}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from experiments.asked import Asked
@@ -16,6 +17,7 @@ from experiments.progress import bar, say
 from experiments.studies.base import Study
 from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError
+from shadowattn.evaluation.comparison import holm, sign_flip_p
 from shadowattn.evaluation.tasks import Task, mean_change, mean_score, scores
 from shadowattn.reporting.flags import difference_flags
 from shadowattn.reporting.rows import TaskRow
@@ -25,7 +27,8 @@ from shadowattn.reporting.rows import TaskRow
 class AnswerRow(TaskRow):
     """The mean score of a task's questions, and the ends `low` and `high` of its 95 % interval.
 
-    `METRIC_change` is the mean over the same questions of what a method changes against dense attention, `density` the share of
+    `METRIC_change` is the mean over the same questions of what a method changes against dense attention, `METRIC_change_p` the
+    p-value of no change, Holm-corrected over all methods, retentions and tasks of the study; `density` the share of
     the visible keys that the prompts' rows attended to, which has no interval. The metric `accuracy_at_depth` is of those
     questions alone whose line is hidden at `depth`, 0 the first line. `task` is the study's name for it.
     """
@@ -98,7 +101,7 @@ class Answers(Study):
             dense[task.key] = found["scores"]
         flags = {task.key: self._cannot(task, dense[task.key]) for task in tasks}
         able = [task for task in tasks if not flags[task.key]]
-        rows = []
+        rows, changes = [], []
         for task in tasks:
             row = replace(lab.row(AnswerRow), flag=flags[task.key])
             rows += [_row(row, task, dense[task.key]), *_depth_rows(row, task, dense[task.key])]
@@ -115,10 +118,11 @@ class Answers(Study):
                 found = units.read(f"{task.key}_{cell.key}")
                 answers = found["scores"]
                 rows += [_row(cell.row, task, answers), *_depth_rows(cell.row, task, answers)]
-                rows += _change_rows(cell.row, task, answers, dense[task.key])
+                if len(answers) > 1:  # one question has no interval
+                    changes.append((cell.row, task, answers, dense[task.key]))
                 density = replace(task.row(cell.row), metric="density", value=found["density"], n=len(answers))
                 rows.append(replace(density, low=math.nan, high=math.nan))
-        return rows
+        return rows + _change_rows(changes)
 
     def _cells(self, lab: Lab) -> list[_Cell]:
         """Those of full attention first, then retention by retention."""
@@ -182,11 +186,15 @@ def _depth_rows(row: AnswerRow, task: Asked, found: Sequence[float]) -> list[Ans
     return rows
 
 
-def _change_rows(row: AnswerRow, task: Asked, found: Sequence[float], dense: Sequence[float]) -> list[AnswerRow]:
-    """What the method changes, question by question; none where there is one question."""
-    if len(found) < 2:
-        return []
-    change = mean_change(task.metric, found, dense)
-    flags = difference_flags(change.value, change.low, change.high)
-    changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag="; ".join(flags))
-    return [replace(changed, metric=f"{changed.metric}_change")]
+def _change_rows(changes: Sequence[tuple[AnswerRow, Asked, Sequence[float], Sequence[float]]]) -> list[AnswerRow]:
+    """What each method changes of each task, question by question, by (row, task, its scores, dense attention's); and the p-value
+    of a sign-flip test, Holm-corrected over all of them, which says whether a difference can be shown."""
+    rows = []
+    corrected = holm([sign_flip_p(np.subtract(found, dense)) for _, _, found, dense in changes])
+    for (row, task, found, dense), p in zip(changes, corrected, strict=True):
+        change = mean_change(task.metric, found, dense)
+        flags = difference_flags(change.value, change.low, change.high, p)
+        changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag="; ".join(flags))
+        rows.append(replace(changed, metric=f"{changed.metric}_change"))
+        rows.append(replace(changed, metric=f"{changed.metric}_change_p", value=p, low=math.nan, high=math.nan, flag=""))
+    return rows

@@ -7,12 +7,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
+from torch import Tensor
 
-from experiments.cells import estimator_of
+from experiments.cells import Attachment, estimator_of
 from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.studies.quality import Quality, answer_flags
 from shadowattn.errors import InputError
+from shadowattn.evaluation.fidelity import measure_on_dense
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
 from shadowattn.reporting.flags import flag_lines
@@ -23,18 +25,21 @@ _SHOWN = {
     "kl_divergence": "KL, nat",
     "mass_recall": "mass recall",
     "topk_overlap": "top-k overlap",
+    "dense_mass_recall": "mass recall on the dense trace",
+    "dense_topk_overlap": "top-k overlap on the dense trace",
     "output_error": "output error",
     "divergent_tokens": "divergent tokens",
     "density": "density",
     "accuracy": "answered",
 }
 # What calibration text gives an estimator, where its name does not say it.
-_MADE = {"indexer": "trained indexer", "key_offset": "key offset"}
+_MADE = {"indexer": "trained indexer", "key_offset": "key offset", "top_p": "share of the weights"}
 _LEGEND = (
     "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context; floats count 32 bits\n"
     "goes by: whose queries or keys decide what a row keeps; later rows: of its own chunk\n"
     "a list for: who shares a ranking; keys at once: how many neighbouring keys share a score\n"
-    "calibrated: what calibration text gave the estimator"
+    "calibrated: what calibration text gave the estimator\n"
+    "on the dense trace: of dense attention's own queries and keys, the same for all; else of the sparse model's"
 )
 
 
@@ -69,6 +74,13 @@ class CompareEstimators(Quality):
     def rivals_of(self, lab: Lab) -> dict[str, str]:
         pairs = {name: rival for name, rival in _RIVALS.items() if {name, rival} <= lab.methods.keys()}
         return self.rivals or {name: rival for name, rival in pairs.items() if lab.main.name not in (name, rival)}
+
+    def beside(self, lab: Lab, windows: Tensor, attached: Attachment) -> dict[str, float]:
+        """What the estimator keeps of dense attention's own queries and keys: its ranking alone, and no drift of the model's."""
+        return measure_on_dense(
+            lab.loaded.model, windows, attached.estimator, attached.profile.retention, attached.rule,
+            chunk_tokens=lab.of("graphs").chunk_tokens, dense_above=lab.dense_above(attached.rule.query_block),
+        )  # fmt: skip
 
     def measure(self, lab: Lab) -> list[Row]:
         rows = super().measure(lab)

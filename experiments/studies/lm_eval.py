@@ -24,12 +24,14 @@ from shadowattn.errors import InputError
 from shadowattn.online.attention import Counters
 from shadowattn.reporting.flags import flag_lines
 
+_BUNDLED = Path(__file__).parents[1] / "lm_eval_tasks"
 _INSTALL = 'pip install "shadowattn[lm-eval]"'
 
 
 @dataclass(frozen=True)
 class LmEval(Study):
-    """The harness's `tasks` by name; those of a folder of one's own with `include_path`.
+    """The harness's `tasks` by name; those of a folder of one's own with `include_path`, or with `bundled` in its place those of
+    `experiments/lm_eval_tasks`.
 
     `limit` questions of each, all where it is null; `shots` examples in the prompt, null for the task's own number; `chat`: by
     the model's chat template. A prompt beyond the model's context is cut from the left, which its rows say, or with
@@ -56,7 +58,7 @@ class LmEval(Study):
             value = getattr(self, name)
             if value is not None and value < (name == "limit"):
                 raise InputError(f"study.{name}: expected a count, or null, got {value}")
-        if self.include_path is not None and not Path(self.include_path).expanduser().is_dir():
+        if self._folder is not None and not self._folder.is_dir():
             raise InputError(f"study.include_path: expected a folder of task YAMLs, got {self.include_path}")
 
     def inputs(self) -> dict[str, Any]:
@@ -65,11 +67,10 @@ class LmEval(Study):
             name: [sha256(path) for path in local_files([task.config.dataset_path, task.config.dataset_kwargs])]
             for name, task in self._loaded.items()
         }
-        if self.include_path is None:
+        if self._folder is None:
             return {"data": read}
-        folder = Path(self.include_path).expanduser()
-        own = {str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-        return {"own_tasks": own, "data": read}
+        own = [path for path in sorted(self._folder.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+        return {"own_tasks": {str(path.relative_to(self._folder)): sha256(path) for path in own}, "data": read}
 
     def check(self, lab: Lab) -> None:
         try:
@@ -157,7 +158,14 @@ class LmEval(Study):
     def _manager(self):
         from lm_eval.tasks import TaskManager
 
-        return TaskManager(include_path=self.include_path and str(Path(self.include_path).expanduser()))
+        return TaskManager(include_path=self._folder and str(self._folder))
+
+    @property
+    def _folder(self) -> Path | None:
+        """Of further tasks."""
+        if self.include_path == "bundled":
+            return _BUNDLED
+        return None if self.include_path is None else Path(self.include_path).expanduser()
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method and retention, a column a task's metric: value ± standard error, and the change against dense."""

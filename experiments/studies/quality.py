@@ -15,7 +15,17 @@ from rich.console import Group
 from torch import Tensor
 
 from experiments.asked import Asked
-from experiments.cells import Cell, Dense, FullAttachment, attachment, full_row, measure_cell, method_row, paired_error
+from experiments.cells import (
+    Attachment,
+    Cell,
+    Dense,
+    FullAttachment,
+    attachment,
+    full_row,
+    measure_cell,
+    method_row,
+    paired_error,
+)
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
 from experiments.progress import say
@@ -51,6 +61,8 @@ _UNITS = {
     "loss_increase_high": "nat",
     "kl_divergence": "nat",
     "first_divergent_token": "tokens",
+    "first_divergent_token_min": "tokens",
+    "first_divergent_token_max": "tokens",
 }
 # Method and retention.
 CellName = tuple[str, float]
@@ -134,6 +146,10 @@ class Quality(Study):
         look = [self.look] if self.look else []
         return Group(tables.summary_table(rows, title), *look, *answer_flags(rows), verdicts.comparisons(rows))
 
+    def beside(self, lab: Lab, windows: Tensor, attached: Attachment) -> dict[str, float]:
+        """Further figures of a sparse method's fidelity, on the first windows."""
+        return {}
+
     def _cells(self, lab: Lab) -> list[Row]:
         """Rows of all cells; those finished before are not measured again. Raises `ShardDoneError` where cells are left to other
         shards."""
@@ -162,7 +178,11 @@ class Quality(Study):
             save_profile(profile, lab.folder / "profiles" / f"{key}.json")
 
             def measured(method=methods[name], profile=profile) -> dict:
-                return asdict(measure_cell(lab, windows, attachment(lab, method, profile), held_to))
+                attached = attachment(lab, method, profile)
+                cell = measure_cell(lab, windows, attached, held_to)
+                first = windows[: lab.of("evaluation").fidelity_windows]
+                beside = self.beside(lab, first, attached) if len(first) else {}
+                return asdict(replace(cell, fidelity=cell.fidelity | beside))
 
             pieces[key] = measured
         todo = sum(not units.has(key) for key in pieces)
@@ -202,19 +222,24 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
     """What is said of every method, sparse or not: loss, fidelity, accuracy."""
     method = "INT8" if row.allocator == ALL_KEYS else "sparse"
     overlaps = {metric: cell.fidelity.get(metric) for metric in OVERLAPS}
-    flag = quality_flag(loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, method=method, **overlaps)
+    error = paired_error(cell.window_losses, dense.window_losses)
+    flag = quality_flag(
+        loss=cell.loss, dense_loss=dense.loss, floor_loss=floor, windows=len(windows), increase_error=error, method=method,
+        **overlaps,
+    )  # fmt: skip
     predicted = windows.numel() - len(windows)
     rows = [
         replace(row, metric="perplexity", value=math.exp(cell.loss), n=predicted, flag=flag),
         replace(row, metric="loss", value=cell.loss, n=predicted, flag=flag),
         replace(row, metric="loss_increase", value=cell.loss - dense.loss, n=predicted, flag=flag),
-        replace(row, metric="loss_increase_error", value=paired_error(cell.window_losses, dense.window_losses), n=len(windows)),
+        replace(row, metric="loss_increase_error", value=error, n=len(windows)),
     ]
     rows += _interval_rows(row, cell, dense)
-    observed = windows[: lab.of("evaluation").fidelity_windows].numel()
-    rows += [replace(row, metric=metric, value=value, n=observed) for metric, value in cell.fidelity.items()]
-    generated = lab.of("evaluation").fidelity_windows * lab.of("evaluation").generated_tokens
-    rows += [replace(row, metric=metric, value=value, n=generated) for metric, value in cell.generation.items()]
+    observed = windows[: lab.of("evaluation").fidelity_windows]
+    rows += [replace(row, metric=metric, value=value, n=observed.numel()) for metric, value in cell.fidelity.items()]
+    generated = len(observed) * lab.of("evaluation").generated_tokens
+    for metric, value in cell.generation.items():  # a share of tokens; all else is one figure a prompt
+        rows.append(replace(row, metric=metric, value=value, n=generated if metric == "divergent_tokens" else len(observed)))
     rows += _score_rows(lab.asked, row, cell, dense)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
 
@@ -291,7 +316,8 @@ def answer_flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _dense_rows(lab: Lab, row: QualityRow, dense: Cell, windows: Tensor, floor: float) -> list[Row]:
-    row = replace(row, flag=quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor))
+    flag = quality_flag(loss=dense.loss, dense_loss=dense.loss, floor_loss=floor, windows=len(windows), increase_error=0.0)
+    row = replace(row, flag=flag)
     return [
         replace(row, metric="perplexity", value=math.exp(dense.loss)),
         replace(row, metric="loss", value=dense.loss, unit="nat"),

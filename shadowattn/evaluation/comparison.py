@@ -66,9 +66,10 @@ def _interval(gains: np.ndarray) -> Comparison:
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided p-value of a mean of 0: the share of sign patterns whose mean lies at least as far from 0 as the given one.
 
-    Exact up to 16 differences; beyond that of drawn patterns, the given one among them, the same ones each time.
+    Exact up to 16 differences other than 0; beyond that of drawn patterns, the given one among them, the same ones each time.
     """
     values = np.abs(np.asarray(differences, np.float64))
+    values = values[values > 0]  # the sign of no difference flips nothing
     exact = len(values) <= _EXACT_WINDOWS
     if exact:
         flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1

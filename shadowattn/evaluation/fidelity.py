@@ -1,13 +1,20 @@
-"""How faithful the sparse path is to dense attention, layer by layer, on the Q, K and V that the sparse model really has."""
+"""How faithful the sparse path is to dense attention, layer by layer: on the Q, K and V that the sparse model really has, and on
+those of dense attention."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from shadowattn.budget import head_retentions
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.kernels import Kernels, TorchKernels, choose
 from shadowattn.online.attention import Attended
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator, check_lists
+from shadowattn.online.estimators.base import check_place
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.selection import Rule
 from shadowattn.types import Selection
@@ -34,55 +41,115 @@ class OutputError:
         return {"output_error": (self._error / self._norm) ** 0.5} if self._norm else {}
 
 
-class Fidelity:
-    """An observer of `SparseAttention`. Its sums run over chunks, so it holds at most one chunk × keys per head.
+class Lists:
+    """How good lists are by the queries and keys that they were made of. Its sums run over chunks, so it holds at most one
+    chunk × keys per head.
 
     `mass_recall`: share of dense attention's probability that falls on the kept keys, mean over rows and heads.
     `topk_overlap`: share of the exact top-k (same budget, same granularity) that the estimate found, over sparse heads.
+    `worst_head_overlap`: the same of the head that is served worst.
     `row_overlap`, where rows share lists: share of each row's own exact top-k, of as many keys as it attends to, that its list
     holds. Lists by exact scores have it below 1: it is what sharing misses, with what the estimate does.
-    `output_error`: ‖sparse − dense‖ / ‖dense‖ of the attention outputs, over all heads.
     """
 
     def __init__(self):
         self._mass = self._rows = 0.0
-        self._common = self._kept = self._own = self._shared = 0
-        self._output = OutputError()
+        self._own = self._shared = 0
+        self._found: dict[tuple[int, int], list[int]] = {}  # by layer and head: keys of the exact top-k that were found, and all
 
-    def __call__(self, seen: Attended) -> None:
-        chunk = seen.chunk
+    def add(self, chunk: Chunk, rule: Rule, selection: Selection | None) -> None:
+        """What a chunk's heads keep; None: every key."""
         heads, rows, _ = chunk.q.shape
         self._rows += heads * rows
-        if seen.selection is None:
+        if selection is None:
             self._mass += heads * rows
-            self._output.exact(seen.out)
             return
         kernels = choose("auto", head_dim=chunk.q.shape[2], dtype=chunk.q.dtype, device=chunk.q.device)
-        lists = seen.rule.lists(chunk.retention, chunk.positions)
-        if seen.rule.query_block == 1:  # an estimator may give rows budgets of their own
-            lists = replace(lists, indptr=seen.selection.indptr)
-        best = _as_mask(_Exact().select(chunk, seen.rule, lists, kernels), chunk.keys)  # by the same rule
-        kept = _as_mask(seen.selection, chunk.keys)
-        self._kept += int(best.count_nonzero())
-        self._common += int(best.logical_and_(kept).count_nonzero())
-        if seen.rule.query_block > 1:
-            own = _as_mask(_own_best(chunk, seen.rule, kept.sum(-1), kernels), chunk.keys)
+        lists = rule.lists(chunk.retention, chunk.positions)
+        if rule.query_block == 1:  # an estimator may give rows budgets of their own
+            lists = replace(lists, indptr=selection.indptr)
+        best = _as_mask(_Exact().select(chunk, rule, lists, kernels), chunk.keys)  # by the same rule
+        kept = _as_mask(selection, chunk.keys)
+        wanted = best.flatten(1).count_nonzero(1).tolist()
+        found = best.logical_and_(kept).flatten(1).count_nonzero(1).tolist()
+        for head, *counts in zip(chunk.heads.ids.tolist(), found, wanted, strict=True):
+            sums = self._found.setdefault((chunk.layer, head), [0, 0])
+            sums[:] = (one + more for one, more in zip(sums, counts, strict=True))
+        if rule.query_block > 1:
+            own = _as_mask(_own_best(chunk, rule, kept.sum(-1), kernels), chunk.keys)
             self._shared += int(own.count_nonzero())
             self._own += int(own.logical_and_(kept).count_nonzero())
         probabilities = _probabilities(_Exact().scores(chunk) * chunk.scale, chunk.positions)
         self._mass += float(probabilities.mul_(kept).sum())
-        self._output(chunk, seen.out)
+
+    def metrics(self) -> dict[str, float]:
+        """The figures by name; empty where every chunk kept every key."""
+        if not self._found:
+            return {}
+        found, wanted = (sum(sums) for sums in zip(*self._found.values(), strict=True))
+        return {
+            "mass_recall": self._mass / self._rows,
+            "topk_overlap": found / wanted,
+            "worst_head_overlap": min(head_found / head_wanted for head_found, head_wanted in self._found.values()),
+            **({"row_overlap": self._own / self._shared} if self._shared else {}),
+        }
+
+
+class Fidelity:
+    """An observer of `SparseAttention`: the figures of `Lists`, and `output_error`, ‖sparse − dense‖ / ‖dense‖ of the attention
+    outputs over all heads.
+
+    All are of the Q, K and V that the sparse model really has, which differ from dense attention's from the second layer on.
+    """
+
+    def __init__(self):
+        self._lists, self._output = Lists(), OutputError()
+
+    def __call__(self, seen: Attended) -> None:
+        self._lists.add(seen.chunk, seen.rule, seen.selection)
+        if seen.selection is None:
+            self._output.exact(seen.out)
+        else:
+            self._output(seen.chunk, seen.out)
 
     def metrics(self) -> dict[str, float]:
         """The figures by name; empty where no chunk took the sparse path."""
-        if not self._kept:
-            return {}
-        return {
-            "mass_recall": self._mass / self._rows,
-            "topk_overlap": self._common / self._kept,
-            **({"row_overlap": self._own / self._shared} if self._shared else {}),
-            **self._output.metrics(),
-        }
+        lists = self._lists.metrics()
+        return lists | self._output.metrics() if lists else {}
+
+
+def measure_on_dense(
+    model: PreTrainedModel,
+    windows: Tensor,
+    estimator: Estimator,
+    retention: Sequence[Sequence[float]],
+    rule: Rule,
+    *,
+    chunk_tokens: int,
+    dense_above: float = 1.0,
+) -> dict[str, float]:
+    """The figures of `Lists`, with `dense_` before their names, of what an estimator would keep of dense attention's Q, K and V.
+
+    Runs the windows int64 [W, T] through the model, dense, so that all estimators rank the same keys for the same rows and no
+    layer suffers from what another lost. `retention` [L][H]; heads of `dense_above` or more keep every key.
+    """
+    check_place(model.device, type(estimator))
+    found = Lists()
+
+    def observe(prompt: Chunk) -> None:
+        prompt = replace(prompt, retention=head_retentions(retention[prompt.layer], len(prompt.heads)).to(prompt.q.device))
+        kernels = choose("auto", head_dim=prompt.q.shape[2], dtype=prompt.q.dtype, device=prompt.q.device)
+        sparse = prompt.retention < dense_above
+        if not sparse.all():
+            found.add(prompt[(~sparse).nonzero()[:, 0].tolist()], rule, None)
+        if sparse.any():
+            chunk = prompt[sparse.nonzero()[:, 0].tolist()]
+            lists = rule.lists(chunk.retention, chunk.positions)
+            with estimator.use():
+                found.add(chunk, rule, check_lists(estimator.select(chunk, rule, lists, kernels), lists, estimator))
+
+    observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens)
+    return {f"dense_{name}": value for name, value in found.metrics().items()}
 
 
 class _Exact(Oracle):

@@ -19,10 +19,26 @@ from shadowattn.errors import InputError
 
 @dataclass(frozen=True)
 class Divergence:
-    """Means over prompts: `first` tokens before the first that differs, all of them where none does; `share` of those that do."""
+    """By prompt: `firsts`, the tokens before the first that differs, all of them where none does; `shares` of those that do."""
 
-    first: float
-    share: float
+    firsts: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def first(self) -> float:
+        """The mean over prompts."""
+        return sum(self.firsts) / len(self.firsts)
+
+    @property
+    def share(self) -> float:
+        """The mean over prompts."""
+        return sum(self.shares) / len(self.shares)
+
+    def metrics(self) -> dict[str, float]:
+        """The means and, of both, the least and the largest of a prompt: tokens of one prompt say much the same."""
+        parts = {"first_divergent_token": (self.first, self.firsts), "divergent_tokens": (self.share, self.shares)}
+        spread = {f"{name}_{end.__name__}": float(end(each)) for name, (_, each) in parts.items() for end in (min, max)}
+        return {name: mean for name, (mean, _) in parts.items()} | spread
 
 
 class DenseContinuations:
@@ -63,7 +79,7 @@ def divergence(model: PreTrainedModel, dense: Sequence[tuple[Tensor, Tensor]], *
         differs = likeliest(model, text, len(expected), chunk_tokens=chunk_tokens) != expected
         firsts.append(int(differs.long().argmax()) if bool(differs.any()) else len(expected))
         shares.append(float(differs.double().mean()))
-    return Divergence(sum(firsts) / len(firsts), sum(shares) / len(shares))
+    return Divergence(tuple(firsts), tuple(shares))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -41,8 +42,11 @@ class ShadowAttnLM(HFLM):
     its number there, `tokens` holds the length of the longest prompt with its answer before any cut; `cut` holds the questions
     with a prompt that was cut. Text whose likelihood is rolled over windows is never cut.
 
-    Raises `InputError` where a model is not a causal one, where options do not fit, and on a prompt that would be cut unless
-    `allow_cut`.
+    A prompt begins with one BOS at most. Rolled text has the one that the harness puts before it, as it does for tokenizers that
+    put none; `HFLM` would give text of a tokenizer that puts its own two.
+
+    Raises `InputError` where a model is not a causal one, where options do not fit, on a doubled BOS, and on a prompt that would
+    be cut unless `allow_cut`.
     """
 
     def __init__(
@@ -84,11 +88,15 @@ class ShadowAttnLM(HFLM):
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         self._asked = []
-        for request in requests:
-            tokens = len(self.tok_encode(request.args[0]))
-            self._note(request, tokens, room=tokens)
-        with self._attached():
-            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        puts_bos, self.add_bos_token = self.add_bos_token, False
+        try:
+            for request in requests:
+                tokens = len(self.tok_encode(request.args[0]))
+                self._note(request, tokens, room=tokens)
+            with self._attached():
+                return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        finally:
+            self.add_bos_token = puts_bos
 
     def generate_until(self, requests, disable_tqdm=False):
         """One request after another, so that it is known whose prompt is cut; the longest ones first, as `HFLM` takes them."""
@@ -130,7 +138,20 @@ class ShadowAttnLM(HFLM):
             raise RuntimeError(
                 f"expected one prompt at a time, got {len(inps)}: a padded one would be selected from like any other"
             )
+        self._check_bos(inps)
         return super()._model_call(inps, attn_mask, labels)
+
+    def _model_generate(self, context, *args, **options):
+        self._check_bos(context)
+        return super()._model_generate(context, *args, **options)
+
+    def _check_bos(self, prompts: Tensor) -> None:
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and prompts[0, :2].tolist() == [bos, bos]:
+            raise InputError(
+                "prompt: expected at most one BOS token at its start, got two; take the BOS token out of the task's texts or of "
+                "the chat template, or set add_bos_token=false"
+            )
 
     @contextmanager
     def _attached(self):

@@ -5,9 +5,11 @@ import math
 from collections.abc import Collection
 
 import pandas as pd
+from scipy import stats
 
+from shadowattn.evaluation.comparison import LEVEL
 from shadowattn.evaluation.intervals import Interval
-from shadowattn.evaluation.recall import TARGET_MEAN
+from shadowattn.evaluation.recall import TARGET_MEAN, TARGET_WORST_HEAD
 from shadowattn.reporting.style import ALL_KEYS
 
 EQUAL_DENSITY = 0.01  # densities that differ by no larger share are equal
@@ -16,7 +18,7 @@ LEAST_SCORE = 0.05  # a task on which dense attention scores less tells nothing 
 NOT_CLAIMED = "no difference is claimed"
 SAME = "no difference can be shown"
 UNUSED = "the sparse path was not used: every head went dense"
-OVERLAPS = ("topk_overlap", "row_overlap")  # metrics that `quality_flag` takes
+OVERLAPS = ("topk_overlap", "worst_head_overlap", "row_overlap")  # metrics that `quality_flag` takes
 # Losses that differ by less are equal: another order of summation moves them as far.
 _ROUNDING_NAT = 1e-5
 # Share of the unigram loss that a dense model must get below before its losses mean anything.
@@ -28,22 +30,33 @@ def quality_flag(
     loss: float,
     dense_loss: float,
     floor_loss: float,
+    windows: int,
+    increase_error: float,
     method: str = "sparse",
     topk_overlap: float | None = None,
+    worst_head_overlap: float | None = None,
     row_overlap: float | None = None,
 ) -> str:
     """The flag of a perplexity row; losses in nat, `floor_loss` that of a unigram model on the same text.
 
-    `method`: what the flag calls the method. `topk_overlap`: share of the exact top-k that it found; None: it ranks no keys.
+    `increase_error`: the standard error of the loss above dense, of so many `windows`; not a number for one. A method beats dense
+    where Student's 95 % interval holds no zero. `method`: what the flag calls it. `topk_overlap`: share of the exact top-k that
+    it found, `worst_head_overlap`: that of the head served worst; None: not measured.
     `row_overlap`: share of each row's own exact top-k that is on a list of several rows; None: lists are rows' own.
     """
-    flags = []
-    if loss < dense_loss - _ROUNDING_NAT:
-        flags.append(f"{method} beats dense")
+    flags, increase = [], loss - dense_loss
+    if abs(increase) > _ROUNDING_NAT:
+        reach = float(stats.t.ppf(1 - LEVEL / 2, windows - 1)) * increase_error if windows > 1 else math.nan
+        if not abs(increase) > reach:
+            flags.append(SAME)
+        elif increase < 0:
+            flags.append(f"{method} beats dense")
     if dense_loss > _FLOOR_SHARE * floor_loss:
         flags.append(f"dense near the floor (unigram perplexity {math.exp(floor_loss):.1f})")
     if topk_overlap is not None and topk_overlap < TARGET_MEAN:
         flags.append(f"top-k overlap below {TARGET_MEAN:.2f}")
+    if worst_head_overlap is not None and worst_head_overlap < TARGET_WORST_HEAD:
+        flags.append(f"top-k overlap of the worst head below {TARGET_WORST_HEAD:.2f}")
     if row_overlap is not None and row_overlap < TARGET_MEAN:
         flags.append(f"overlap with rows' own top-k below {TARGET_MEAN:.2f}")
     return "; ".join(flags)
@@ -58,21 +71,30 @@ def quality_flags(rows: pd.DataFrame) -> pd.Series:
         return flags
     values = rows.drop_duplicates(["metric", "method", "retention"]).set_index(["metric", "method", "retention"]).value
     dense, floor = values["loss"]["dense"].iloc[0], values["unigram_loss"].iloc[0]
+    errors = (
+        rows[rows.metric == "loss_increase_error"].drop_duplicates(["method", "retention"]).set_index(["method", "retention"])
+    )
     for row in rows[rows.metric.isin(("perplexity", "loss", "loss_increase"))].itertuples():
         at = (row.method, row.retention)
         method = "INT8" if row.allocator == ALL_KEYS else "sparse"
         overlaps = {metric: values.get((metric, *at)) for metric in OVERLAPS}
-        flag = quality_flag(loss=values["loss", *at], dense_loss=dense, floor_loss=floor, method=method, **overlaps)
+        windows, error = (int(errors.n[at]), float(errors.value[at])) if at in errors.index else (1, math.nan)
+        flag = quality_flag(
+            loss=values["loss", *at], dense_loss=dense, floor_loss=floor, windows=windows, increase_error=error, method=method,
+            **overlaps,
+        )  # fmt: skip
         flags[row.Index] = "; ".join(filter(None, (flag, UNUSED if UNUSED in flags[row.Index] else "")))
     return flags
 
 
-def difference_flags(change: float, low: float, high: float) -> list[str]:
+def difference_flags(change: float, low: float, high: float, p: float | None = None) -> list[str]:
     """The flags of what a method changes against dense attention, more being better, with its 95 % interval.
 
-    One question has no interval, NaN: it shows no difference.
+    `p`: of a test that is corrected for all comparisons of a study, which then decides. One question has no interval, NaN: it
+    shows no difference.
     """
-    return [flag for flag, said in ((ABOVE_DENSE, change > 0), (SAME, not (low > 0 or high < 0))) if said]
+    shown = p <= LEVEL if p is not None else low > 0 or high < 0
+    return [flag for flag, said in ((ABOVE_DENSE, change > 0), (SAME, not shown)) if said]
 
 
 def unable(mean: Interval, *, chance: float, least: float) -> str:

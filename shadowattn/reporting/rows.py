@@ -67,9 +67,9 @@ class TaskRow(Row):
     """A row about a task's questions, which n counts; the fields say nothing in a row about something else.
 
     `task` is its name. `source` is where its questions are from: generated, with the seed; a file, with the beginning of its
-    SHA-256; or a data set of the hub, with its revision. `chat`: whether the chat template asks. `cut` is what of a prompt is cut
-    to its length, and on which side. `tokens` is the length that prompts were made for, where none was asked for that of the
-    longest with its answer; `context_tokens` then is that of the longest prompt with its answer as the model reads it.
+    SHA-256; or a data set of the hub, with the commit that was read. `chat`: whether the chat template asks. `cut` is what of a
+    prompt is cut to its length, and on which side. `tokens` is the length that prompts were made for, where none was asked for
+    that of the longest with its answer; `context_tokens` then is the length of the longest prompt with its answer, as it is read.
     """
 
     task: str = ""

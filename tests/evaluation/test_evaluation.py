@@ -3,13 +3,18 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import shadowattn
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.engine.prefill import prefill_chunks
-from shadowattn.evaluation.fidelity import Fidelity
+from shadowattn.evaluation.fidelity import Fidelity, measure_on_dense
 from shadowattn.evaluation.perplexity import batch_losses, unigram_loss, window_losses
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
+from shadowattn.online.selection import Rule
 from shadowattn.reference import _ranking, _scores, select, topk_attention
 from tests.profiles import profile_for
 from tests.tiny import tiny_model
@@ -71,6 +76,7 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     ):
         model(ids)
     mass = common = kept_keys = own = attended = error = norm = rows = 0.0
+    by_head: dict[tuple[int, int], list[float]] = {}
     for one in seen:
         chunk, offset = one.chunk, one.chunk.first_position
         scores, visible = _scores(chunk.q, chunk.k, chunk.v, offset)
@@ -84,6 +90,10 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         rows += weights.shape[0] * weights.shape[1]
         common += int((kept & best).sum())
         kept_keys += int(best.sum())
+        for head, one_kept, one_best in zip(chunk.heads.ids.tolist(), kept, best, strict=True):
+            sums = by_head.setdefault((chunk.layer, head), [0.0, 0.0])
+            sums[0] += int((one_kept & one_best).sum())
+            sums[1] += int(one_best.sum())
         places = scores.masked_fill(hidden, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
         own += int((kept & (places < kept.sum(-1, keepdim=True))).sum())
         attended += int(kept.sum())
@@ -92,10 +102,52 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     metrics = fidelity.metrics()
     assert metrics["mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
     assert metrics["topk_overlap"] == pytest.approx(common / kept_keys)
+    assert len(by_head) == 8
+    assert metrics["worst_head_overlap"] == pytest.approx(min(found / wanted for found, wanted in by_head.values()))
+    assert metrics["worst_head_overlap"] < metrics["topk_overlap"]
     assert metrics.get("row_overlap", metrics["topk_overlap"]) == pytest.approx(own / attended)
     assert ("row_overlap" in metrics) == (query_block > 1)
     assert metrics["output_error"] == pytest.approx((error / norm) ** 0.5, rel=1e-4)
     assert 0.1 < metrics["topk_overlap"] < 0.9
+
+
+@settings(max_examples=8)
+@given(share=st.floats(0.1, 0.6), query_block=st.sampled_from([1, 4]), chunk_tokens=st.sampled_from([16, 32]))
+def test_lists_on_the_dense_trace_are_of_dense_attentions_own_queries_and_keys(share, query_block, chunk_tokens):
+    model, ids = tiny_model(), windows(2)
+    retention = [[1.0, share, 0.3, 0.2], [0.2, share, 0.2, 0.2]]  # a head that keeps every key
+    block_score = "max"
+    rule = Rule(query_block, block_score)
+    found = measure_on_dense(model, ids, Random(), retention, rule, chunk_tokens=chunk_tokens)
+    traced: list[Chunk] = []
+    observe_prefill(model, ids, traced.append, chunk_tokens=chunk_tokens)
+    mass = rows = common = wanted = 0.0
+    by_head: dict[tuple[int, int], list[float]] = {}
+    for chunk in traced:
+        scores, visible = _scores(chunk.q, chunk.k, chunk.v, chunk.first_position)
+        hidden = torch.arange(scores.shape[-1]) >= visible[:, None]
+        weights = torch.softmax((scores * chunk.scale).masked_fill(hidden, -math.inf), -1)
+        wants = torch.tensor(retention[chunk.layer], dtype=torch.float64)
+        kept = select(Random().scores(chunk), wants, visible, query_block, block_score)
+        best = select(scores, wants, visible, query_block, block_score)
+        mass += float((weights * kept).sum())
+        rows += weights.shape[0] * weights.shape[1]
+        for head in range(4):
+            if wants[head] < 1:
+                sums = by_head.setdefault((chunk.layer, head), [0.0, 0.0])
+                sums[0] += int((kept & best)[head].sum())
+                sums[1] += int(best[head].sum())
+    common, wanted = (sum(one[at] for one in by_head.values()) for at in (0, 1))
+    assert found["dense_mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
+    assert found["dense_topk_overlap"] == pytest.approx(common / wanted)
+    assert found["dense_worst_head_overlap"] == pytest.approx(min(one / whole for one, whole in by_head.values()))
+    assert ("dense_row_overlap" in found) == (query_block > 1)
+    assert 0.1 < found["dense_topk_overlap"] < 0.9
+
+
+def test_what_keeps_every_key_has_no_lists():
+    rule = Rule()
+    assert measure_on_dense(tiny_model(), windows(1), Random(), [[1.0] * 4] * 2, rule, chunk_tokens=32) == {}
 
 
 @torch.no_grad()

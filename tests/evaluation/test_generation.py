@@ -49,7 +49,11 @@ def test_a_method_diverges_where_its_own_decoding_does():
             firsts.append(differs.index(True) if True in differs else 20)
             shares.append(sum(differs) / 20)
     assert found.share == pytest.approx(sum(shares) / 2)
-    assert found.first == sum(firsts) / 2
+    assert found.firsts == tuple(firsts)
+    spread = {"first_divergent_token_min": min(firsts), "first_divergent_token_max": max(firsts)}
+    spread |= {"divergent_tokens_min": min(shares), "divergent_tokens_max": max(shares)}
+    means = {"first_divergent_token": sum(firsts) / 2, "divergent_tokens": sum(shares) / 2}
+    assert found.metrics() == pytest.approx(means | spread)
     assert 0 < found.share <= 1
 
 

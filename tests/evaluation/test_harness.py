@@ -4,6 +4,9 @@ import json
 
 import pytest
 import torch
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+from tokenizers.processors import TemplateProcessing
 
 from shadowattn import Method
 from shadowattn.errors import InputError
@@ -61,9 +64,6 @@ def tasks(tmp_path, monkeypatch):
 
 
 def evaluated(folder, method, names=tuple(TASKS), **options) -> tuple[dict, "harness.ShadowAttnLM"]:
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
     loaded = load_bundled()
     model = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=method, **options)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
@@ -93,7 +93,7 @@ def test_likelihoods_are_those_of_a_plain_pass_inside_of_attach(tasks, method):
             else:
                 with method(loaded.model):
                     expected = [likelihood(loaded, asked["question"], choice) for choice in asked["choices"]]
-            assert [float(one) for one in got] == pytest.approx(expected, abs=1e-4)
+            assert [float(one) for one in got] == pytest.approx(expected, abs=6e-6)
     assert results["versions"] == {"choice": 1.5, "answer": 2.0, "text": 1.0}
     if method is None:
         assert model.counters.density == 1
@@ -125,6 +125,46 @@ def test_questions_whose_prompts_are_cut_are_counted(tasks, method):
     assert model.tokens == {(task, index): tokens for task in lengths for index, tokens in enumerate(lengths[task])}
     assert model.cut == {("choice", 3), *(("answer", index) for index in range(4) if prompts[index] + 4 > room)}
     assert ("answer", 0) not in model.cut
+
+
+@pytest.fixture
+def putting_bos(tasks):
+    """A model whose tokenizer puts a BOS, and what it is asked to compute."""
+    loaded = load_bundled()
+    bos = loaded.tokenizer.bos_token
+    template = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, loaded.tokenizer.bos_token_id)])
+    loaded.tokenizer._tokenizer.post_processor = template
+    model, prompts = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer), []
+    loaded.model.register_forward_pre_hook(
+        lambda _, args, kwargs: prompts.append((args or [kwargs["input_ids"]])[0]), with_kwargs=True
+    )
+
+    def ask(*names: str) -> list[torch.Tensor]:
+        manager = TaskManager(include_path=str(tasks), include_defaults=False)
+        simple_evaluate(model, tasks=list(names), task_manager=manager, bootstrap_iters=0)
+        return prompts
+
+    return ask, bos
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", ["choice", "answer", "text"])
+def test_every_prompt_begins_with_one_bos(putting_bos, task):
+    ask, _ = putting_bos
+    bos = load_bundled().tokenizer.bos_token_id
+    whole = [prompt[0].tolist() for prompt in ask(task) if prompt.shape[1] > 1]  # generation goes on token by token
+    assert len(whole) >= 4
+    assert all(prompt[0] == bos != prompt[1] for prompt in whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", ["choice", "answer", "text"])
+def test_a_doubled_bos_is_refused(putting_bos, tasks, task):
+    ask, bos = putting_bos
+    text = (tasks / "questions.jsonl").read_text()
+    (tasks / "questions.jsonl").write_text(text.replace('"question": "', f'"question": "{bos}{bos}'))
+    with pytest.raises(InputError, match="at most one BOS token at its start, got two"):
+        ask(task)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,7 +1,9 @@
 """Every table of README and docs is what the committed rows say."""
 
+import pandas as pd
 import pytest
 
+from experiments.page_tables.harness import _harness_table
 from experiments.pages import TABLES, filled, pages
 from experiments.publish import ROOT
 
@@ -29,3 +31,20 @@ def test_a_table_that_nobody_defines_is_an_error():
 
 def test_pages_are_those_of_the_repository():
     assert ROOT / "README.md" in pages()
+
+
+def test_a_table_of_the_harness_has_its_task_versions_and_what_methods_change():
+    row = {"task": "records_choice", "metric": "acc", "filter": "none", "version": "1.0", "n": 100, "value": 0.5, "error": 0.05}
+    rows = pd.DataFrame(
+        [
+            {"method": "dense", "retention": 1.0, **row},
+            {"method": "shadowattn", "retention": 0.2, **row, "value": 0.25},
+            {"method": "shadowattn", "retention": 0.2, **row, "metric": "acc_change", "value": -0.25, "low": -0.4, "high": -0.1},
+        ]
+    )
+    lines = _harness_table("quickstart", rows).splitlines()
+    assert lines[0] == "|  | records_choice v1.0, acc, n = 100 |"
+    assert lines[2:4] == [
+        "| `dense` | 0.5 ± 0.05 |",
+        "| `shadowattn`, 20% of the keys | 0.25 ± 0.05, change -0.40 to -0.10 |",
+    ]

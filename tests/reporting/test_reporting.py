@@ -91,27 +91,39 @@ def test_the_summary_is_a_line_for_each_method_and_retention():
 
 
 @pytest.mark.parametrize(
-    ("loss", "dense_loss", "expected"),
+    ("loss", "dense_loss", "error", "expected"),
     [
-        (2.1, 2.0, ""),
-        (2.0 - 1e-7, 2.0, ""),
-        (1.9, 2.0, "sparse beats dense"),
-        (2.9, 2.8, "dense near the floor (unigram perplexity 20.1)"),
+        (2.1, 2.0, 0.01, ""),
+        (2.0 - 1e-7, 2.0, 0.0, ""),
+        (1.9, 2.0, 0.03, "sparse beats dense"),  # Student's interval of 5 windows reaches 2.78 standard errors
+        (1.9, 2.0, 0.04, "no difference can be shown"),
+        (2.1, 2.0, 0.04, "no difference can be shown"),
+        (1.9, 2.0, math.nan, "no difference can be shown"),
+        (2.9, 2.8, 0.0, "dense near the floor (unigram perplexity 20.1)"),
     ],
 )
-def test_flags(loss, dense_loss, expected):
-    assert quality_flag(loss=loss, dense_loss=dense_loss, floor_loss=3.0) == expected
+def test_flags(loss, dense_loss, error, expected):
+    assert quality_flag(loss=loss, dense_loss=dense_loss, floor_loss=3.0, windows=5, increase_error=error) == expected
+
+
+def test_one_window_shows_no_difference():
+    flag = quality_flag(loss=1.9, dense_loss=2.0, floor_loss=3.0, windows=1, increase_error=math.nan)
+    assert flag == "no difference can be shown"
 
 
 def test_both_flags_at_once():
-    assert quality_flag(loss=2.8, dense_loss=2.9, floor_loss=3.0).startswith("sparse beats dense; dense near the floor")
+    flag = quality_flag(loss=2.8, dense_loss=2.9, floor_loss=3.0, windows=5, increase_error=0.001)
+    assert flag.startswith("sparse beats dense; dense near the floor")
 
 
 def test_an_estimate_that_finds_too_few_keys_is_flagged():
-    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, topk_overlap=0.89) == "top-k overlap below 0.90"
-    assert quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, topk_overlap=0.90) == ""
-    shared = quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, topk_overlap=1.0, row_overlap=0.89)
-    assert shared == "overlap with rows' own top-k below 0.90"
+    def flag(**overlaps: float) -> str:
+        return quality_flag(loss=1.1, dense_loss=1.0, floor_loss=3.0, windows=5, increase_error=0.001, **overlaps)
+
+    assert flag(topk_overlap=0.89) == "top-k overlap below 0.90"
+    assert flag(topk_overlap=0.90, worst_head_overlap=0.50) == ""
+    assert flag(topk_overlap=0.95, worst_head_overlap=0.49) == "top-k overlap of the worst head below 0.50"
+    assert flag(topk_overlap=1.0, row_overlap=0.89) == "overlap with rows' own top-k below 0.90"
 
 
 def test_flags_are_listed_once_with_all_that_they_are_about():
@@ -135,6 +147,11 @@ def test_flags_are_listed_once_with_all_that_they_are_about():
 )
 def test_a_difference_is_flagged_where_it_is_above_dense_or_may_be_none(change, low, high, expected):
     assert difference_flags(change, low, high) == expected
+
+
+def test_a_corrected_test_decides_where_there_is_one():
+    assert difference_flags(-0.2, -0.3, -0.1, p=0.06) == ["no difference can be shown"]
+    assert difference_flags(0.2, -0.01, 0.3, p=0.04) == ["above dense attention"]
 
 
 @pytest.mark.parametrize(

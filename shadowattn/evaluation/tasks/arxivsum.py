@@ -25,7 +25,8 @@ class ArxivSum(Task):
     `path` is a file of JSON lines or a data set of the hub, with the paper in the entry `article` and its abstract in `abstract`;
     of its records those whose entries have the values of `where` count. The first `documents` papers are asked; `shots` others,
     drawn by `seed`, come before each with their abstracts, as shadowAttn has it (arXiv 2508.16703, section 4: five examples,
-    prompts of 3840 tokens, 50 new ones). A prompt and what is written take `tokens` at most. Papers are cut at their ends, and
+    prompts of 3840 tokens, 50 new ones). A prompt and what is written take `tokens` at most, so that prompts are as long as the
+    paper's with `tokens=3890`. Papers are cut at their ends, and
     abstracts of examples at as many tokens as are to be written; all papers of a prompt get the same room.
 
     Departures: which papers, which examples and the wording are ours, as the paper names none.

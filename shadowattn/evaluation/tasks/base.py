@@ -130,6 +130,12 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
         raise InputError(f"task.{name}: expected at least {least}, got {count}")
 
 
+def check_fits(tokens: int, most: int, of: str) -> None:
+    """Raises `InputError` where a prompt of the least content is longer than `task.tokens`."""
+    if tokens > most:
+        raise InputError(f"task.tokens: expected at least {tokens} for {of}, got {most}; use more tokens, or fewer of them")
+
+
 def check_at_most(name: str, count: int, most: int, of: str) -> None:
     """Raises `InputError` where a setting of a task asks for more than there are."""
     if count > most:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, check_fits, encode_prompt
 from shadowattn.evaluation.tasks.files import Published, read_records
 from shadowattn.evaluation.tasks.questions import ExactMatch
 
@@ -31,12 +31,14 @@ class DroidCall(Task):
     `offered` intents, the right one among others drawn by `seed`, in random order; then come `shots` solved examples of
     intents that are offered, and the query. No query that is asked serves as an example: most of them are in both files. Its call
     may: an intent without arguments is called alike by every request, so that with the default settings 22 of the 48 prompts show
-    the very call that is asked for. Nothing is cut: a run refuses a prompt beyond the model's context.
+    the very call that is asked for. With `tokens`, further intents are offered, in random order, while prompt and answer take no
+    more. Nothing is cut: a run refuses a prompt beyond the model's context.
 
     A call is written as JSON with `intent`, `uri`, `mime` and `extras`, each only where it is not empty. It has to match token by
     token. The metrics of DroidCall and of shadowAttn (arXiv 2508.16703, section 4: top 5 single-step complete accuracy, with 5
-    examples in the prompt) are more lenient: DroidCall compares arguments one by one, leaves out some, and judges texts by their
-    meaning. The files are those of DroidCall's repository before its release: 48 test queries, where the released data have 200.
+    examples in prompts of 4096 tokens, which `tokens=4096` comes near to) are more lenient: DroidCall compares arguments one by
+    one, leaves out some, and judges texts by their meaning. The files are those of DroidCall's repository before its release:
+    48 test queries, where the released data have 200.
     """
 
     path: str
@@ -45,6 +47,7 @@ class DroidCall(Task):
     documents: int = 48
     shots: int = 5
     offered: int = 4
+    tokens: int | None = None
     seed: int = 0
     chat: bool = False
 
@@ -52,6 +55,8 @@ class DroidCall(Task):
         check_count("documents", self.documents)
         check_count("offered", self.offered)
         check_count("shots", self.shots, least=0)
+        if self.tokens is not None:
+            check_count("tokens", self.tokens)
 
     @property
     def source(self) -> str:
@@ -86,8 +91,28 @@ class DroidCall(Task):
                 f"task.shots: expected at most the {len(fitting)} examples of the intents that are offered, got {self.shots}; "
                 "use fewer, or raise task.offered"
             )
-        lines = [_INSTRUCTION, *(_described(intents[number]) for number in offered)]
-        lines += ["", _EXAMPLES, *(f"{_request(shot)}{call(shot)}" for shot in rng.sample(fitting, self.shots)), _request(query)]
+        shots = rng.sample(fitting, self.shots)
+        asked = self._asked(tokenizer, [intents[number] for number in offered], shots, query)
+        if self.tokens is None:
+            return asked
+        check_fits(asked.tokens, self.tokens, f"{self.offered} intents and {self.shots} examples")
+        for number in rng.sample([number for number in intents if number not in offered], len(intents) - self.offered):
+            more = [*offered]
+            more.insert(rng.randrange(len(more) + 1), number)
+            longer = self._asked(tokenizer, [intents[number] for number in more], shots, query)
+            if longer.tokens <= self.tokens:
+                offered, asked = more, longer
+        return asked
+
+    def _asked(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        offered: Sequence[Mapping[str, Any]],
+        shots: Sequence[Mapping[str, Any]],
+        query: Mapping[str, Any],
+    ) -> ExactMatch:
+        lines = [_INSTRUCTION, *(_described(intent) for intent in offered)]
+        lines += ["", _EXAMPLES, *(f"{_request(shot)}{call(shot)}" for shot in shots), _request(query)]
         return encode_prompt(tokenizer, "\n".join(lines), call(query), self.chat)
 
 

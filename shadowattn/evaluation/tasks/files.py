@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,28 @@ def read_records(setting: str, path: str, entries: Mapping[str, Kind], remedy: s
 
 # How a data set of the hub is named: ORGANISATION/NAME. What is a file's name, is one.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@cache
+def _commit(path: str, revision: str | None) -> str:
+    """The commit of a data set of the hub that a revision, a branch or a tag, names now; None: the newest.
+
+    Asked once a process, so that rows name what was read.
+    """
+    if revision and _COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi
+
+    return HfApi().dataset_info(path, revision=revision).sha
 
 
 @dataclass(frozen=True)
 class Published:
-    """Where published records are: a file of JSON lines, or a data set of the hub, its `split` at a `revision`."""
+    """Where published records are: a file of JSON lines, or a data set of the hub, its `split` at a `revision`.
+
+    A revision that is no commit is resolved to one before anything is read.
+    """
 
     path: str
     split: str = "test"
@@ -54,10 +72,10 @@ class Published:
 
     @property
     def source(self) -> str:
-        """A file by its name and the beginning of its SHA-256, a data set by its revision."""
+        """Of what was read: a file by its name and the beginning of its SHA-256, a data set by its commit."""
         file = Path(self.path).expanduser()
         is_file = _is(Path.is_file, file)
-        return f"{file.name} {sha256(file)[:12]}" if is_file else f"{self.path} {self.revision or 'newest revision'}"
+        return f"{file.name} {sha256(file)[:12]}" if is_file else f"{self.path} {_commit(self.path, self.revision)}"
 
     def records(self, setting: str, entries: Mapping[str, Kind], remedy: str) -> list[dict[str, Any]]:
         """All of them, as `read_records` gives them. Raises `InputError` where they cannot be had."""
@@ -79,8 +97,8 @@ class Published:
         import datasets  # two seconds to import, and only this needs it
 
         try:
-            return datasets.load_dataset(self.path, split=self.split, revision=self.revision)
-        except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+            return datasets.load_dataset(self.path, split=self.split, revision=_commit(self.path, self.revision))
+        except Exception as error:  # of the client, and of whatever it reaches the network by
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"task.{setting}: {self.path!r} is no file, and could not be had from the hub ({type(error).__name__}: "

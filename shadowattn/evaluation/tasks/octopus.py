@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shadowattn.data.retrieval import evaluation_rng
 from shadowattn.errors import InputError
-from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, encode_prompt
+from shadowattn.evaluation.tasks.base import Task, check_at_most, check_count, check_fits, encode_prompt
 from shadowattn.evaluation.tasks.files import Published, read_records
 from shadowattn.evaluation.tasks.questions import Choice
 
@@ -27,13 +27,14 @@ class Octopus(Task):
 
     `functions` holds names and descriptions, at most 26 of them; `path` requests with the name of their function, of which the
     first `documents` are asked. A prompt describes all functions, in an order drawn by `seed`, each with a letter of one token;
-    then come `shots` solved requests, drawn from those that are not asked, and the request. Nothing is cut: a run refuses a
-    prompt beyond the model's context.
+    then come `shots` solved requests, drawn from those that are not asked, and the request. With `tokens` it describes as many
+    functions as fit into so many tokens: the right one, those of the examples, and others, of which there are `top` beside the
+    right one at least. Nothing is cut: a run refuses a prompt beyond the model's context.
 
     Departures: Octopus v2 names each function by a token that the model is trained to know, here letters of the prompt stand for
-    them. shadowAttn (arXiv 2508.16703, section 4) reports "top 5 function selection accuracy" with five examples and does not
-    define it: here the right letter is among the five likeliest; `top=1` is the strict reading. The published requests could not
-    be had when this was written, so the files' form is ours.
+    them. shadowAttn (arXiv 2508.16703, section 4) reports "top 5 function selection accuracy" with five examples, in prompts of
+    1792 tokens, which `tokens=1792` comes near to, and does not define it: here the right letter is among the five likeliest;
+    `top=1` is the strict reading. The published requests could not be had when this was written, so the files' form is ours.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Octopus(Task):
     documents: int = 50
     shots: int = 5
     top: int = 5
+    tokens: int | None = None
     seed: int = 0
     chat: bool = False
 
@@ -48,6 +50,8 @@ class Octopus(Task):
         check_count("documents", self.documents)
         check_count("top", self.top)
         check_count("shots", self.shots, least=0)
+        if self.tokens is not None:
+            check_count("tokens", self.tokens)
 
     @property
     def source(self) -> str:
@@ -77,11 +81,36 @@ class Octopus(Task):
         query: Mapping[str, str],
     ) -> Choice:
         order = rng.sample(list(functions), len(functions))
+        if self.tokens is None:
+            return self._asked(tokenizer, functions, order, letters, examples, query)
+        needed = {query["function"], *(one["function"] for one in examples)}
+        others = [name for name in order if name not in needed]
+        needed |= set(others[: max(0, self.top + 1 - len(needed))])
+
+        def asked_of(names: set[str]) -> Choice:
+            return self._asked(tokenizer, functions, [name for name in order if name in names], letters, examples, query)
+
+        asked = asked_of(needed)
+        check_fits(asked.tokens, self.tokens, f"{len(needed)} functions and {self.shots} examples")
+        for name in others:
+            if name not in needed and (longer := asked_of(needed | {name})).tokens <= self.tokens:
+                needed, asked = needed | {name}, longer
+        return asked
+
+    def _asked(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        functions: Mapping[str, str],
+        order: Sequence[str],
+        letters: Tensor,
+        examples: Sequence[Mapping[str, str]],
+        query: Mapping[str, str],
+    ) -> Choice:
         letter = dict(zip(order, string.ascii_uppercase, strict=False))
         lines = [_INSTRUCTION, *(f"{letter[name]}. {name}: {functions[name]}" for name in order), "", _EXAMPLES]
         lines += [f"{_request(one)} {letter[one['function']]}" for one in examples]
         prompt = encode_prompt(tokenizer, "\n".join([*lines, _request(query)]), "", self.chat).prompt
-        return Choice(prompt, letters, order.index(query["function"]), self.top)
+        return Choice(prompt, letters[: len(order)], order.index(query["function"]), self.top)
 
 
 def _request(record: Mapping[str, str]) -> str:

@@ -24,8 +24,11 @@ class FlexPrefill(Estimator):
 
     They predict it where the square root of the Jensen-Shannon divergence (in nat) between the softmax of q̄ · k̄, of the mean of
     those rows, and their attention summed by blocks is less than `limit`.
-    Departures: the paper decides once, by the last rows of the whole prompt, here every chunk decides; it takes keys until a
-    share of the attention is reached, here retention decides.
+    Departures: the paper decides once, by the last rows of the whole prompt, and pays for them once, here every chunk decides. It
+    takes keys until a share of the attention is reached, of columns and of diagonals each that share, and of blocks over a map
+    that is normalised over all blocks of rows, so that these differ in their budgets, and at least 512 to 1024 keys; here the
+    retention decides, alike for all blocks of rows, and columns and diagonals have one limit. A row's own block is always kept,
+    and `VerticalSlash` keeps its keys at either end, which the paper does not.
     """
 
     block: int = 128
@@ -51,8 +54,10 @@ class FlexPrefill(Estimator):
         return super().counts() | ({"block_heads": self.decided[True] / self.decided.total()} if self.decided else {})
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
+        """As if each pattern ranked in every head: the last rows' attention decides, and serves `VerticalSlash` too."""
         of_blocks = head_dim / (min(self.block, rows) * self.block)
-        return EstimateCost.of(of_blocks + head_dim * min(self.block, rows) / rows, 32)
+        pooling = EstimateCost.deriving(2 * head_dim, keys=keys)
+        return EstimateCost.of(of_blocks, 32) + pooling + self.vertical_slash.cost(head_dim, rows, keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         (means,) = chunk.cache.derived(f"means of {self.block} keys", lambda: Means(self.block), chunk.k).figures

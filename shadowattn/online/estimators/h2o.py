@@ -68,7 +68,8 @@ class H2O(Estimator):
         checks.fields(self, checks.number, "recent", least=0, most=1)
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 32)
+        """With the sums of the softmax and of what a key receives."""
+        return EstimateCost.of(head_dim, 32) + EstimateCost.adding(2)
 
     def prepare(self, chunk: Chunk) -> None:
         self._received(chunk)

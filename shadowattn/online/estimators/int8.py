@@ -83,7 +83,7 @@ class Int8(Estimator):
         return self.bank
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 8)
+        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self.bank.key_offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         with self.use() as outermost:

@@ -47,7 +47,7 @@ class Int8Device(Estimator):
         return self.bank
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 8)
+        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self.bank.key_offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """Never: its graphs return indices."""

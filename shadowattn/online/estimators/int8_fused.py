@@ -140,7 +140,7 @@ class Int8Fused(Estimator):
         )
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 8)
+        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self._offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""

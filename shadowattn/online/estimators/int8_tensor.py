@@ -54,7 +54,7 @@ class Int8Tensor(Estimator):
         return self.sees if self.q_scales is not None else "chunk"
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 8)
+        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self.key_offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""

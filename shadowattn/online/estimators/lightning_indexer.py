@@ -20,9 +20,11 @@ class LightningIndexer(Estimator):
 
     q_I and the weights w are linear in the queries of all heads of a row, k_I in those of all key heads: `indexer` holds the
     matrices, which `offline.indexers.train_indexer` fits to what the heads attend to together.
-    Departures: the paper's indexer reads the layer's input, and rotates a part of its own queries and keys by position; here it
-    reads the layer's queries and keys, which are rotated already. The paper's products are of 8 bits after a Hadamard rotation,
-    here of floats, and its model is trained on with the chosen keys, here it is left as it is.
+    Departures: w has a bias and no factor heads^-½ · dims^-½, which changes no ranking, and the normalised key no gain and bias
+    of its own; it is trained on 64 sampled rows of each chunk (`offline.indexers`). The paper's indexer reads the layer's
+    input, and rotates a part of its own queries and keys by position; here it reads the layer's queries and keys, which are
+    rotated already. The paper's products are of 8 bits after a Hadamard rotation, here of floats, and its model is trained on
+    with the chosen keys, here it is left as it is.
     """
 
     indexer: IndexerWeights
@@ -53,8 +55,9 @@ class LightningIndexer(Estimator):
         of_row, of_key = len(self.indexer.q[0][0][0]), len(self.indexer.k[0][0])  # H·D and G·D
         sharing = of_row / head_dim
         ranking = EstimateCost(self.heads * self.dims * 32 / sharing, self.dims * 4 / sharing)
-        derived = of_row * (self.heads * self.dims + self.heads) + of_key * self.dims
-        return ranking + EstimateCost.deriving(derived / sharing, keys=keys)
+        gated = EstimateCost.adding(2 * self.heads / sharing)  # ReLU and w
+        derived = of_row * (self.heads * self.dims + self.heads) + of_key * self.dims + 4 * self.dims  # mean and variance 1
+        return ranking + gated + EstimateCost.deriving(derived / sharing, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         q, k, gate = self.indexer.of(chunk.layer, chunk.layer_q, chunk.k)

@@ -39,7 +39,7 @@ class MeanKeys(Estimator):
         return 1, self.page
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim / self.page, 32)
+        return EstimateCost.of(head_dim / self.page, 32) + EstimateCost.deriving(head_dim, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         (means,) = chunk.cache.derived(f"means of {self.page} keys", lambda: Means(self.page), chunk.k).figures

@@ -30,7 +30,10 @@ class PerToken(Estimator):
         object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, self.bits) + EstimateCost.of(1, 32)  # and a scale for each key
+        of_key = EstimateCost.of(1, 32)  # a scale
+        return (
+            EstimateCost.of(head_dim, self.bits) + of_key + EstimateCost.quantising(head_dim, keys=keys, offset=self.key_offset)
+        )
 
     def scores(self, chunk: Chunk) -> Tensor:
         q8, q_scales = token_integers(chunk.q.float(), self.bits)

@@ -67,7 +67,13 @@ class Quantised(Estimator):
             object.__setattr__(self, "sees", "chunk")
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, self.bits)
+        smoothing = 4 * head_dim * self.smooth  # the mean key, less it, and its product with the row
+        return (
+            EstimateCost.of(head_dim, self.bits)
+            + EstimateCost.quantising(head_dim, keys=keys, offset=key_offset_of(self.grid, self.key_offset))
+            + EstimateCost.deriving(smoothing, keys=keys)
+            + EstimateCost.adding(2 * self.smooth)
+        )
 
     def scores(self, chunk: Chunk) -> Tensor:
         operands = self._integers(chunk)

@@ -42,7 +42,7 @@ class Quest(Estimator):
         return 1, self.page
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(2 * head_dim / self.page, 32)
+        return EstimateCost.of(2 * head_dim / self.page, 32) + EstimateCost.deriving(4 * head_dim, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         low, high = chunk.cache.derived(f"bounds of {self.page} keys", lambda: Bounds(self.page), chunk.k).figures

@@ -21,7 +21,8 @@ class Sale(Estimator):
     q̄ is the mean query of the row's block of `query_block` rows, k̄ the mean of all keys so far, those of the chunk's later rows
     included. The product of a row with k̄ is left out: it moves all scores of the row alike.
     Departures: the paper keeps a block of 64 rows × 32 keys in which any row's score exceeds a share, calibrated for each head,
-    of what its sinks and its last 128 keys get; here every row keeps as many keys as its budget says.
+    of what its sinks and its last 128 keys get, and always keeps those sinks and those 128; here every row keeps as many keys as
+    its budget says, and nothing is kept in any case (`selection.sinks` and `selection.recent` do so for any estimator).
     """
 
     query_block: int = 64
@@ -31,8 +32,10 @@ class Sale(Estimator):
         checks.fields(self, checks.integer, "query_block", least=1)
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        of_means = EstimateCost.of(head_dim / min(self.query_block, rows), 32)
-        return EstimateCost.of(head_dim, 4) + EstimateCost.of(1, 32) + of_means  # the second: a scale for each key
+        of_means = EstimateCost.of(head_dim / min(self.query_block, rows), 32) + EstimateCost.adding(1)
+        means = EstimateCost.deriving(4 * head_dim, keys=keys)  # both, and less them
+        of_key = EstimateCost.of(1, 32)  # a scale
+        return EstimateCost.of(head_dim, 4) + of_key + of_means + EstimateCost.quantising(head_dim, keys=keys) + means
 
     def scores(self, chunk: Chunk) -> Tensor:
         of_row, _ = row_blocks(chunk, self.query_block)

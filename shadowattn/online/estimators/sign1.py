@@ -32,9 +32,10 @@ class Sign1(Estimator):
         object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        """With a scale for each key, and the additions of the rotation counted as products."""
-        additions = 2 * head_dim * math.log2(head_dim & -head_dim) * self.rotate
-        return EstimateCost.of(head_dim + 32 * self.scaled, 1) + EstimateCost.deriving(additions, keys=keys)
+        """With a scale for each key."""
+        rotations = 2 * head_dim * math.log2(head_dim & -head_dim) * self.rotate
+        of_key = head_dim * (self.scaled + (self.key_offset is not None))  # its mean magnitude, and less the offset
+        return EstimateCost.of(head_dim + 32 * self.scaled, 1) + EstimateCost.deriving(rotations + of_key, keys=keys)
 
     def scores(self, chunk: Chunk) -> Tensor:
         q = chunk.q.float()

@@ -22,7 +22,9 @@ class SignLSH(Estimator):
 
     Departures: the paper sorts rows and keys by their hashes and takes the blocks on the sorted diagonal, with sampled keys that
     stand for all others; here every row ranks by the distance of hashes, which is what the sorting approximates, and samples
-    fill the rest of the budget without standing for more than themselves.
+    fill the rest of the budget without standing for more than themselves. So a row costs as many operations as it sees keys, the
+    paper's the logarithm of it; the paper makes attention causal by halving the prompt again and again, here a row sees no key
+    after it; and it is exact up to 4096 keys, here at no length.
     """
 
     bits: int = 7

@@ -14,7 +14,12 @@ from shadowattn.types import EstimateCost
 
 @dataclass(frozen=True)
 class Streaming(Estimator):
-    """The first `sinks` keys outrank all; after them, later keys outrank earlier ones. The budget sets the window."""
+    """The first `sinks` keys outrank all; after them, later keys outrank earlier ones. The budget sets the window.
+
+    Departures: the paper evicts what leaves the window, and numbers positions by places in what is left, so that RoPE turns by
+    those; here keys keep the positions of the text, and only attention passes over them. Its window has a fixed length, here a
+    share of what a row sees. A row's own key comes before the sinks.
+    """
 
     sinks: int = 4
     granularity: ClassVar[str] = "layer"

@@ -75,9 +75,11 @@ class TopP(Estimator):
         return self.estimator.ranked_together
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
-        """The ranking's, and the 4-bit products, with a scale for each key, as if of every key."""
+        """The ranking's, and the 4-bit products, with a scale for each key, and the sums of their softmax, as if of every key."""
         ranking = self.estimator.cost(head_dim, rows, keys)
-        return ranking and ranking + EstimateCost.of(head_dim, 4) + EstimateCost.of(1, 32)
+        offset = head_dim * (self.key_offset is not None)
+        of_key = EstimateCost.of(1, 32) + EstimateCost.deriving(2 * head_dim + offset, keys=keys)
+        return ranking and ranking + EstimateCost.of(head_dim, 4) + of_key + EstimateCost.adding(2)
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """Lists of lengths of their own, for single rows: `lists` says whose."""

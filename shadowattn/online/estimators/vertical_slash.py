@@ -22,9 +22,11 @@ class VerticalSlash(Estimator):
     Both sums share one unit, so the best keys of a row are the columns and the diagonals above one limit. The first `first` keys
     and the last `recent` before a row come before all others, a row's own before them, from both ends inwards; neither are more
     than a quarter of what the row keeps, rounded up.
-    Departures: the paper looks at the last rows of the whole prompt, here at those of each chunk; it finds how many columns and
-    diagonals a head takes offline, here the budget divides by attention; its budgets of thousands of keys have room for 30 at
-    either end, here about half of a small one is left to what the last rows attend to.
+    Departures: the paper looks at the last rows of the whole prompt, and pays for them once, here at those of each chunk; it
+    finds how many columns and diagonals a head takes offline, here the budget divides by attention; its budgets of thousands of
+    keys have room for 30 at either end, here about half of a small one is left to what the last rows attend to. It is one of
+    the paper's three patterns, of which an offline search picks one for each head: the A-shape is `Streaming`, the block
+    pattern `MeanKeys`, and here all heads have the same.
     """
 
     last: int = 64
@@ -42,7 +44,9 @@ class VerticalSlash(Estimator):
         return 0, 1
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim * min(self.last, rows) / rows, 32)
+        """With the sums of the softmax, of columns and of diagonals, and which of the two is larger."""
+        last = min(self.last, rows) / rows
+        return EstimateCost.of(head_dim * last, 32) + EstimateCost.adding(3 * last + 1)
 
     def scores(self, chunk: Chunk) -> Tensor:
         columns, diagonals = sums(last_attention(chunk, self.last), chunk.positions[-self.last :])

@@ -24,7 +24,8 @@ class XAttention(Estimator):
     softmax of each line of squares, over those up to the line's own, is summed over the block. All rows of a block rank alike,
     except that a row's own block of keys is always kept.
     Departures: the paper takes blocks until a share of the attention is reached, here retention decides; rows of a block that
-    other chunks hold add nothing.
+    other chunks hold add nothing; a row's own block is an option of the authors' code, and so are sinks, which here
+    `selection.sinks` keeps for any estimator.
     """
 
     stride: int = 8
@@ -41,7 +42,8 @@ class XAttention(Estimator):
         return self.block, self.block
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim / self.stride, 32)
+        """With the sums of the softmax and of the blocks, a square at a time."""
+        return EstimateCost.of(head_dim / self.stride, 32) + EstimateCost.adding(2 / self.stride**2)
 
     def scores(self, chunk: Chunk) -> Tensor:
         stride = self.stride

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,29 +69,38 @@ def test_what_does_not_fit_is_refused(wrong, message, papers, bundled):
         ArxivSum(**papers | {"documents": 3, "shots": 5} | wrong).questions(bundled.tokenizer, "")
 
 
-def test_a_data_set_that_is_not_reached_is_refused_by_name(monkeypatch, tmp_path):
-    import datasets
+def test_a_data_set_that_is_not_reached_is_refused_by_name(monkeypatch):
+    import huggingface_hub
 
     def unreached(*_, **__):
-        raise ConnectionError("no network")
+        raise RuntimeError("no network")  # errors of the client's network library are of no common class
 
-    monkeypatch.setattr(datasets, "load_dataset", unreached)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreached)
     with pytest.raises(InputError, match=r"'some/papers' is no file, and could not be had from the hub .*no network.*; give a"):
         ArxivSum("some/papers").questions(None, "")
 
 
 def test_a_data_set_of_the_hub_is_read_like_a_file(monkeypatch):
     import datasets
+    import huggingface_hub
 
-    asked = {}
+    asked, resolved = {}, []
+
+    def info(_, path, *, revision):
+        resolved.append((path, revision))
+        return SimpleNamespace(sha="0123456789" * 4)
 
     def load(path, *, split, revision):
         asked.update(path=path, split=split, revision=revision)
         return datasets.Dataset.from_list([{"article": "A", "abstract": "B"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    source = Published("some/papers", "train", "abc")
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    source = Published("some/papers", "train", "main")
     assert source.records("path", {"article": str}, "give another") == [{"article": "A", "abstract": "B"}]
-    assert asked == {"path": "some/papers", "split": "train", "revision": "abc"}
+    assert asked == {"path": "some/papers", "split": "train", "revision": "0123456789" * 4}
+    assert source.source == f"some/papers {'0123456789' * 4}"
+    assert resolved == [("some/papers", "main")]  # once: rows name what was read
+    assert Published("some/papers", revision="ab" * 20).source == f"some/papers {'ab' * 20}"
     with pytest.raises(InputError, match="expected columns body in some/papers, got article, abstract; body are missing"):
         source.records("path", {"body": str}, "give another")

@@ -45,6 +45,26 @@ def parts(prompt: str) -> tuple[list[dict], list[tuple[str, str]], str]:
     return [json.loads(line) for line in described.splitlines()[1:]], pairs, last.partition("\n")[0]
 
 
+@pytest.mark.parametrize("tokens", [270, 300, 340])
+def test_as_many_intents_are_offered_as_fit_into_the_tokens(tokens, files, bundled):
+    settings = {**files, "documents": 3, "shots": 2, "offered": 2}
+    plain = DroidCall(**settings).questions(bundled.tokenizer, "")
+    for query, few, question in zip(
+        QUERIES, plain, DroidCall(**settings, tokens=tokens).questions(bundled.tokenizer, ""), strict=True
+    ):
+        intents, _, asked = parts(bundled.tokenizer.decode(question.prompt))
+        assert asked == query["query"]
+        assert query["intent"] in [intent["intent"] for intent in intents]
+        assert few.tokens <= question.tokens <= tokens
+        longest = max(len(bundled.tokenizer.encode(json.dumps(intent) + "\n")) for intent in intents)
+        assert len(intents) == 6 or question.tokens + longest + 2 > tokens  # no room for another
+
+
+def test_tokens_that_hold_not_even_what_is_offered_are_refused(files, bundled):
+    with pytest.raises(InputError, match=r"task.tokens: expected at least \d+ for 4 intents and 5 examples, got 60"):
+        DroidCall(**files, documents=3, tokens=60).questions(bundled.tokenizer, "")
+
+
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize(("shots", "offered"), [(5, 4), (0, 1), (2, 6)])
 def test_a_prompt_describes_intents_and_shows_calls_of_them(shots, offered, chat, files, bundled):

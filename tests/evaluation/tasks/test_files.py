@@ -61,4 +61,3 @@ def test_what_is_no_file_of_records_is_refused(tmp_path):
     deep.write_text("[" * 100_000)
     with pytest.raises(InputError, match=r"task\.path, line 1: expected a JSON object with query"):
         read_records("path", str(deep), ENTRIES, "give another")
-    assert "newest revision" in Published("y" * 5000).source

@@ -45,6 +45,29 @@ def test_a_letter_stands_for_the_function(files, chat, bundled):
     assert len(orders) > 1
 
 
+def test_as_many_functions_are_described_as_fit_into_the_tokens(files, bundled):
+    tokenizer, settings = bundled.tokenizer, {**files, "documents": 4, "shots": 2, "top": 2}
+    every = Octopus(**settings).questions(tokenizer, "")
+    longest = max(question.tokens for question in every)
+    assert [one.prompt.tolist() for one in Octopus(**settings, tokens=longest).questions(tokenizer, "")] == [
+        one.prompt.tolist() for one in every
+    ]
+    fewer = Octopus(**settings, tokens=longest - 20).questions(tokenizer, "")
+    for question, asked in zip(fewer, QUERIES, strict=False):
+        prompt = tokenizer.decode(question.prompt)
+        described = dict(line.split(". ", 1) for line in prompt.splitlines() if ". do_" in line)
+        assert 3 <= len(described) == len(question.choices) < 8
+        assert longest - 40 < question.tokens <= longest - 20
+        letter = tokenizer.decode(question.choices[question.right]).strip()
+        assert described[letter].startswith(f"{asked['function']}:")
+        for one in prompt.split("Request: ")[1:-1]:
+            query, _, answer = one.partition("\nFunction: ")
+            of_query = next(other for other in QUERIES[4:] if other["query"] == query)
+            assert described[answer.strip()[0]].startswith(f"{of_query['function']}:")
+    with pytest.raises(InputError, match=r"task.tokens: expected at least \d+ for \d functions and 2 examples, got 30"):
+        Octopus(**settings, tokens=30).questions(tokenizer, "")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -2,8 +2,17 @@ import pandas as pd
 import pytest
 
 from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.h2o import H2O
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.estimators.mean_keys import MeanKeys
 from shadowattn.online.estimators.oracle import Oracle
+from shadowattn.online.estimators.quest import Quest
+from shadowattn.online.estimators.sign1 import Sign1
+from shadowattn.online.estimators.sign_lsh import SignLSH
+from shadowattn.online.estimators.spargeattn import SpargeAttn
 from shadowattn.online.estimators.top_p import TopP
+from shadowattn.online.estimators.vertical_slash import VerticalSlash
+from shadowattn.online.estimators.xattention import XAttention
 from shadowattn.online.functional import ESTIMATORS, named_estimator
 from shadowattn.reporting.rows import list_for
 from shadowattn.types import EstimateCost
@@ -21,7 +30,9 @@ def test_loss_and_cost_of_every_estimator(run):
     cost = rows[rows.metric == "estimate_mac_bits"].set_index(["method", "retention"]).value
     methods = set(rows.method) - {"dense", "npu_full"}
     assert set(cost.index) == {(method, at) for method in methods for at in (0.2, 0.5)}
-    assert cost["oracle", 0.2] == 4 * cost["int8", 0.2] == 8 * (cost["bits4", 0.2] - 32)  # a scale for each key
+    spread = 5 * 80 * 32 / 64  # quantising 80 channels of a row and of a key less its offset, over the 64 keys of a window
+    assert cost["oracle", 0.2] == 4 * (cost["int8", 0.2] - spread)
+    assert cost["oracle", 0.2] == 8 * (cost["bits4", 0.2] - spread - 32)  # a scale for each key
     shares = rows[rows.metric == "estimate_mac_bits"].drop_duplicates("method").set_index("method")
     assert (shares.ranked_rows["int8"], shares.ranked_rows["vertical_slash"], shares.ranked_rows["spargeattn"]) == (1, 0, 128)
     assert (shares.ranked_keys["int8"], shares.ranked_keys["quest"], shares.ranked_keys["xattention"]) == (1, 16, 128)
@@ -32,8 +43,14 @@ def test_loss_and_cost_of_every_estimator(run):
     assert blocks.value.between(0, 1).all()
     assert {"first_divergent_token", "divergent_tokens"} <= set(rows.metric)
     assert cost["random", 0.5] == cost["streaming", 0.5] == 0
-    densities = rows[(rows.metric == "density") & (rows.retention == 0.2) & (rows.method != "dense")].value
+    densities = rows[(rows.metric == "density") & (rows.retention == 0.2)].set_index("method").value
+    assert densities.pop("top_p") == pytest.approx(densities["int8"], rel=0.3)  # on calibration text they are equal
     assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them
+    own, dense = (rows[rows.metric == f"{kind}topk_overlap"].set_index(["method", "retention"]).value for kind in ("", "dense_"))
+    assert set(dense.index) == set(own.index) == set(cost.index)
+    assert (dense["oracle"] == 1).all()
+    assert dense.between(0, 1).all()
+    assert (dense != own)[["sign1", "streaming"]].any()
     assert (folder / "cost.png").is_file()
 
 
@@ -69,7 +86,31 @@ def test_what_a_row_and_a_key_bring_is_spread_over_the_keys_and_counts_no_bytes(
     assert signs.cost(64, 32, 96).mac_bits == 7 + 2 * 64 * 7 * 32 / 96
     assert signs.cost(64, 32, 2**20).bytes == 7 / 8
     whole, free = TopP(Oracle(), 0.9).cost(64, 32, 96), Oracle().cost(64, 32, 96)
-    assert whole.mac_bits - free.mac_bits == 64 * 4 + 32  # 4-bit keys, a scale each
+    pruning = 64 * 4 + 32 + 2 * 64 * 32 / 96 + 2 * 32  # 4-bit keys, a scale each, quantised once, two sums
+    assert whole.mac_bits - free.mac_bits == pytest.approx(pruning)
+
+
+POOLED = [  # float operations that a row and a key take once, by the definition of each
+    (MeanKeys(16), 64),  # the mean key
+    (SpargeAttn(), 2 * 64),  # both means
+    (SpargeAttn(likeness=0.5), 7 * 64),  # and the keys less their mean: that, less it, their lengths, one by one and their mean
+    (Quest(16), 4 * 64),  # the lowest and the highest of a page, the positive and the negative part of a row
+    (Sign1(), 2 * 64 * 6 + 64),  # two rotations of 6 steps, the mean magnitude
+    (SignLSH(), 2 * 64 * 7),  # two projections on 7 directions
+    (Int8Tensor(), 4 * 64),  # of both the largest magnitude, and a product with the scale
+]
+
+
+@pytest.mark.parametrize(("estimator", "operations"), POOLED, ids=lambda x: type(x).__name__)
+def test_pooling_rotation_and_projection_count_by_one_convention(estimator, operations):
+    near, far = (estimator.cost(64, 128, keys).mac_bits for keys in (2048, 2**40))
+    assert near - far == pytest.approx(32 * operations / 2048)
+
+
+def test_sums_for_each_row_and_key_count_as_products():
+    assert VerticalSlash(64).cost(64, 128, 2048).mac_bits == 32 * (64 / 2 + 3 / 2 + 1)
+    assert XAttention(8, 128).cost(64, 128, 2048).mac_bits == 32 * (64 / 8 + 2 / 64)
+    assert H2O().cost(64, 128, 2048).mac_bits == 32 * (64 + 2)
 
 
 def test_whom_a_list_is_for_says_heads_and_rows():

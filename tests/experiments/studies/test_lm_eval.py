@@ -4,9 +4,11 @@ import shutil
 import pandas as pd
 import pytest
 
+from experiments.lm_eval_tasks.questions import pieces, records
 from experiments.studies.lm_eval import LmEval
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
+from shadowattn.models import load_bundled
 from tests.evaluation.test_harness import write_tasks
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -136,3 +138,41 @@ def test_changed_questions_in_another_folder_are_measured_again(folder, tmp_path
     assert LmEval(tasks=["choice"], include_path=str(folder)).inputs() == before
     elsewhere.write_text(elsewhere.read_text().replace('"answer": 0', '"answer": 1'))
     assert LmEval(tasks=["choice"], include_path=str(folder)).inputs() != before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_bundled_tasks_need_a_text_file_at_most(tmp_path, monkeypatch):
+    from lm_eval import simple_evaluate
+
+    from shadowattn.evaluation.harness import ShadowAttnLM
+
+    (tmp_path / "test.txt").write_text("".join(f" Line {at} of a text that goes on and on. \n" for at in range(4000)))
+    monkeypatch.chdir(tmp_path)
+    study = LmEval(tasks=["records_choice", "wikitext_pieces"], include_path="bundled")
+    read = study.inputs()
+    assert read["data"] == {"records_choice": [], "wikitext_pieces": [sha256(tmp_path / "test.txt")]}
+    assert set(read["own_tasks"]) == {"__init__.py", "questions.py", "records_choice.yaml", "wikitext_pieces.yaml"}
+    loaded = load_bundled()
+    model = ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer)
+    found = simple_evaluate(model, tasks=list(study.tasks), task_manager=study._manager(), limit=1, bootstrap_iters=0)
+    assert found["versions"] == {"records_choice": 1.0, "wikitext_pieces": 1.0}
+    assert found["results"]["records_choice"]["acc,none"] in (0, 1)
+    assert 0 < found["results"]["wikitext_pieces"]["bits_per_byte,none"] < 8
+
+
+def test_bundled_questions_are_what_they_say(tmp_path):
+    asked = records(documents=5, pairs=9, choices=4, seed=1)["test"]
+    assert asked.to_list() == records(documents=5, pairs=9, choices=4, seed=1, version=1.0)["test"].to_list()
+    for one in asked:
+        *lines, question = one["prompt"].split("\n")
+        key = question.removeprefix(": ").removesuffix(":")
+        assert lines.count(f": {key}: {one['choices'][one['answer']]}") == 1
+        values = [line.split(": ")[-1] for line in lines if line]
+        assert len(values) == 9
+        assert len(set(one["choices"])) == 4
+        assert set(one["choices"]) <= set(values)
+    (tmp_path / "text.txt").write_text("one two\n" * 10)
+    made = pieces(path=str(tmp_path / "text.txt"), documents=3, characters=20)["test"]
+    assert [one["text"] for one in made] == ["one two\none two\n"] * 3
+    with pytest.raises(ValueError, match="expected text for 9 pieces of 20 characters, got 4"):
+        pieces(path=str(tmp_path / "text.txt"), documents=9, characters=20)

@@ -12,7 +12,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.flexprefill import FlexPrefill
 from shadowattn.online.estimators.pages import ALWAYS
-from shadowattn.online.estimators.spargeattn import SpargeAttn
+from shadowattn.online.estimators.spargeattn import SpargeAttn, likeness
 from shadowattn.online.estimators.vertical_slash import VerticalSlash
 from shadowattn.online.estimators.xattention import XAttention
 from tests.tensors import qkv
@@ -123,8 +123,10 @@ def test_spargeattn_ranks_means_and_keeps_what_is_unlike(rows, more, query_block
     def plain(head, row, position, key):
         if (own := own_block(position, key, key_block)) is not None:
             return own
-        keys = chunk.k[head * KV_HEADS // HEADS].double()[key // key_block * key_block :][:key_block]
-        cosines = torch.nn.functional.cosine_similarity(keys[:, None], keys[None], dim=-1)
+        every = chunk.k[head * KV_HEADS // HEADS].double()
+        keys = every[key // key_block * key_block :][:key_block]
+        centred = keys - every.mean(0)
+        cosines = torch.nn.functional.cosine_similarity(centred[:, None], centred[None], dim=-1)
         if cosines.mean() < likeness:
             return ALWAYS
         together = [at for at, other in enumerate(chunk.positions.tolist()) if other // query_block == position // query_block]
@@ -209,6 +211,13 @@ def test_half_of_a_small_budget_goes_by_the_last_rows():
     k[:, 40:44] = 10.0
     scores = VerticalSlash().scores(Chunk.of(q, k, retention=0.08))
     assert sorted(scores[0, -1].topk(8).indices.tolist()) == [0, 1, 40, 41, 42, 43, 98, 99]
+
+
+def test_a_vector_that_all_keys_share_makes_no_block_alike():
+    """As in the authors' kernel, which takes the mean key off before the cosines."""
+    noise = torch.randn(1, 64, DIM, generator=torch.Generator().manual_seed(0))
+    assert likeness(noise + 100.0, 16).max() < 0.4
+    torch.testing.assert_close(likeness(noise + 100.0, 16), likeness(noise, 16), atol=1e-3, rtol=0)
 
 
 KINDS = [VerticalSlash(8, 2, 3), XAttention(2, 8), SpargeAttn(8, 4, 0.2), FlexPrefill(4, 0.3)]
