@@ -60,7 +60,7 @@ class SelfCheck(Study):
 
 
 def _check(device: str) -> list[dict]:
-    return [asdict(outcome) for outcome in check_device(device, list(CASES), progress=lambda cases: bar(cases, device))]
+    return [asdict(outcome) for outcome in check_device(device, CASES, progress=lambda cases: bar(cases, device))]
 
 
 def _rows(lab: Lab, device: str, outcome: Outcome) -> list[Row]:

@@ -273,7 +273,7 @@ class GraphBank:
     def _is_large(self) -> bool:
         """Whether the graphs' own memory counts: one with float32 inputs holds its keys again as integers."""
         key_bytes = sum(shape.kv_heads * shape.keys * shape.head_dim for shape, _ in self.keys)
-        return self.form.inputs != "unit" and key_bytes > _MOST_OWN_BYTES
+        return not self.form.takes_int8 and key_bytes > _MOST_OWN_BYTES
 
     def _release_others(self, keys: int) -> None:
         """In a large bank only graphs of one length hold memory of their own: a prompt uses one length at a time."""

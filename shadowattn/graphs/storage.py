@@ -18,8 +18,8 @@ from shadowattn import checks
 from shadowattn.artifacts import content_hash, sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import DISTANCES, GraphShape
-from shadowattn.graphs.estimation import GraphForm
-from shadowattn.types import Requant, ScaleGrid
+from shadowattn.graphs.estimation import GraphForm, form_of
+from shadowattn.types import ScaleGrid
 
 try:
     import fcntl
@@ -83,8 +83,7 @@ def load(folder: Path) -> Saved:
     if manifest["openvino"] != ov.get_version():
         raise InputError(f"bank {folder}: built with OpenVINO {manifest['openvino']}, here is {ov.get_version()}; {remedy}")
     try:
-        form, requant = manifest["form"], manifest["form"]["requant"]
-        form = GraphForm(**form | {"pool": tuple(form["pool"]), "requant": Requant(**requant) if requant else None})
+        form = form_of(manifest["form"])
         profile = manifest["built_for"]
         built_for = BuiltFor(ScaleGrid(**profile["scales"]), profile["fingerprint"], profile["model"])
         pairs = built_for.scales.pairs
