@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from experiments.progress import say
-from shadowattn.artifacts import write_json
+from shadowattn.artifacts import read_json, sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu import compiler
 from shadowattn.graphs.npu.compiler import MANIFEST, SETUP, compiler_folder
@@ -32,16 +32,20 @@ def install(folder: Path) -> Path:
 
     Raises `InputError` where this is no Linux on x86-64, where apt-get or dpkg is missing, and where a download fails.
     """
-    if (folder / MANIFEST).is_file():
+    host = sha256(_HOST)
+    if (folder / MANIFEST).is_file() and read_json(folder / MANIFEST, f"rm -r {folder}, then {SETUP}")["host"] == host:
         return folder
     _check_system()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
+        if (folder / MANIFEST).is_file():  # by another version of our program
+            (folder / MANIFEST).unlink()
+            shutil.rmtree(folder / "app", ignore_errors=True)
         for name, step in _STEPS.items():
             if not (folder / name).is_dir():
                 say(f"npu compiler: {step.__doc__.splitlines()[0]}")
                 _staged(folder, name, step)
-        versions = {"openvino": version("openvino"), **dict(_deb_versions(folder / "debs"))}
+        versions = {"openvino": version("openvino"), "host": host, **dict(_deb_versions(folder / "debs"))}
         write_json(folder / MANIFEST, versions)
     return folder
 

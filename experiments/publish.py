@@ -32,7 +32,8 @@ from shadowattn.reporting.flags import quality_flags
 from shadowattn.reporting.style import save
 
 # Columns in which nothing means not a number.
-_NUMBERS = ("value", "low", "high", "error", "depth", "sigma", "published", "ranked_rows", "ranked_keys")
+_NUMBERS = ("value", "low", "high", "error", "depth", "sigma", "published", "ranked_rows", "ranked_keys",
+            "compile_s", "blob_bytes", "fp_ops", "int_ops", "peak_share", "dpu_mhz", "activity")  # fmt: skip
 ROOT = Path(__file__).parents[1]
 
 

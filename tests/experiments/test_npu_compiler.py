@@ -61,3 +61,14 @@ def test_a_failed_download_names_its_reason_and_the_remedy(monkeypatch, tmp_path
     monkeypatch.setattr(npu_compiler.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(InputError, match=r"E: Unable to locate package wine64.*apt-get update, then the same command"):
         npu_compiler._debs(tmp_path, tmp_path)
+
+
+def test_another_version_of_the_program_is_built_anew(steps, tmp_path, monkeypatch):
+    done, _ = steps
+    npu_compiler.install(tmp_path / "it")
+    (tmp_path / "it" / "app").mkdir()
+    (tmp_path / "host.c").write_text("another")
+    monkeypatch.setattr(npu_compiler, "_HOST", tmp_path / "host.c")
+    npu_compiler.install(tmp_path / "it")
+    assert not (tmp_path / "it" / "app").exists()
+    assert done == ["wheels", "debs"]

@@ -43,6 +43,7 @@ class NpuCompiler:
 
     folder: Path = field(default_factory=compiler_folder)
     version: str = field(default="", init=False)
+    _tiles: int = field(default=0, init=False, repr=False)
     _process: subprocess.Popen | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self):
@@ -56,17 +57,22 @@ class NpuCompiler:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def compile(self, model: ov.Model, platform: str, blob: Path | None = None) -> CompiledGraph:
+    def compile(self, model: ov.Model, platform: str, blob: Path | None = None, *, tiles: int = 0) -> CompiledGraph:
         """What came of `model` on a platform; the compiled graph goes to the file `blob`, where one is given.
+
+        `tiles` of the matrix engine that it may use; 0: the compiler's own choice, which knows no device here.
 
         A graph that the compiler refuses, dies of or does not finish within a quarter of an hour is an outcome with an `error`.
         """
         if platform not in PLATFORMS:
             raise InputError(f"npu platform: expected one of {', '.join(PLATFORMS)}, got {platform!r}")
+        if tiles != self._tiles:
+            self._end()
+            self._tiles = tiles
         with tempfile.TemporaryDirectory() as folder:
             path, made = Path(folder) / "graph.xml", Path(folder) / "graph.blob"
             ov.save_model(model, path, compress_to_fp16=False)
-            log = self._ask(f"{_windows(path)}\t{_windows(made)}\t{platform}\n")
+            log = self._ask(f"{_windows(path)}\t{_windows(made)}\t{platform}\t{tiles}\n")
             self.version = self.version or compiler_version(log)
             outcome = read_log(log, blob_bytes=made.stat().st_size if made.is_file() else None)
             if blob is not None and not outcome.error:

@@ -1,6 +1,7 @@
 /* The Windows program that wine runs: OpenVINO's NPU plugin and compiler, asked for one graph after the other.
 
-   Every line of its input is MODEL.xml<tab>OUT.blob<tab>PLATFORM. The plugin logs to the same output. A line that begins with
+   Every line of its input is MODEL.xml<tab>OUT.blob<tab>PLATFORM<tab>TILES, 0 for the compiler's own choice, which
+   cannot be had again once a number was set. The plugin logs to the same output. A line that begins with
    @result ends a graph: status (0, or where it failed), seconds, and the error. A compiler that aborts ends the process. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,12 +58,13 @@ int main(void) {
   while (fgets(line, sizeof line, stdin)) {
     line[strcspn(line, "\r\n")] = 0;
     char *model_path = strtok(line, "\t"), *blob_path = strtok(NULL, "\t"), *platform = strtok(NULL, "\t");
-    if (!platform) continue;
+    char *tiles = strtok(NULL, "\t");
+    if (!tiles) continue;
     object *model = NULL, *compiled = NULL;
     double seconds = 0;
     LARGE_INTEGER frequency, start, end;
     QueryPerformanceFrequency(&frequency);
-    status = set(core, "NPU", "NPU_PLATFORM", platform) ? 1 : 0;
+    status = set(core, "NPU", "NPU_PLATFORM", platform) || (atoi(tiles) && set(core, "NPU", "NPU_TILES", tiles)) ? 1 : 0;
     if (!status) status = read(core, model_path, NULL, &model) ? 2 : 0;
     if (!status) {
       QueryPerformanceCounter(&start);

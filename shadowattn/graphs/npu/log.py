@@ -16,7 +16,7 @@ _VERSION = re.compile(r"VCL Compiler Properties: ID: ([^,]+), Version: ([\d.]+)"
 _RESULT = re.compile(r"^@result\t(\d+)\t([\d.]+)\t(.*)$", re.MULTILINE)
 _ACTIVITY = re.compile(r"compiled Activity Factor - ([\d.]+)")
 _GROUPS = re.compile(r"DPU groups = (\d+)")
-_ERROR = re.compile(r"(?:\[ERROR\][^\n]*?|loc\([^\n]*?error: )([^\n]+)")
+_ERROR = re.compile(r"\[ERROR\](?: [\d:.]+)?(?: \[[\w-]+\])? *([^\n]+)")
 _LONGEST = 200
 
 

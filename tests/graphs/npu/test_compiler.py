@@ -15,7 +15,7 @@ STAND_IN = """\
 #!{python}
 import pathlib, sys, time
 for number, line in enumerate(sys.stdin):
-    model, blob, platform = (part.strip().removeprefix("Z:").replace("\\\\", "/") for part in line.split("\\t"))
+    model, blob, platform, tiles = (part.strip().removeprefix("Z:").replace("\\\\", "/") for part in line.split("\\t"))
     assert pathlib.Path(model).is_file()
     print("VCL Compiler Properties: ID: build, Version: 1.2, Supported", flush=True)
     if platform == "5010":
