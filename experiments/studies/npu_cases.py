@@ -38,7 +38,6 @@ BLOCK_FORMS = {
 _SCALE = 4.2 / 127
 _RANGE = 3.0  # of activations that blocks quantise: a constant, which decides no time
 _LAYOUT = GraphShape(4, 128, 64, 1024)
-ATTENTION = {"float16": False, "int8": True}
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,8 @@ def _forms() -> Iterator[GraphCase]:
 def _layouts() -> Iterator[GraphCase]:
     for name, build in LAYOUTS.items():
         yield GraphCase("layout", "none", name, _LAYOUT, _macs(_LAYOUT), partial(build, _LAYOUT))
+    for name, int8 in (("dense attention, float16", False), ("dense attention, int8 in", True)):
+        yield GraphCase("layout", "none", name, _LAYOUT, 2 * _macs(_LAYOUT), partial(attention_graph, _LAYOUT, int8=int8))
     for rows in (32, 64, 256, 512, 1024):
         yield _estimate("rows", "none", "int8", replace(_LAYOUT, rows=rows), _INT8)
     for keys in (256, 512, 2048, 4096, 8192):
@@ -112,8 +113,7 @@ def _attention(model: str, rows: int, keys: Sequence[int]) -> Iterator[GraphCase
     known = KNOWN_MODELS[model].shape
     for count in keys:
         shape = GraphShape(known.heads, rows, known.head_dim, count, known.heads // known.kv_heads)
-        for name, int8 in ATTENTION.items():
-            yield GraphCase("attention", model, name, shape, 2 * _macs(shape), partial(attention_graph, shape, int8=int8))
+        yield GraphCase("attention", model, "float16", shape, 2 * _macs(shape), partial(attention_graph, shape, int8=False))
 
 
 def _blocks(model: str, rows: int) -> Iterator[GraphCase]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -11,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.progress import bar, say
+from experiments.progress import say
 from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from experiments.studies.npu_cases import MODELS, GraphCase, cases
@@ -103,18 +104,10 @@ class NpuCompile(Study):
         row = replace(
             lab.row(CompiledRow), metric=_PREDICTED, unit="us", path_kind="timing", measured="compiled", n=1, data="none"
         )
-        rows = []
+        cells = {_key(case, platform): (case, platform) for case in every for platform in self.platforms}
         with NpuCompiler() as compiler:
-            for case in bar(every, "compile"):
-                model = None
-                for platform in self.platforms:
-                    key = f"{platform} {case.part} {case.model} {case.name} {case.tiles} {asdict(case.shape)}"
-                    if not units.has(key):
-                        model = model or case.build()
-                        outcome = compiler.compile(model, platform, tiles=case.tiles)
-                        units.put(key, asdict(outcome) | {"compiler": compiler.version})
-                    rows.append(self._row(row, case, platform, units.read(key)))
-        return rows
+            lab.measure_pieces(units, {key: partial(_compiled, compiler, *cell) for key, cell in cells.items()}, "compile")
+        return [self._row(row, *cell, units.read(key)) for key, cell in cells.items()]
 
     def _cases(self):
         yield from cases(rows=self.rows, keys=self.keys, launch_heads=self.launch_heads, models=self.models)
@@ -151,6 +144,15 @@ class NpuCompile(Study):
         failed = rows[rows.value.isna()]
         reasons = [f"{len(cell)} graphs: {reason}" for reason, cell in failed.groupby("flag")]
         return Group(counts, forms, *reasons)
+
+
+def _key(case: GraphCase, platform: str) -> str:
+    return f"{platform} {case.part} {case.model} {case.name} {case.tiles} {asdict(case.shape)}"
+
+
+def _compiled(compiler: NpuCompiler, case: GraphCase, platform: str) -> dict[str, Any]:
+    outcome = compiler.compile(case.build(), platform, tiles=case.tiles)
+    return asdict(outcome) | {"compiler": compiler.version}
 
 
 def _shown(row: pd.Series) -> str:

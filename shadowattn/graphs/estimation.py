@@ -160,13 +160,12 @@ def estimation_graph(
     elif form.requant is not None:
         out = _requantise(out, form.requant.multiplier(q_scale, k_scale) / step)
     if form.indices:
-        if form.pool != (1, 1):
-            # An NPU's compiler fails on TopK directly behind a pooling, and not with a reshape to all rows at once between them.
-            rows, keys = lead[0] * (lead[1] // form.pool[0]), shape.keys // form.pool[1]
-            out = op.reshape(out, op.constant(np.int64([1, 1, rows, keys])), False)
+        # An NPU's compiler fails on TopK directly behind a pooling, and on that of many keys for some numbers of heads; of rows
+        # without heads it takes both. In this axis the CPU plugin spreads them over threads.
+        rows, keys = lead[1] // form.pool[0], shape.keys // form.pool[1]
+        out = op.reshape(out, op.constant(np.int64([1, lead[0] * rows, 1, keys])), False)
         out = op.topk(out, op.constant(np.int64(shape.top_k)), -1, "max", "value", ov.Type.i32, stable=True).output(1)
-        if form.pool != (1, 1):
-            out = op.reshape(out, op.constant(np.int64([1, lead[0], lead[1] // form.pool[0], shape.top_k])), False)
+        out = op.reshape(out, op.constant(np.int64([1, lead[0], rows, shape.top_k])), False)
     elif form.score_dtype is np.float16:
         out = op.convert(out, ov.Type.f16)
     return _model(out, inputs, "indices" if form.indices else "scores")
