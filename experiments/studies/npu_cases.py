@@ -53,15 +53,23 @@ class GraphCase:
     tiles: int = 0
 
 
-def cases(*, rows: int, keys: Sequence[int], launch_heads: Sequence[int], models: Sequence[str]) -> Iterator[GraphCase]:
-    """All of them. Banks, blocks and attention are of chunks of `rows` rows, and of `models`."""
+def cases(
+    *,
+    rows: int,
+    keys: Sequence[int],
+    launch_heads: Sequence[int],
+    models: Sequence[str],
+    whole: Sequence[str],
+    attention_keys: Sequence[int],
+) -> Iterator[GraphCase]:
+    """All, for chunks of `rows` rows: banks of `models` on `keys` keys; blocks of `whole`, and attention on `attention_keys`."""
     yield from _forms()
     yield from _layouts()
+    for model in whole:
+        yield from _blocks(model, rows)
+        yield from _attention(model, rows, attention_keys)
     for model in models:
         yield from _bank(model, rows, keys, launch_heads)
-        yield from _attention(model, rows, keys)
-    for model in models:
-        yield from _blocks(model, rows)
 
 
 def bank_shapes(model: str, *, rows: int, keys: Sequence[int], launch_heads: Sequence[int]) -> list[GraphShape]:

@@ -64,7 +64,8 @@ class CompiledRow(Row):
 
 @dataclass(frozen=True)
 class NpuCompile(Study):
-    """Graphs of `npu_cases` for each of `platforms`; banks, blocks and attention of `models`, chunks of `rows` rows.
+    """Graphs of `npu_cases` for each of `platforms`, chunks of `rows` rows: banks of `models` on `keys` keys; of the models `whole`
+    blocks too, and dense attention on `attention_keys` keys.
 
     `peak_tops`: published INT8 peaks, 10¹² operations a second, two a multiply-accumulate; none for a platform where none is
     known.
@@ -72,19 +73,21 @@ class NpuCompile(Study):
 
     platforms: list[str] = field(default_factory=lambda: list(PLATFORMS))
     models: list[str] = field(default_factory=lambda: list(MODELS))
+    whole: list[str] = field(default_factory=lambda: ["smollm2", "qwen2_0_5b"])
     rows: int = 256
-    keys: list[int] = field(default_factory=lambda: [1024, 2048, 4096, 8192])
+    keys: list[int] = field(default_factory=lambda: [1024, 4096])
+    attention_keys: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
     peak_tops: dict[str, float] = field(default_factory=dict)
     headline: ClassVar[tuple[str, ...]] = (_PREDICTED,)
 
     def __post_init__(self):
-        for name, options in (("platforms", PLATFORMS), ("models", MODELS)):
+        for name, options in (("platforms", PLATFORMS), ("models", MODELS), ("whole", MODELS)):
             if not getattr(self, name):
                 raise InputError(f"study.{name}: expected at least one of {', '.join(options)}, got none")
             for one in getattr(self, name):
                 check_choice(f"study.{name}", one, tuple(options))
-        for name in ("keys", "launch_heads"):
+        for name in ("keys", "attention_keys", "launch_heads"):
             check_count(f"study.{name}", min(getattr(self, name), default=0))
         check_count("study.rows", self.rows)
         for platform in self.peak_tops:
@@ -110,7 +113,10 @@ class NpuCompile(Study):
         return [self._row(row, *cell, units.read(key)) for key, cell in cells.items()]
 
     def _cases(self):
-        yield from cases(rows=self.rows, keys=self.keys, launch_heads=self.launch_heads, models=self.models)
+        yield from cases(
+            rows=self.rows, keys=self.keys, launch_heads=self.launch_heads, models=self.models, whole=self.whole,
+            attention_keys=self.attention_keys,
+        )  # fmt: skip
 
     def _row(self, row: CompiledRow, case: GraphCase, platform: str, record: Mapping[str, Any]) -> CompiledRow:
         version = record["compiler"]

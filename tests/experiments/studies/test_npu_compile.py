@@ -15,7 +15,16 @@ from tests.graphs.npu.test_compiler import STAND_IN
 
 __all__ = ["run", "tiny_folder"]  # fixtures
 
-SMALL = ["study.models=[smollm2]", "study.keys=[64]", "study.rows=32", 'study.platforms=["3720","5010"]']
+SMALL = [
+    "study.models=[smollm2]",
+    "study.whole=[smollm2]",
+    "study.keys=[64]",
+    "study.attention_keys=[64]",
+    "study.rows=32",
+    'study.platforms=["3720","5010"]',
+]
+
+ONE = {"rows": 32, "keys": [64], "launch_heads": [1], "models": ["smollm2"], "whole": ["smollm2"], "attention_keys": [64]}
 
 
 @pytest.fixture
@@ -73,9 +82,9 @@ def test_bank_shapes_fold_heads_of_one_key_head(model, expected):
 
 
 def test_every_part_builds_and_counts_its_products():
-    for case in few(rows=32, keys=[64], launch_heads=[1], models=["smollm2"]):
+    for case in few(**ONE):
         model = case.build()
         assert case.macs > 0
         assert model.inputs
-    names = {case.name for case in cases(rows=32, keys=[64], launch_heads=[1], models=["smollm2"])}
+    names = {case.name for case in cases(**ONE)}
     assert set(BANK_FORMS) | set(npu_cases.BLOCK_FORMS) <= names

@@ -49,6 +49,17 @@ def test_one_process_compiles_one_graph_after_the_other(folder, tmp_path):
     assert made.version == "1.2 (build)"
 
 
+def test_an_outcome_is_found_again_for_the_same_graph_alone(folder):
+    with NpuCompiler(folder) as made:
+        first = made.compile(GRAPH, "3720")
+        other = made.compile(estimation_graph(GraphShape(1, 16, 64, 32), GraphForm("int8")), "3720")
+    with NpuCompiler(folder) as again:
+        built_again = estimation_graph(GraphShape(1, 16, 64, 16), GraphForm("int8"))
+        assert again.compile(built_again, "3720").predicted_us == first.predicted_us != other.predicted_us
+        assert again.version == "1.2 (build)"
+        assert again._process is None  # nothing was asked
+
+
 def test_a_compiler_that_dies_is_an_outcome_and_is_started_again(folder):
     with NpuCompiler(folder) as made:
         assert made.compile(GRAPH, "5010").error == "the compiler's process ended"
