@@ -64,8 +64,8 @@ class CompiledRow(Row):
 
 @dataclass(frozen=True)
 class NpuCompile(Study):
-    """Graphs of `npu_cases` for each of `platforms`, chunks of `rows` rows: banks of `models` on `keys` keys; of the models `whole`
-    blocks too, and dense attention on `attention_keys` keys.
+    """Graphs of `npu_cases` for each of `platforms`, chunks of `rows` rows: banks of `models` on `keys` keys; of the models
+    `whole` blocks too, and dense attention on `attention_keys` keys.
 
     `peak_tops`: published INT8 peaks, 10¹² operations a second, two a multiply-accumulate; none for a platform where none is
     known.
