@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from experiments.publish import ROOT, read_reference
 from experiments.studies.npu_ttft import CPU_DENSE, NPU_FULL, OURS, NpuTtft, NpuTtftRow
 from shadowattn.errors import InputError
+from shadowattn.graphs.npu.compiler import PLATFORMS
+from shadowattn.online.simulation.description import load_device
 from shadowattn.online.simulation.device import Layer
 from shadowattn.online.simulation.npu import npu_device
 from shadowattn.reporting.figures.npu_ttft import draw
@@ -52,6 +55,19 @@ def test_shares_are_of_the_whole_time():
     assert made.npu_share[CPU_DENSE] + made.cpu_share[CPU_DENSE] == pytest.approx(1)
     assert 0 < made.cpu_share[OURS] < 1
     assert draw(rows_of(NpuTtft(tokens=[512, 1024], launch_us=[0.0, 100.0]))).get_suptitle().startswith("SIMULATED")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_devices_that_ship_are_those_of_the_published_rows(platform):
+    """Written by the study into its folder, and copied from there."""
+    compiled_rows, rates = (
+        read_reference(ROOT / "results" / "reference" / f"{name}.csv") for name in ("npu_compile", "roofline")
+    )
+    expected = npu_device(platform, compiled_rows, rates, Layer(9, 3, 64), "2 cores of AMD EPYC")
+    shipped = load_device(f"intel_npu_{platform}")
+    assert shipped.name == expected.name
+    for name in ("launch_us", "estimate_ns", "select_us", "select_ns", "attend_us", "attend_ns", "dense_ns"):
+        assert getattr(shipped, name).value == pytest.approx(getattr(expected, name).value, rel=1e-6)
 
 
 def test_what_does_not_compile_has_no_time():
