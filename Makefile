@@ -12,7 +12,7 @@ MARKER := $(VENV)/.installed.$(MODULES)
 FETCH_MARKER := $(VENV)/.installed.fetch
 KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/* shadowattn/kernels/csrc/isa/*)
 
-.PHONY: quickstart evidence test test-library lint sanitize setup clean
+.PHONY: quickstart evidence npu-compile test test-library lint sanitize setup clean
 
 quickstart: setup
 	$(RUN) -m experiments.run +exp=quickstart
@@ -21,6 +21,10 @@ quickstart: setup
 evidence: $(FETCH_MARKER)
 	$(RUN) -m experiments.fetch smollm2
 	$(RUN) -m experiments.run +exp=headline
+
+# Intel's NPU compiler in a cache folder, 2 GB, with wine; for +exp=npu_compile alone.
+npu-compile: setup
+	$(RUN) -m experiments.npu_compiler
 
 # A process for each core, a file at a time: half of the time goes into starting Python and importing torch. A process that dies
 # ends the run with the name of its test; replacing it may leave the rest waiting for ever.

@@ -96,7 +96,8 @@ class GraphsConfig:
     """What the bank is built of.
 
     `chunk_tokens` rows a graph; `launch_heads` how many heads may share a launch, `fold` those of one key head, which is then
-    passed once. `inputs` static, unit or runtime; `output` float, target_requant or fixed_output; `lookup` raw or log.
+    passed once. `inputs` static, unit, runtime or int8, or auto: int8 on an NPU, static elsewhere; `output` float,
+    target_requant or fixed_output; `lookup` raw or log.
     `shapes` planned, powers, multiples or single, with at most `limit` graphs: a launch size, a length and a bucket each.
     `top_k_buckets`: how many k there are, for graphs that select. `compile_threads` null for all cores.
     `nncf_samples`: of the calibration text, for `estimator=nncf`.
@@ -105,7 +106,7 @@ class GraphsConfig:
     chunk_tokens: int = 128
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
     fold: bool = True
-    inputs: str = "static"
+    inputs: str = "auto"
     output: str = "float"
     lookup: str = "raw"
     shapes: str = "planned"

@@ -196,7 +196,12 @@ class Lab:
 
     @cached_property
     def device(self) -> EstimateDevice:
-        return find_estimate_device(self.of("device"))
+        return find_estimate_device(self.of("device"), self.banks.probe)
+
+    @property
+    def device_name(self) -> str:
+        """The device of graphs: the CPU for a study that names none."""
+        return self.device.name if "device" in self.needs else "CPU"
 
     @cached_property
     def kernel(self) -> str:

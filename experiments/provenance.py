@@ -44,7 +44,10 @@ def _commit(commit: str | None, dirty: bool | None) -> str:
 
 
 def origin_line(rows: pd.DataFrame, machine: Mapping[str, Any], commit: str | None, dirty: bool | None) -> str:
-    """Where rows come from in one line: machine and commit, or of simulated rows the device that was simulated and the commit."""
+    """Where rows come from in one line: machine and commit; the device of simulated rows, the compiler of compiled ones."""
+    if set(rows.get("measured", ())) == {"compiled"}:
+        compilers = ", ".join(sorted(set(rows.compiler)))
+        return f"compiled, not run: Intel's NPU compiler {compilers}{_commit(commit, dirty)}"
     if set(rows.get("measured", ())) != {"simulated"}:
         return measured_on(machine, commit, dirty)
     devices = sorted(set(rows.device) - {""}) if "device" in rows else []

@@ -32,13 +32,20 @@ from shadowattn.reporting.flags import quality_flags
 from shadowattn.reporting.style import save
 
 # Columns in which nothing means not a number.
-_NUMBERS = ("value", "low", "high", "error", "depth", "sigma", "published", "ranked_rows", "ranked_keys")
+_NUMBERS = (
+    *("value", "low", "high", "error", "depth", "sigma", "published", "ranked_rows", "ranked_keys"),
+    *("compile_s", "blob_bytes", "fp_ops", "int_ops", "peak_share", "dpu_mhz", "dpu_tiles", "activity"),
+)
+# Columns that look like numbers and are none.
+_TEXTS = ("config_hash", "platform")
 ROOT = Path(__file__).parents[1]
 
 
 def read_reference(path: Path) -> pd.DataFrame:
     """Committed rows; an empty flag stays an empty string."""
-    return pd.read_csv(path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS}, dtype={"config_hash": str})
+    return pd.read_csv(
+        path, keep_default_na=False, na_values={column: [""] for column in _NUMBERS}, dtype=dict.fromkeys(_TEXTS, str)
+    )
 
 
 def publish(run: Path, *, anyway: bool = False, other_command: bool = False, root: Path = ROOT) -> list[Path]:

@@ -10,7 +10,7 @@ from experiments.offline import check_fixed_budget
 from experiments.part_building import OBSERVE, build, part_name
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import DISTANCES
-from shadowattn.graphs.estimation import INPUTS
+from shadowattn.graphs.estimation import INPUTS, inputs_for
 from shadowattn.graphs.planner import POLICIES, launch_sizes
 from shadowattn.kernels import native
 from shadowattn.models import ModelShape
@@ -117,16 +117,22 @@ def _check_sensitivity(lab: "Lab") -> None:
 
 def _check_graphs(lab: "Lab") -> None:
     graphs = lab.of("graphs")
-    choices = {"inputs": INPUTS, "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES}
+    choices = {"inputs": ("auto", *INPUTS), "output": OUTPUTS, "lookup": DISTANCES, "shapes": POLICIES}
     for name, options in choices.items():
         check_choice(f"graphs.{name}", graphs[name], options)
     for name in ("chunk_tokens", "calibration_windows", "nncf_samples", "limit", "top_k_buckets", "compile_threads"):
         check_count(f"graphs.{name}", graphs[name])
     launch_sizes(graphs.launch_heads, heads=1, kv_heads=1)
-    if "device" in lab.needs and lab.device.name != "CPU" and graphs.inputs != "static":
+    inputs = inputs_for(graphs.inputs, lab.device_name)
+    if lab.device_name != "CPU" and inputs not in ("static", "int8"):
         raise InputError(
-            f"graphs.inputs: {graphs.inputs} gives scores in integer steps, beyond the 16-bit floats that "
-            f"{lab.device.name} computes in; use graphs.inputs=static, or device=cpu"
+            f"graphs.inputs: {inputs} gives scores in integer steps, beyond the 16-bit floats that {lab.device_name} computes "
+            "in; use graphs.inputs=int8 or static, or device=cpu"
+        )
+    if inputs == "int8" and graphs.output != "float" and "key_offset" in lab.needs and lab.of("key_offset") == "none":
+        raise InputError(
+            f"graphs.output: {graphs.output} with graphs.inputs=int8 needs a key offset, without which 256 steps do not tell the "
+            "keys of a model with biases apart; use key_offset=mean, or graphs.output=float"
         )
 
 

@@ -81,8 +81,8 @@ def library_code() -> str:
 
 
 def source_files(folder: Path) -> list[Path]:
-    """What of a folder is executed, or decides a number: Python, device descriptions, C++; in order."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".yaml"))
+    """What of a folder is executed, or decides a number: Python, device descriptions, C and C++; in order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".h", ".c", ".cpp", ".yaml"))
 
 
 def files_hash(files: Sequence[Path], root: Path) -> str:

@@ -1,24 +1,23 @@
 """Does a device compile and run the estimation graphs, and are its integers right? Each form by itself, in another process.
 
-`python -m shadowattn.device_check DEVICE CASE …` prints one JSON line a case. It runs apart because a device's compiler may abort
-rather than raise; `check_device` starts it again behind the case that it died in.
+`python -m shadowattn.device_check DEVICE CASE …`, each case a JSON object, prints one JSON line a case. It runs apart because a
+device's compiler may abort rather than raise; `check_device` starts it again behind the case that it died in.
 """
 
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 
-from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
-from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
+from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, form_of
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.symmetric_int8 import quantise
 from shadowattn.types import Requant
@@ -32,9 +31,13 @@ _RUNS, _LONG_S, _RETENTION = 30, 2.0, 0.2
 POSITIVE = "static, positive values"
 # Of normal values: their absmax over a head is near four.
 _SCALE = 4.2 / 127
+_HALF_ROUNDING = 2.0**-11
 
-CASES: dict[str, tuple[GraphShape, GraphForm]] = {
-    "smallest": (GraphShape(1, 16, 64, 16), FLOAT),
+Case = tuple[GraphShape, GraphForm]
+SMALLEST: Case = (GraphShape(1, 16, 64, 16), FLOAT)
+
+CASES: dict[str, Case] = {
+    "smallest": SMALLEST,
     "static": (_CHUNK, FLOAT),
     "static, long": (replace(_CHUNK, keys=4096), FLOAT),
     POSITIVE: (_CHUNK, FLOAT),
@@ -46,6 +49,13 @@ CASES: dict[str, tuple[GraphShape, GraphForm]] = {
     "static, mask, TopK 205": (replace(_CHUNK, top_k=205), GraphForm(mask=True, indices=True)),
     "runtime scales": (_CHUNK, GraphForm("runtime")),
     "unit, int8 inputs": (_CHUNK, GraphForm("unit")),
+    "int8, float16 scores": (_CHUNK, GraphForm("int8")),
+    "int8, float16 scores, long": (replace(_CHUNK, keys=4096), GraphForm("int8")),
+    "int8, INT8 scores": (_CHUNK, GraphForm("int8", _REQUANT)),
+    "int8, group folded": (replace(_CHUNK, group=4), GraphForm("int8")),
+    "int8, mask": (_CHUNK, GraphForm("int8", mask=True)),
+    "int8, mask, TopK 205": (replace(_CHUNK, top_k=205), GraphForm("int8", mask=True, indices=True)),
+    "int8, mask, pool 1×16, TopK 13": (replace(_CHUNK, top_k=13), GraphForm("int8", mask=True, pool=(1, 16), indices=True)),
     # The paper's launches: 2, 3 and 4 ms on its phone (section 3.4).
     "launch of 1 head": (GraphShape(1, 128, 64, 2048), FLOAT),
     "launch of 2 heads": (GraphShape(2, 128, 64, 2048), FLOAT),
@@ -75,9 +85,9 @@ class Outcome:
     runs: int = 0
 
 
-def run_case(device: str, case: str) -> Outcome:
+def run_case(device: str, case: str, what: Case) -> Outcome:
     """Compiles, runs, compares and times one case in this process. Whatever the device raises becomes the outcome's `error`."""
-    shape, form = CASES[case]
+    shape, form = what
     hints = cpu_hints() if device == "CPU" else {}
     whole = device == "CPU" and not multiplies_exactly()
     try:
@@ -113,16 +123,14 @@ def _normal(heads: int, rows: int, dim: int, generator: torch.Generator) -> torc
     return (steps + 0.6 * torch.rand(heads, rows, dim, generator=generator) - 0.3) * _SCALE
 
 
-def check_device(device: str, cases: Sequence[str] = tuple(CASES), *, progress: Callable = iter) -> list[Outcome]:
+def check_device(device: str, cases: Mapping[str, Case] = CASES, *, progress: Callable = iter) -> list[Outcome]:
     """All cases on one device. A case that takes the process down is reported with its exit status, and the rest still run."""
-    unknown = [case for case in cases if case not in CASES]
-    if unknown:
-        raise InputError(f"case: expected some of {', '.join(CASES)}, got {', '.join(unknown)}")
     outcomes: list[Outcome] = []
-    shown = iter(progress(list(cases)))
-    while len(outcomes) < len(cases):
-        left = cases[len(outcomes) :]
-        lines, problem = _worker(device, left)
+    names = list(cases)
+    shown = iter(progress(names))
+    while len(outcomes) < len(names):
+        left = names[len(outcomes) :]
+        lines, problem = _worker(device, {name: cases[name] for name in left})
         done = [Outcome(**json.loads(line)) for line in lines if line.startswith("{")]
         if len(done) < len(left):
             done.append(Outcome(left[len(done)], error=problem))
@@ -133,9 +141,10 @@ def check_device(device: str, cases: Sequence[str] = tuple(CASES), *, progress: 
     return outcomes
 
 
-def _worker(device: str, cases: Sequence[str]) -> tuple[list[str], str]:
+def _worker(device: str, cases: Mapping[str, Case]) -> tuple[list[str], str]:
     """The lines that a process printed before it was through or died, and what it died of."""
-    command = [sys.executable, "-m", "shadowattn.device_check", device, *cases]
+    given = [json.dumps({"case": name, "shape": asdict(shape), "form": asdict(form)}) for name, (shape, form) in cases.items()]
+    command = [sys.executable, "-m", "shadowattn.device_check", device, *given]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as expired:
@@ -163,9 +172,13 @@ def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: 
         exact = (exact * form.requant.multiplier(_SCALE, _SCALE)).clamp(-128, 127)
     elif form.bakes_scales:
         steps = steps / float(np.float64(np.float32(_SCALE)) ** 2)
+    else:
+        steps = steps * form.score_steps
     off = (steps - exact)[seen].abs()
-    # An INT8 score is a rounding of the exact one; half a step is no error.
-    off = (off - 0.501).clamp(min=0).ceil() if form.requant is not None else off.round()
+    if form.score_dtype is np.float16:  # eleven bits: half of the last one is no error
+        off = (off - exact[seen].abs() * _HALF_ROUNDING).clamp(min=0).round()
+    else:  # an INT8 score is a rounding of the exact one; half a step is no error
+        off = (off - 0.501).clamp(min=0).ceil() if form.requant is not None else off.round()
     keep = max(1, round(_RETENTION * exact.shape[2]))
     best, picks = (x.masked_fill(~seen, -torch.inf).topk(keep, 2).indices.flatten(0, 1) for x in (exact, steps))
     hit = sum(len(np.intersect1d(a, b)) for a, b in zip(best.numpy(), picks.numpy(), strict=True))
@@ -173,5 +186,6 @@ def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: 
 
 
 if __name__ == "__main__":
-    for name in sys.argv[2:]:
-        print(json.dumps(asdict(run_case(sys.argv[1], name))), flush=True)
+    for given in map(json.loads, sys.argv[2:]):
+        of = GraphShape(**given["shape"]), form_of(given["form"])
+        print(json.dumps(asdict(run_case(sys.argv[1], given["case"], of))), flush=True)

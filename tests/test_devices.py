@@ -1,6 +1,7 @@
 import pytest
 
 from shadowattn import device_check, devices
+from shadowattn.device_check import CASES
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphShape
 from shadowattn.graphs.core import core
@@ -34,7 +35,7 @@ def test_a_listed_npu_that_aborts_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path))
     found = devices.find_estimate_device("auto")
     assert found.name == "CPU"
-    assert "a small INT8 graph fails on it (the process ended with status -6" in found.reason
+    assert "an INT8 graph with inputs=static fails on it (the process ended with status -6" in found.reason
     with pytest.raises(InputError, match="fails on it"):
         devices.find_estimate_device("npu")
 
@@ -89,3 +90,22 @@ def test_the_survey_names_what_is_here_and_what_is_not():
 def test_refuses_an_unknown_device():
     with pytest.raises(InputError, match="one of auto, npu, gpu, cpu"):
         devices.find_estimate_device("tpu")
+
+
+def test_the_graph_that_is_tried_is_of_the_form_that_is_to_run(monkeypatch):
+    """A device that takes one form and not another is refused for the other alone."""
+    tried = []
+
+    def answer(name, cases):
+        tried.extend(cases.values())
+        (form,) = (form for _, form in cases.values())
+        return [device_check.Outcome("probe", error="cannot" if form.indices else "", recall=1.0)]
+
+    monkeypatch.setattr(devices.ov.Core, "available_devices", ["CPU", "NPU"])
+    monkeypatch.setattr(devices, "check_device", answer)
+    selecting = CASES["int8, mask, TopK 205"]
+    assert devices.find_estimate_device("auto", lambda name: CASES["int8, float16 scores"]).name == "NPU"
+    found = devices.find_estimate_device("auto", lambda name: selecting)
+    assert found.name == "CPU"
+    assert "an INT8 graph with inputs=int8, which selects, fails on it (cannot)" in found.reason
+    assert tried[-1] == selecting

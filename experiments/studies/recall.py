@@ -24,6 +24,7 @@ from shadowattn.evaluation.recall import GRANULARITIES, measure_recall, measured
 from shadowattn.evaluation.recall import Recall as Found
 from shadowattn.graphs import GraphBank, GraphForm
 from shadowattn.graphs.buckets import DISTANCES
+from shadowattn.graphs.estimation import inputs_for
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid
 from shadowattn.online.estimators import Estimator
@@ -235,7 +236,8 @@ class Recall(Study):
         grid = estimate.grid(lab)
         profile = replace(profile, scales=grid)
         requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
-        form = GraphForm("unit" if lab.device.name == "CPU" else "static", requant)  # one graph for all buckets
+        inputs = "unit" if lab.device.name == "CPU" else inputs_for("auto", lab.device.name)  # one graph for all buckets
+        form = GraphForm(inputs, requant)
         shapes, _ = lab.banks.shapes(form, pairs=len(grid.pairs))
         bank = GraphBank.build(profile, shapes, device=lab.device.name, form=form, distance=estimate.lookup)
         return measure_cell(lab, windows, Attachment(profile, Int8(bank)))

@@ -9,12 +9,15 @@ from rich.table import Table
 from experiments.environment import describe_machine
 from experiments.lab import Lab
 from experiments.progress import bar, say
+from experiments.publish import ROOT, read_reference
 from experiments.studies.base import Study
 from shadowattn.artifacts import versions, write_text
 from shadowattn.device_check import CASES, Outcome, check_device
-from shadowattn.devices import SELFCHECK, UNVERIFIED, Capability, drivers, survey
+from shadowattn.devices import SELFCHECK, UNVERIFIED, Capability, device_architecture, drivers, survey
+from shadowattn.reporting.npu_predictions import compared, comparison
 from shadowattn.reporting.rows import Row
 
+_COMPILED = ROOT / "results" / "reference" / "npu_compile.csv"
 _UNITS = {"compile_s": "s", "median_ms": "ms", "p95_ms": "ms", "steps_off": "steps", "exact": "1", "recall": "1"}
 
 
@@ -40,7 +43,7 @@ class SelfCheck(Study):
             say(f"{device.name}: {len(CASES)} cases, each compiled, compared with integer arithmetic and timed")
             records = lab.units("cells").get(device.name, lambda device=device: _check(device.name))
             outcomes[device.name] = [Outcome(**outcome) for outcome in records]
-        write_text(lab.folder / "report.md", _report(devices, outcomes))
+        write_text(lab.folder / "report.md", _report(devices, outcomes) + _against_predictions(outcomes))
         print(lab.folder / "report.md")
         return [row for name, done in outcomes.items() for outcome in done for row in _rows(lab, name, outcome)]
 
@@ -60,7 +63,7 @@ class SelfCheck(Study):
 
 
 def _check(device: str) -> list[dict]:
-    return [asdict(outcome) for outcome in check_device(device, list(CASES), progress=lambda cases: bar(cases, device))]
+    return [asdict(outcome) for outcome in check_device(device, CASES, progress=lambda cases: bar(cases, device))]
 
 
 def _rows(lab: Lab, device: str, outcome: Outcome) -> list[Row]:
@@ -79,6 +82,22 @@ def _rows(lab: Lab, device: str, outcome: Outcome) -> list[Row]:
         + named
         + [replace(row, metric=m, value=getattr(outcome, m), unit=unit, n=counts.get(m, 1)) for m, unit in _UNITS.items()]
     )
+
+
+def _against_predictions(outcomes: dict[str, list[Outcome]]) -> str:
+    """Markdown: an NPU's times beside what its compiler predicts of the same graphs; empty where no NPU ran."""
+    lines = []
+    for name, done in outcomes.items():
+        if name.split(".")[0] != "NPU":
+            continue
+        lines += ["", f"## {name}: measured against predicted", ""]
+        architecture = device_architecture(name)
+        if not _COMPILED.is_file():
+            lines.append(f"No `{_COMPILED.relative_to(ROOT)}` here to compare with: run this in a checkout of the repository.")
+            continue
+        cases = compared({o.case: o.median_ms for o in done}, read_reference(_COMPILED), architecture)
+        lines += comparison(cases, architecture)
+    return "\n".join(lines) + "\n" if lines else ""
 
 
 def _report(devices: list[Capability], outcomes: dict[str, list[Outcome]]) -> str:

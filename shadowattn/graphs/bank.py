@@ -1,6 +1,7 @@
 """The bank: every static graph of a profile, compiled ahead, looked up by measured scales and by length."""
 
 import ctypes
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -21,7 +22,9 @@ from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
 from shadowattn.graphs.graph import Arena, Graph
-from shadowattn.graphs.storage import BuiltFor
+from shadowattn.graphs.npu.blobs import read_ahead, write_ahead
+from shadowattn.graphs.npu.compiler import NpuCompiler
+from shadowattn.graphs.storage import BuiltFor, graph_name
 from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import KeyOffset, RetentionProfile, ScaleGrid
 
@@ -124,26 +127,52 @@ class GraphBank:
         self,
         *,
         blobs: str | Path | None = None,
+        ahead: str | Path | None = None,
         threads: int | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
     ) -> int:
         """Compiles every graph now and runs it once, so that no prompt waits; returns how many were read from blobs instead.
 
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
-        is exported to it. `threads` compile at once, None for as many as there are cores. `progress` may wrap the iterable in
-        a progress bar.
+        is exported to it. `ahead`: a folder that `compile_ahead` wrote for this device's platform; nothing is compiled then, and
+        another platform's is refused with `InputError`. `threads` compile at once, None for as many as there are cores.
+        `progress` may wrap the iterable in a progress bar.
         """
         threads = None if threads is None else checks.integer("threads", threads, least=1)
         blobs = None if blobs is None else _folder(blobs)
+        imported = {} if ahead is None else self._read_ahead(_folder(ahead))
         with self.exclusive.use():
-            return self._compile(blobs, threads, progress)
+            return self._compile(blobs, imported, threads, progress)
 
-    def _compile(self, blobs: Path | None, threads: int | None, progress: Callable[[Iterable], Iterable]) -> int:
+    def compile_ahead(
+        self, platform: str, folder: str | Path, compiler: NpuCompiler, *, progress: Callable[[Iterable], Iterable] = iter
+    ) -> Path:
+        """Compiles every graph for an NPU platform, such as 4000, into a folder that `compile(ahead=…)` takes there.
+
+        No NPU is needed, and nothing runs. Raises `InputError` where a graph does not compile.
+        """
+        models = {graph_name(key): self._read(*key) for key in self.keys}
+        return write_ahead(_folder(folder), self._identity_with({}), platform, models, compiler, progress)
+
+    def _read_ahead(self, folder: Path) -> dict[tuple[GraphShape, int], io.BytesIO]:
+        names = {graph_name(key): key for key in self.keys}
+        is_npu = self.device.split(".")[0] == "NPU"
+        architecture = str(core().get_property(self.device, "DEVICE_ARCHITECTURE")) if is_npu else None
+        read = read_ahead(folder, self._identity_with({}), architecture, names)
+        return {names[name]: blob for name, blob in read.items()}
+
+    def _compile(
+        self,
+        blobs: Path | None,
+        imported: dict[tuple[GraphShape, int], io.BytesIO],
+        threads: int | None,
+        progress: Callable[[Iterable], Iterable],
+    ) -> int:
         budget, work = current_budget(), current_work()
         store = storage.Blobs(blobs, core(), self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
-        cached_blobs = store.read(todo) if store else {}
+        cached_blobs = (store.read(todo) if store else {}) | {key: blob for key, blob in imported.items() if key in todo}
 
         def compiled(key: tuple[GraphShape, int]) -> Graph:
             if key in cached_blobs:
@@ -240,8 +269,11 @@ class GraphBank:
 
     @property
     def _identity(self) -> str:
+        return self._identity_with(self._hints)
+
+    def _identity_with(self, hints: dict[str, str | int | bool]) -> str:
         shapes = [asdict(shape) for shape in self.shapes]
-        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form), "hints": self._hints})
+        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form), "hints": hints})
 
     @property
     def _hints(self) -> dict[str, str | int | bool]:
@@ -273,7 +305,7 @@ class GraphBank:
     def _is_large(self) -> bool:
         """Whether the graphs' own memory counts: one with float32 inputs holds its keys again as integers."""
         key_bytes = sum(shape.kv_heads * shape.keys * shape.head_dim for shape, _ in self.keys)
-        return self.form.inputs != "unit" and key_bytes > _MOST_OWN_BYTES
+        return not self.form.takes_int8 and key_bytes > _MOST_OWN_BYTES
 
     def _release_others(self, keys: int) -> None:
         """In a large bank only graphs of one length hold memory of their own: a prompt uses one length at a time."""

@@ -12,7 +12,7 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
 from shadowattn.graphs.symmetric_int8 import quantise
 
-_TORCH = {"f32": torch.float32, "i8": torch.int8, "i32": torch.int32}
+_TORCH = {"f32": torch.float32, "f16": torch.float16, "i8": torch.int8, "i32": torch.int32}
 
 
 class Arena:
@@ -85,7 +85,7 @@ class Graph:
             raise InputError(f"expected q and k that fit a graph of {room}, got {list(q.shape)} and {list(k.shape)}")
         # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
         by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)
-        if self.form.inputs == "unit":
+        if self.form.takes_int8:
             q, k = quantise(q, q_scales), quantise(k, k_scales)
         by_head[:heads, :rows] = q
         self._inputs["k"][0, :kv_heads, :keys] = k
@@ -101,7 +101,8 @@ class Graph:
         self._request.infer(share_outputs=True)
         row_block, key_block = self.form.pool
         out = self._output.view(self.shape.heads, self.shape.rows // row_block, -1)[:heads, : -(-rows // row_block)]
-        return out if self.form.indices else out[..., : -(-keys // key_block)]
+        out = out if self.form.indices else out[..., : -(-keys // key_block)]
+        return out.float() if out.dtype == torch.float16 else out  # the kernels select by float32 or int8
 
     def infer(self) -> None:
         """One inference on whatever the inputs hold: what a call costs without the copies."""

@@ -18,8 +18,8 @@ from shadowattn import checks
 from shadowattn.artifacts import content_hash, sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import DISTANCES, GraphShape
-from shadowattn.graphs.estimation import GraphForm
-from shadowattn.types import Requant, ScaleGrid
+from shadowattn.graphs.estimation import GraphForm, form_of
+from shadowattn.types import ScaleGrid
 
 try:
     import fcntl
@@ -55,10 +55,10 @@ class Saved:
 def save(folder: Path, built_for: BuiltFor, form: GraphForm, distance: str, models: dict[Key, ov.Model]) -> Path:
     """Writes all or nothing. An existing bank is replaced; any other folder that is not empty is refused with `InputError`."""
     pairs = built_for.scales.pairs
-    with _staged(folder, "bank") as staged:
+    with staged_folder(folder, "bank") as staged:
         graphs = []
         for key, model in models.items():
-            name = _name(key)
+            name = graph_name(key)
             ov.save_model(model, staged / f"{name}.xml", compress_to_fp16=False)
             files = {file: sha256(staged / file) for file in sorted(_files(key))}
             graphs.append(_entry(key, pairs, form) | {"files": files})
@@ -83,8 +83,7 @@ def load(folder: Path) -> Saved:
     if manifest["openvino"] != ov.get_version():
         raise InputError(f"bank {folder}: built with OpenVINO {manifest['openvino']}, here is {ov.get_version()}; {remedy}")
     try:
-        form, requant = manifest["form"], manifest["form"]["requant"]
-        form = GraphForm(**form | {"pool": tuple(form["pool"]), "requant": Requant(**requant) if requant else None})
+        form = form_of(manifest["form"])
         profile = manifest["built_for"]
         built_for = BuiltFor(ScaleGrid(**profile["scales"]), profile["fingerprint"], profile["model"])
         pairs = built_for.scales.pairs
@@ -96,22 +95,22 @@ def load(folder: Path) -> Saved:
         expected = {(shape, slot) for shape in shapes for slot in range(len(pairs) if form.bakes_scales else 1)}
         missing, excess = sorted(expected - set(entries)), sorted(set(entries) - expected)
         if missing or excess or len(entries) != len(manifest["graphs"]):
-            faults = [f"{word} {_name(keys[0])}" for word, keys in (("misses", missing), ("has no use for", excess)) if keys]
+            faults = [f"{word} {graph_name(keys[0])}" for word, keys in (("misses", missing), ("has no use for", excess)) if keys]
             raise InputError(f"it {' and '.join(faults) or 'names a graph twice'}, of {len(expected)} graphs")
         for key, entry in entries.items():
             if entry != _entry(key, pairs, form) | {"files": entry["files"]} or set(entry["files"]) != _files(key):
-                raise InputError(f"{_name(key)} is not the graph of its shape and scales")
+                raise InputError(f"{graph_name(key)} is not the graph of its shape and scales")
         graphs = {key: entry["files"] for key, entry in entries.items()}
         checks.one_of("lookup", manifest["lookup"], DISTANCES)
     except (KeyError, TypeError, ValueError, InputError) as error:
         raise InputError(f"bank {folder}: {MANIFEST} does not hold what it should ({error}); {remedy}") from error
     for files in graphs.values():
-        _check(folder, files, f"bank {folder}", remedy)
-    return Saved(built_for, shapes, form, manifest["lookup"], {key: folder / f"{_name(key)}.xml" for key in graphs})
+        check_files(folder, files, f"bank {folder}", remedy)
+    return Saved(built_for, shapes, form, manifest["lookup"], {key: folder / f"{graph_name(key)}.xml" for key in graphs})
 
 
 @contextmanager
-def _staged(folder: Path, what: str) -> Iterator[Path]:
+def staged_folder(folder: Path, what: str) -> Iterator[Path]:
     """A folder beside to write to, which takes the place of `folder` when all is written; the old one goes only then."""
     folder = folder.resolve()  # a link stays one
     try:
@@ -198,16 +197,16 @@ class Blobs:
                 return {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"blobs {self.folder}: no readable {MANIFEST} ({error}); {self._remedy}") from error
-        names = {key: f"{_name(key)}.blob" for key in keys if f"{_name(key)}.blob" in files}
-        _check(self.folder, {name: files[name] for name in names.values()}, f"blobs {self.folder}", self._remedy)
+        names = {key: f"{graph_name(key)}.blob" for key in keys if f"{graph_name(key)}.blob" in files}
+        check_files(self.folder, {name: files[name] for name in names.values()}, f"blobs {self.folder}", self._remedy)
         return {key: io.BytesIO((self.folder / name).read_bytes()) for key, name in names.items()}
 
     def write(self, models: dict[Key, ov.CompiledModel]) -> None:
         """Exports all or nothing."""
-        with _staged(self.folder, "blobs") as staged:
+        with staged_folder(self.folder, "blobs") as staged:
             files = {}
             for key, model in models.items():
-                path = staged / f"{_name(key)}.blob"
+                path = staged / f"{graph_name(key)}.blob"
                 path.write_bytes(model.export_model().getvalue())
                 files[path.name] = sha256(path)
             write_json(staged / MANIFEST, {"schema_version": SCHEMA_VERSION, "bank": self._bank, "files": files})
@@ -221,7 +220,7 @@ def device_key(core: ov.Core, device: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts))
 
 
-def _name(key: Key) -> str:
+def graph_name(key: Key) -> str:
     shape, slot = key
     folded = f"g{shape.group}" if shape.group > 1 else ""
     selected = f"_k{shape.top_k}" if shape.top_k else ""
@@ -229,7 +228,7 @@ def _name(key: Key) -> str:
 
 
 def _files(key: Key) -> set[str]:
-    return {f"{_name(key)}.xml", f"{_name(key)}.bin"}
+    return {f"{graph_name(key)}.xml", f"{graph_name(key)}.bin"}
 
 
 def _entry(key: Key, pairs: tuple[tuple[float, float], ...], form: GraphForm) -> dict:
@@ -243,7 +242,7 @@ def _entry(key: Key, pairs: tuple[tuple[float, float], ...], form: GraphForm) ->
     return shapes | {"group": shape.group, "top_k": shape.top_k} | scales
 
 
-def _check(folder: Path, files: dict[str, str], what: str, remedy: str) -> None:
+def check_files(folder: Path, files: dict[str, str], what: str, remedy: str) -> None:
     for name, digest in files.items():
         if not (folder / name).is_file() or sha256(folder / name) != digest:
             raise InputError(f"{what}: {name} is missing or altered; {remedy}")

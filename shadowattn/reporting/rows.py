@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
+# How a value came about: of something that ran; of the simulator; counted; or of a device's compiler, which ran nothing.
+MEASURED = ("measured", "simulated", "counted", "compiled")
+
 
 @dataclass(frozen=True)
 class Row:
     """One measured value and everything that decides it.
 
-    `path_kind` is `quality` or `timing`, `measured` is `measured`, `simulated` or `counted`; `n` counts what was averaged
-    (tokens, or windows), `flag` says why a reader should be wary, and is empty most of the time.
+    `path_kind` is `quality` or `timing`; `measured` is one of `MEASURED`; `n` counts what was averaged (tokens, or windows),
+    `flag` says why a reader should be wary, and is empty most of the time.
     """
 
     experiment: str

@@ -158,7 +158,7 @@ def test_runs_of_another_machine_and_simulated_ones_are_named(tmp_path):
     for run, processor, measured in zip(runs, ("A", "B"), ("measured", "simulated"), strict=True):
         run.meta["machine"] = {"processor": processor, "cores": 2}
         run.rows["measured"] = measured
-    assert compare.differences(runs, "loss_increase") == ["measured or simulated", "machine"]
+    assert compare.differences(runs, "loss_increase") == ["measured, simulated or compiled", "machine"]
 
 
 def test_runs_of_other_subjects_are_named(tmp_path):

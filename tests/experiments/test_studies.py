@@ -483,8 +483,9 @@ def test_numbers_that_are_missing_stay_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["graphs.inputs=dynamic"], "graphs.inputs: expected one of static, unit, runtime"),
+        (["graphs.inputs=dynamic"], "graphs.inputs: expected one of auto, static, unit, runtime, int8"),
         (["graphs.output=int4"], "graphs.output: expected one of float, target_requant, fixed_output"),
+        (["graphs.inputs=int8", "graphs.output=target_requant"], "needs a key offset, without which 256 steps do not tell"),
         (["graphs.shapes=best"], "graphs.shapes: expected one of planned, powers"),
         (["graphs.lookup=cosine"], "graphs.lookup: expected one of raw, log"),
         (["key_offset=median"], "key_offset: expected one of none, mean, midrange, got 'median'"),

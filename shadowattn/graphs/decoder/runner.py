@@ -95,7 +95,7 @@ def _compiled(sizes: BlockSizes, form: BlockForm, layer: LayerTensors, device: s
     """The blocks before and behind attention. Raises `InputError` where INT8 was asked for and would run in floats, unsaid."""
     models = [pre_graph(sizes, form, layer.pre), post_graph(sizes, form, layer.post)]
     if form.precision in ("w8", "w4"):
-        models = [_compressed(model, form) for model in models]
+        models = [compressed(model, form) for model in models]
     hints = {}
     if device == "CPU":
         hints["INFERENCE_PRECISION_HINT"] = "bf16" if form.precision == "bfloat16" else "f32"
@@ -131,7 +131,8 @@ def products(model: ov.CompiledModel) -> list[str]:
     return found
 
 
-def _compressed(model: ov.Model, form: BlockForm) -> ov.Model:
+def compressed(model: ov.Model, form: BlockForm) -> ov.Model:
+    """The graph with its weights in the form's integers, INT8 or INT4, as NNCF compresses them."""
     import nncf  # a second to import, and only for this
 
     nncf.set_log_level(logging.ERROR)

@@ -120,7 +120,7 @@ class Int8(Estimator):
             return torch.tensor([form.requant.output_scale(*self.bank.pairs[pair]) for pair in buckets.pairs])
         if form.bakes_scales:
             return torch.ones(len(chunk.heads))
-        return buckets.q_scales * buckets.k_scales
+        return buckets.q_scales * buckets.k_scales * form.score_steps
 
     def prepare(self, chunk: Chunk) -> None:
         self._buckets(chunk)

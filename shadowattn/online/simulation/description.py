@@ -11,7 +11,7 @@ from shadowattn.artifacts import write_text
 from shadowattn.errors import InputError
 from shadowattn.online.simulation.device import Device, Number
 
-KINDS = ("published", "fitted", "assumed", "datasheet", "measured")
+KINDS = ("published", "fitted", "assumed", "datasheet", "measured", "compiler estimate")
 ESTIMATE_ON = ("CPU", "GPU", "NPU")
 _FOLDER = Path(__file__).parent / "devices"
 _FIELDS = {field.name: field for field in fields(Device)}

@@ -76,6 +76,8 @@ def _levels(rows: pd.DataFrame) -> Iterator[tuple[str, float]]:
 
 def _said(rows: pd.DataFrame, pooled: list[str], has_intervals: bool) -> Iterator[str]:
     """What a title says of the rows."""
+    if set(rows.measured) == {"compiled"}:
+        yield "COMPILED, not run"
     if set(rows.measured) == {"simulated"}:
         devices = sorted(set(rows.device)) if "device" in rows else []
         yield " ".join(["SIMULATED:", *devices] if devices else ["SIMULATED"])

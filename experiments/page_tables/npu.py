@@ -1,0 +1,134 @@
+"""What Intel's NPU compiler makes of the graphs, and times that follow from it."""
+
+import pandas as pd
+
+from experiments.page_tables.common import rows_of, table
+
+_COMPILED = "npu_compile"
+_FORMS = (
+    "static",
+    "static, INT8 scores",
+    "runtime scales",
+    "unit, int8 inputs",
+    "int8, float16 scores",
+    "int8, INT8 scores",
+    "int8, mask",
+    "int8, mask, TopK 205",
+    "int8, mask, pool 1×16, TopK 13",
+)
+_BUCKETS = 9
+
+
+def npu_compiles() -> str:
+    """How many graphs compile, by what they are examples of, and the kinds of operations that are not priced."""
+    rows = rows_of(_COMPILED)
+    platforms = _platforms(rows)
+    lines = []
+    for part, cell in rows.groupby("part", sort=False):
+        of = [cell[cell.platform == platform] for platform in platforms]
+        counts = [f"{one.value.notna().sum()} of {len(one)}" for one in of]
+        kinds = sorted({kind for unpriced in cell.unpriced for kind in str(unpriced).split(", ") if kind and kind != "nan"})
+        lines.append([part, *counts, ", ".join(kinds) or "–"])
+    return table(["graphs that compile", *map(_named, platforms), "not priced"], lines, _COMPILED, "compiled, not run")
+
+
+def npu_forms() -> str:
+    """Predicted microseconds of one launch by form and platform."""
+    rows = rows_of(_COMPILED)
+    return _by_method(rows[(rows.part == "form") & rows.method.isin(_FORMS)], "form, 4 heads × 128 rows × 1024 keys × D 64")
+
+
+def npu_layouts() -> str:
+    """The same of other layouts and arithmetic."""
+    rows = rows_of(_COMPILED)
+    return _by_method(rows[rows.part == "layout"], "layout, the same product")
+
+
+def npu_sizes() -> str:
+    """Predicted microseconds of the form int8 by the size of a launch."""
+    rows = rows_of(_COMPILED)
+    rows = rows[rows.part.isin(("rows", "keys", "heads", "heads folded", "head dimension"))]
+    names = [
+        f"{r.heads} heads{' of one key head' if r.group > 1 else ''} × {r.chunk_rows} × {r.context_tokens}, D {r.head_dim}"
+        for r in rows.itertuples()
+    ]
+    return _by_method(rows.assign(method=names), "launch of the form int8")
+
+
+def npu_tiles() -> str:
+    """Predicted microseconds by how many tiles of the matrix engine a graph may use."""
+    rows = rows_of(_COMPILED)
+    rows = rows[rows.part == "tiles"]
+    names = [f"{row.chunk_rows} rows, {row.tiles} tiles" for row in rows.itertuples()]
+    return _by_method(rows.assign(method=names), "4 heads × rows × 4096 keys × D 64")
+
+
+def npu_bank() -> str:
+    """Number and size of graphs of a bank of nine buckets."""
+    rows = rows_of(_COMPILED)
+    rows, lines = rows[rows.part == "bank"], []
+    for (model, form), cell in rows.groupby(["model", "method"], sort=False):
+        times = _BUCKETS if form == "static" else 1
+        of = [cell[cell.platform == platform].blob_bytes for platform in _platforms(rows)]
+        sizes = [f"{times * one.sum() / 1e6:.1f} MB" if one.notna().all() else "–" for one in of]
+        lines.append([model, form, str(times * len(of[0])), *sizes])
+    header = ["model", "form", "graphs", *map(_named, _platforms(rows))]
+    return table(header, lines, _COMPILED, f"{_BUCKETS} buckets where scales are built in; a dash where a graph does not compile")
+
+
+def npu_blocks() -> str:
+    """Predicted microseconds of one layer's blocks."""
+    rows = rows_of(_COMPILED)
+    rows = rows[rows.part.str.startswith("block")]
+    lines = []
+    for (model, form), cell in rows.groupby(["model", "method"], sort=False):
+        by = [cell[cell.platform == platform] for platform in _platforms(rows)]
+        shown = [f"{one.value.sum():.0f}" if one.value.notna().all() else "–" for one in by]
+        floats = cell.fp_ops.sum() > 0
+        lines.append([model, form, *shown, "floating point" if floats else "INT8"])
+    chunk = int(rows.chunk_rows.iloc[0])
+    header = ["model", "blocks", *(f"{_named(platform)}, µs" for platform in _platforms(rows)), "products"]
+    return table(header, lines, _COMPILED, f"one layer, both blocks, {chunk} rows; compiled, not run")
+
+
+def npu_ttft() -> str:
+    """Simulated seconds to the first token, over the range of launch costs."""
+    rows = rows_of("npu_ttft")
+    rows = rows[rows.blocks == "w8a8"]
+    methods = list(dict.fromkeys(rows.method))
+    lines = []
+    for (model, platform, tokens), cell in rows.groupby(["model", "platform", "context_tokens"], sort=False):
+        if tokens not in (rows.context_tokens.min(), rows.context_tokens.max()):
+            continue
+        by = [cell[cell.method == method].value for method in methods]
+        share = cell[(cell.method == methods[0])].cpu_share
+        shown = [f"{one.min():.2f} … {one.max():.2f}" for one in by]
+        lines.append([model, platform, str(tokens), *shown, f"{share.min():.0%} … {share.max():.0%}"])
+    header = ["model", "NPU", "tokens", *(f"{name}, s" for name in methods), "share of the CPU, ours"]
+    launch = f"{rows.launch_us.min():g} to {rows.launch_us.max():g} µs a launch, assumed"
+    return table(header, lines, "npu_ttft", f"blocks w8a8, {launch}; simulated from compiled graphs")
+
+
+def _by_method(rows: pd.DataFrame, title: str) -> str:
+    platforms = _platforms(rows)
+    lines = []
+    for name, cell in rows.groupby("method", sort=False):
+        by = cell.set_index("platform")
+        lines.append([name, *(_cell(by.loc[platform]) for platform in platforms)])
+    note = "compiled, not run; share: of the published INT8 peak; * not all operations are priced"
+    return table([title, *(f"{_named(platform)}, µs (share)" for platform in platforms)], lines, _COMPILED, note)
+
+
+def _cell(row: pd.Series) -> str:
+    if row.value != row.value:
+        return "fails"
+    share = "" if row.peak_share != row.peak_share else f" ({row.peak_share:.0%})"
+    return f"{row.value:.1f}{share}{' *' if isinstance(row.unpriced, str) and row.unpriced else ''}"
+
+
+def _platforms(rows: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(rows.platform))
+
+
+def _named(platform: object) -> str:
+    return f"NPU {platform}"

@@ -1,0 +1,172 @@
+"""Time to the first token with decoder blocks on an NPU, simulated from compiled graphs and measured rates of a processor."""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from experiments.lab import Lab
+from experiments.progress import say
+from experiments.provenance import sidecar
+from experiments.publish import ROOT, read_reference
+from experiments.refusals import check_choice, check_count
+from experiments.studies.base import Study
+from experiments.studies.npu_cases import BLOCK_FORMS, MODELS
+from shadowattn.artifacts import read_json, sha256
+from shadowattn.errors import InputError
+from shadowattn.graphs.npu.compiler import PLATFORMS
+from shadowattn.models.known import KNOWN_MODELS
+from shadowattn.online.simulation.description import save_device
+from shadowattn.online.simulation.device import ChunkShape, Device, Layer
+from shadowattn.online.simulation.methods import ours, prompt_cost
+from shadowattn.online.simulation.npu import ESTIMATE, Line, npu_device, with_launch
+from shadowattn.reporting.figures.npu_ttft import draw as draw_npu_ttft
+from shadowattn.reporting.rows import Row
+
+OURS, NPU_FULL, CPU_DENSE = "blocks on the NPU, ours", "all on the NPU", "blocks on the NPU, dense attention on the CPU"
+_RATES_OF = "smollm2"  # whose layer the processor's rates were measured on
+_BLOCK_LAUNCHES = 2  # before and behind attention
+
+
+@dataclass(frozen=True)
+class NpuTtftRow(Row):
+    """A prompt of `context_tokens` tokens on `platform` with `launch_us` added to each launch; `blocks` the form of the blocks.
+
+    `npu_share`, `cpu_share`: of the time, in which the NPU and the processor work.
+    """
+
+    platform: str = ""
+    device: str = ""
+    blocks: str = ""
+    launch_us: float = 0.0
+    npu_share: float = math.nan
+    cpu_share: float = math.nan
+
+
+@dataclass(frozen=True)
+class NpuTtft(Study):
+    """`models` on each of `platforms`, prompts of `tokens` tokens in chunks of `rows`, blocks of each form of `blocks`.
+
+    `compiled`, `rates`: names of published rows, of `+exp=npu_compile` and of `+exp=roofline` with `model=smollm2_q4`.
+    `launch_us`: what a launch is assumed to cost beside what the compiler predicts, the range that nobody of us could measure.
+    """
+
+    platforms: list[str] = field(default_factory=lambda: list(PLATFORMS))
+    models: list[str] = field(default_factory=lambda: ["smollm2", "qwen2_0_5b"])
+    tokens: list[int] = field(default_factory=lambda: [1024, 2048, 4096, 8192])
+    blocks: list[str] = field(default_factory=lambda: ["w8a8", "float16"])
+    rows: int = 256
+    launch_us: list[float] = field(default_factory=lambda: [0.0, 50.0, 200.0, 1000.0])
+    compiled: str = "npu_compile"
+    rates: str = "roofline"
+    needs: ClassVar[tuple[str, ...]] = ("retention",)
+    headline: ClassVar[tuple[str, ...]] = ("time_to_first_token",)
+
+    def __post_init__(self):
+        for name, options in (("platforms", PLATFORMS), ("models", MODELS), ("blocks", BLOCK_FORMS)):
+            for one in getattr(self, name):
+                check_choice(f"study.{name}", one, tuple(options))
+        check_count("study.tokens", min(self.tokens, default=0), least=self.rows)
+        for model in self.models:
+            if KNOWN_MODELS[model].shape.head_dim != 64:
+                raise InputError(f"study.models: the rates are of head dimension 64, got {model}; choose smollm2 or qwen2_0_5b")
+
+    def inputs(self) -> dict[str, Any]:
+        """Both rows by their content."""
+        return {name: sha256(path) if (path := _path(name)).is_file() else None for name in (self.compiled, self.rates)}
+
+    def check(self, lab: Lab) -> None:
+        for name in (self.compiled, self.rates):
+            if not _path(name).is_file():
+                raise InputError(f"study: expected published rows {_path(name)}, found none; publish a run of +exp={name} first")
+
+    def measure(self, lab: Lab) -> list[NpuTtftRow]:
+        compiled, rates = (read_reference(_path(name)) for name in (self.compiled, self.rates))
+        machine = read_json(sidecar(_path(self.rates)), "publish it again")["machine"]
+        processor = f"{machine['cores']} cores of {machine['processor'].split(' (')[0]}"
+        say(f"npu: simulated from compiled graphs and rates of {processor}; launches cost {self.launch_us} µs beside")
+        layer, rows = _layer(_RATES_OF), []
+        row = replace(
+            lab.row(NpuTtftRow),
+            metric="time_to_first_token",
+            unit="s",
+            path_kind="timing",
+            measured="simulated",
+            n=1,
+            flag=ESTIMATE,
+        )
+        for platform in self.platforms:
+            device = npu_device(platform, compiled, rates, layer, processor)
+            save_device(device, lab.folder / f"intel_npu_{platform}.yaml")
+            about = replace(row, platform=platform, device=device.name, estimate_device=f"NPU {platform}")
+            for model in self.models:
+                of = compiled[(compiled.platform == platform) & (compiled.model == model) & (compiled.chunk_rows == self.rows)]
+                for blocks in self.blocks:
+                    rows += self._rows(replace(about, model=model, blocks=blocks), device, of, lab.of("retention"))
+        return rows
+
+    def _rows(self, row: NpuTtftRow, device: Device, graphs: pd.DataFrame, retention: float) -> list[NpuTtftRow]:
+        known, layer = KNOWN_MODELS[row.model].shape, _layer(row.model)
+        parts = graphs[graphs.part.isin(("block before", "block behind")) & (graphs.method == row.blocks)]
+        attention = graphs[(graphs.part == "attention") & (graphs.method == "float16")]
+        if len(parts) != _BLOCK_LAUNCHES or parts.value.isna().any() or attention.value.isna().any():
+            return []  # what does not compile has no time; the rows of npu_compile say why
+        block_us = float(parts.value.sum())
+        line = Line.through(attention.macs.to_numpy(float), attention.value.to_numpy(float))
+        made = []
+        for tokens in self.tokens:
+            chunks = [min(start + self.rows, tokens) for start in range(0, tokens, self.rows)]
+            for launch_us in self.launch_us:
+                slower = with_launch(device, launch_us)
+                times = len(chunks) * known.layers
+                block_s = 1e-6 * times * (block_us + _BLOCK_LAUNCHES * launch_us)
+                macs = 2.0 * known.heads * self.rows * known.head_dim
+                npu_s = 1e-6 * known.layers * sum(line.us(macs * keys) + launch_us for keys in chunks)
+                cost = prompt_cost(slower, layer, ours, tokens=tokens, chunk_tokens=self.rows, retention=retention)
+                dense_s = 1e-6 * known.layers * sum(_dense_us(slower, layer, self.rows, keys) for keys in chunks)
+                about = replace(row, context_tokens=tokens, launch_us=launch_us)
+                made += [
+                    _row(about, OURS, block_s, 1e-6 * known.layers * cost.total_us, 1e-6 * known.layers * cost.estimate_us,
+                         1e-6 * known.layers * cost.core_us, retention),
+                    _row(about, NPU_FULL, block_s, npu_s, npu_s, 0.0, 1.0),
+                    _row(about, CPU_DENSE, block_s, dense_s, 0.0, dense_s, 1.0),
+                ]  # fmt: skip
+        return made
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"npu_ttft": draw_npu_ttft(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Table:
+        """Seconds to the first token over the range of launch costs."""
+        table = Table("platform", "model", "blocks", "tokens", *dict.fromkeys(rows.method), title=f"{title} · simulated, s")
+        for at, cell in rows.groupby(["platform", "model", "blocks", "context_tokens"], sort=False):
+            by = cell.groupby("method", sort=False).value
+            table.add_row(*map(str, at), *(f"{one.min():.2f} … {one.max():.2f}" for _, one in by))
+        return table
+
+
+def _row(
+    row: NpuTtftRow, method: str, block_s: float, attention_s: float, npu_s: float, cpu_s: float, retention: float
+) -> NpuTtftRow:
+    """`attention_s`: of all layers, in which the NPU works `npu_s` and the processor `cpu_s`."""
+    total = block_s + attention_s
+    return replace(
+        row, method=method, value=total, npu_share=(block_s + npu_s) / total, cpu_share=cpu_s / total, retention=retention
+    )
+
+
+def _layer(model: str) -> Layer:
+    known = KNOWN_MODELS[model].shape
+    return Layer(known.heads, known.kv_heads, known.head_dim)
+
+
+def _dense_us(device: Device, layer: Layer, rows: int, keys: int) -> float:
+    return layer.heads * device.head_dense_us(layer, ChunkShape(min(rows, keys), keys))
+
+
+def _path(name: str) -> Path:
+    return ROOT / "results" / "reference" / f"{name}.csv"

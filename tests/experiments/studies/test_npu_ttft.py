@@ -1,0 +1,84 @@
+"""Times to the first token from rows that are made here: which parts a total has, and what grows with the cost of a launch."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from experiments.publish import ROOT, read_reference
+from experiments.studies.npu_ttft import CPU_DENSE, NPU_FULL, OURS, NpuTtft, NpuTtftRow
+from shadowattn.errors import InputError
+from shadowattn.graphs.npu.compiler import PLATFORMS
+from shadowattn.online.simulation.description import load_device
+from shadowattn.online.simulation.device import Layer
+from shadowattn.online.simulation.npu import npu_device
+from shadowattn.reporting.figures.npu_ttft import draw
+from tests.online.simulation.test_npu import compiled, measured
+
+COMMON = {
+    "experiment": "npu_ttft", "config_hash": "", "metric": "time_to_first_token", "value": 0.0, "unit": "s", "method": "",
+    "model": "smollm2", "retention": 0.2, "n": 1, "seed": 0, "path_kind": "timing", "estimate_device": "NPU 4000",
+    "measured": "simulated", "kernel": "none", "estimator": "none", "allocator": "none", "query_block": 1, "block_score": "none",
+    "context_tokens": 0, "data": "none", "corpus_sha256": "", "flag": "compiler estimate", "platform": "4000", "blocks": "w8a8",
+}  # fmt: skip
+
+
+def graphs(*, fails: str = "") -> pd.DataFrame:
+    """Blocks of 100 and 300 µs; dense attention of 1 µs for 10⁶ multiply-accumulates."""
+    rows = [("block before", "w8a8", 1e6, 100.0), ("block behind", "w8a8", 1e6, 300.0)]
+    rows += [("attention", "float16", 1e6 * size, 1.0 * size) for size in (10, 100, 1000)]
+    made = pd.DataFrame(rows, columns=["part", "method", "macs", "value"])
+    made.loc[made.part == fails, "value"] = float("nan")
+    return made
+
+
+def rows_of(study: NpuTtft, **options) -> pd.DataFrame:
+    device = npu_device("4000", compiled(), measured(), Layer(9, 3, 64), "two cores")
+    return pd.DataFrame([vars(row) for row in study._rows(NpuTtftRow(**COMMON), device, graphs(**options), 0.2)])
+
+
+def test_blocks_and_attention_add_up_and_launches_are_counted():
+    study = NpuTtft(tokens=[512], launch_us=[0.0, 100.0])
+    values = rows_of(study).set_index(["method", "launch_us"]).value
+    times = 30 * 2  # layers × chunks
+    attention = 1e-6 * 30 * sum(2e-6 * 9 * 256 * 64 * keys for keys in (256, 512))
+    assert values[NPU_FULL, 0.0] == pytest.approx(1e-6 * times * 400 + attention)
+    assert values[NPU_FULL, 100.0] - values[NPU_FULL, 0.0] == pytest.approx(1e-6 * times * 3 * 100)
+    assert values[CPU_DENSE, 100.0] - values[CPU_DENSE, 0.0] == pytest.approx(1e-6 * times * 2 * 100)
+    assert values[OURS, 100.0] >= values[OURS, 0.0] + 1e-6 * times * 2 * 100
+
+
+def test_shares_are_of_the_whole_time():
+    made = rows_of(NpuTtft(tokens=[512], launch_us=[0.0])).set_index("method")
+    assert made.npu_share[NPU_FULL] == pytest.approx(1)
+    assert made.cpu_share[NPU_FULL] == 0
+    assert made.npu_share[CPU_DENSE] + made.cpu_share[CPU_DENSE] == pytest.approx(1)
+    assert 0 < made.cpu_share[OURS] < 1
+    assert draw(rows_of(NpuTtft(tokens=[512, 1024], launch_us=[0.0, 100.0]))).get_suptitle().startswith("SIMULATED")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_devices_that_ship_are_those_of_the_published_rows(platform):
+    """Written by the study into its folder, and copied from there."""
+    compiled_rows, rates = (
+        read_reference(ROOT / "results" / "reference" / f"{name}.csv") for name in ("npu_compile", "roofline")
+    )
+    expected = npu_device(platform, compiled_rows, rates, Layer(9, 3, 64), "2 cores of AMD EPYC")
+    shipped = load_device(f"intel_npu_{platform}")
+    assert shipped.name == expected.name
+    for name in ("launch_us", "estimate_ns", "select_us", "select_ns", "attend_us", "attend_ns", "dense_ns"):
+        assert getattr(shipped, name).value == pytest.approx(getattr(expected, name).value, rel=1e-6)
+
+
+def test_what_does_not_compile_has_no_time():
+    assert rows_of(NpuTtft(tokens=[512]), fails="attention").empty
+
+
+def test_without_published_rows_the_study_names_the_command():
+    with pytest.raises(InputError, match=r"publish a run of \+exp=nothing first"):
+        NpuTtft(compiled="nothing").check(SimpleNamespace())
+
+
+def test_other_head_dimensions_have_no_measured_rates():
+    with pytest.raises(InputError, match="the rates are of head dimension 64, got qwen2_1_5b"):
+        NpuTtft(models=["qwen2_1_5b"])

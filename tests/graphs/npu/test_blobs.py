@@ -1,0 +1,101 @@
+"""Banks compiled ahead: what the folder says, that its platform reads it, and that everything else is refused.
+
+The compiler's stand-in compiles for this machine's CPU, and a device that is called NPU imports for it.
+"""
+
+import json
+from pathlib import Path
+
+import openvino as ov
+import pytest
+
+from shadowattn.artifacts import write_json
+from shadowattn.errors import InputError
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs.bank import core
+from shadowattn.graphs.cpu import cpu_hints
+from shadowattn.graphs.npu.log import CompiledGraph
+from shadowattn.graphs.storage import MANIFEST
+from tests.online.test_int8_device import profile_for, tiny_model
+
+SHAPES = (GraphShape(1, 8, 64, 16), GraphShape(1, 8, 64, 32))
+
+
+class StandIn:
+    version = "1.2 (build)"
+
+    def __init__(self, error: str = ""):
+        self.error, self.platforms = error, []
+
+    def compile(self, model: ov.Model, platform: str, blob: Path) -> CompiledGraph:
+        self.platforms.append(platform)
+        if not self.error:
+            blob.write_bytes(core().compile_model(model, "CPU", cpu_hints()).export_model().getvalue())
+        return CompiledGraph(error=self.error)
+
+
+def bank(**options) -> GraphBank:
+    return GraphBank.build(profile_for(tiny_model(), 1.0), SHAPES, **({"form": GraphForm("int8")} | options))
+
+
+@pytest.fixture
+def npu(monkeypatch):
+    """OpenVINO lists an NPU, of the architecture 4000, that imports as the CPU does; compiling for it fails."""
+    plain = ov.Core.import_model
+
+    def get_property(self, device, name):
+        return {"DEVICE_ARCHITECTURE": "4000"}[name]
+
+    def compile_model(self, *_):
+        raise AssertionError("nothing is compiled where blobs are there")
+
+    monkeypatch.setattr(ov.Core, "available_devices", ["CPU", "NPU"])
+    monkeypatch.setattr(ov.Core, "import_model", lambda self, blob, device, hints: plain(self, blob, "CPU", cpu_hints()))
+    monkeypatch.setattr(ov.Core, "get_property", get_property)
+    return lambda: monkeypatch.setattr(ov.Core, "compile_model", compile_model)
+
+
+def test_the_manifest_names_the_platform_and_the_compiler(tmp_path):
+    compiler = StandIn()
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", compiler)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert (manifest["platform"], manifest["compiler"]) == ("4000", "1.2 (build)")
+    assert len(manifest["files"]) == len(SHAPES) == len(compiler.platforms)  # one graph of a shape serves all buckets
+
+
+def test_the_platform_reads_it_and_compiles_nothing(tmp_path, npu):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    npu()
+    assert bank(device="NPU").compile(ahead=folder) == len(SHAPES)
+
+
+def test_another_platform_is_refused(tmp_path, npu):
+    folder = bank().compile_ahead("5010", tmp_path / "ahead", StandIn())
+    with pytest.raises(InputError, match="compiled for NPU 5010, and the device is NPU 4000"):
+        bank(device="NPU").compile(ahead=folder)
+
+
+def test_so_is_a_device_that_is_no_npu(tmp_path):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    with pytest.raises(InputError, match="compiled for NPU 4000, and the device is no NPU"):
+        bank().compile(ahead=folder)
+
+
+def test_so_are_another_bank_another_openvino_and_altered_files(tmp_path, npu):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    with pytest.raises(InputError, match="from another bank"):
+        bank(device="NPU", form=GraphForm("int8", mask=True)).compile(ahead=folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    write_json(folder / MANIFEST, manifest | {"openvino": "2020.1"})
+    with pytest.raises(InputError, match="compiled with OpenVINO 2020"):
+        bank(device="NPU").compile(ahead=folder)
+    write_json(folder / MANIFEST, manifest)
+    next(folder.glob("*.blob")).write_bytes(b"other")
+    with pytest.raises(InputError, match="missing or altered"):
+        bank(device="NPU").compile(ahead=folder)
+
+
+def test_a_graph_that_does_not_compile_leaves_nothing(tmp_path):
+    with pytest.raises(InputError, match=r"does not compile for NPU 4000 \(failed to legalize\)"):
+        bank().compile_ahead("4000", tmp_path / "ahead", StandIn("failed to legalize"))
+    assert not (tmp_path / "ahead").exists()

@@ -1,0 +1,82 @@
+"""The process around the compiler, by a program that stands in for it: asked, dying, hanging, missing."""
+
+import sys
+
+import pytest
+
+from shadowattn.errors import InputError
+from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.estimation import GraphForm, estimation_graph
+from shadowattn.graphs.npu import compiler
+from shadowattn.graphs.npu.compiler import NpuCompiler
+
+GRAPH = estimation_graph(GraphShape(1, 16, 64, 16), GraphForm("int8"))
+STAND_IN = """\
+#!{python}
+import pathlib, sys, time
+for number, line in enumerate(sys.stdin):
+    model, blob, platform, tiles = (part.strip().removeprefix("Z:").replace("\\\\", "/") for part in line.split("\\t"))
+    assert pathlib.Path(model).is_file()
+    print("VCL Compiler Properties: ID: build, Version: 1.2, Supported", flush=True)
+    if platform == "5010":
+        sys.exit(134)
+    if platform == "5020":
+        time.sleep(60)
+    pathlib.Path(blob).write_bytes(b"blob")
+    print("Estimated inference latency: %d.0 us in dpu frequency 100.0 MHz" % (number + 1))
+    print("\\n@result\\t0\\t0.1\\t", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as the setup leaves it, with a program in wine's place."""
+    wine = tmp_path / "wine" / "usr" / "lib" / "wine" / "wine64"
+    wine.parent.mkdir(parents=True)
+    wine.write_text(STAND_IN.format(python=sys.executable))
+    wine.chmod(0o755)
+    (tmp_path / "app").mkdir()
+    (tmp_path / compiler.MANIFEST).write_text('{"openvino": "1"}')
+    return tmp_path
+
+
+def test_one_process_compiles_one_graph_after_the_other(folder, tmp_path):
+    with NpuCompiler(folder) as made:
+        first, second = made.compile(GRAPH, "3720"), made.compile(GRAPH, "4000", tmp_path / "kept.blob")
+    assert (first.error, first.predicted_us, first.blob_bytes) == ("", 1, 4)
+    assert second.predicted_us == 2  # the same process
+    assert (tmp_path / "kept.blob").read_bytes() == b"blob"
+    assert made.version == "1.2 (build)"
+
+
+def test_an_outcome_is_found_again_for_the_same_graph_alone(folder):
+    with NpuCompiler(folder) as made:
+        first = made.compile(GRAPH, "3720")
+        other = made.compile(estimation_graph(GraphShape(1, 16, 64, 32), GraphForm("int8")), "3720")
+    with NpuCompiler(folder) as again:
+        built_again = estimation_graph(GraphShape(1, 16, 64, 16), GraphForm("int8"))
+        assert again.compile(built_again, "3720").predicted_us == first.predicted_us != other.predicted_us
+        assert again.version == "1.2 (build)"
+        assert again._process is None  # nothing was asked
+
+
+def test_a_compiler_that_dies_is_an_outcome_and_is_started_again(folder):
+    with NpuCompiler(folder) as made:
+        assert made.compile(GRAPH, "5010").error == "the compiler's process ended"
+        assert made.compile(GRAPH, "3720").predicted_us == 1
+
+
+def test_a_compiler_that_hangs_is_given_up(folder, monkeypatch):
+    monkeypatch.setattr(compiler, "_TIMEOUT_S", 1.0)
+    with NpuCompiler(folder) as made:
+        assert made.compile(GRAPH, "5020").error == "no answer within 1 s"
+
+
+def test_without_it_the_command_that_sets_it_up_is_named(tmp_path):
+    with pytest.raises(InputError, match="set it up with: make npu-compile"):
+        NpuCompiler(tmp_path / "nothing")
+
+
+def test_unknown_platforms_are_refused(folder):
+    with NpuCompiler(folder) as made, pytest.raises(InputError, match="expected one of 3720, 4000, 5010, 5020, got '6000'"):
+        made.compile(GRAPH, "6000")
