@@ -27,9 +27,9 @@ extern "C" int shadowattn_highest_level(void) {
 #endif
 }
 
-extern "C" void shadowattn_struct_bytes(int64_t bytes[5]) {
+extern "C" void shadowattn_struct_bytes(int64_t bytes[6]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
-  bytes[4] = sizeof(SaUnite);
+  bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level]->attend(x); }
@@ -37,6 +37,7 @@ extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[
 extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level]->pack(x); }
 extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level]->estimate(x); }
 extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[level]->unite(x); }
+extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level]->fused_rows(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.
