@@ -21,7 +21,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError
 
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # by number, as in abi.h
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")  # by number, as in abi.h
 POOLINGS = ("rows", "max", "sum", "probability")
 
 

@@ -42,6 +42,14 @@ struct RowBits {
   uint64_t* row(int64_t r) const { return words + r * stride; }
 };
 
+// Products of 8 rows with 32 keys, by tiles where the level has them.
+template <class I>
+inline auto eight_products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
+                           vi (*sums)[kKeysAtOncePacked / VL]) {
+  if constexpr (I::kTiles) I::eight_products(keys, quads, q, q_stride, biases, sums);
+  else I::template products<kRowsAtOnce>(keys, quads, q, q_stride, biases, sums);
+}
+
 // Bytes of 8 rows for the keys 0 … `keys`, every `step`-th 32 of them.
 inline void mapped_products(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const QuantisedRows& x,
                             const Mapping* mappings, int8_t* bytes, int64_t stride) {
@@ -50,7 +58,7 @@ inline void mapped_products(const uint8_t* packed, int64_t keys, int64_t step, i
   for (int r = 0; r < kRowsAtOnce; ++r) biases[r] = x.biases[r] - mappings[r].centre;
   for (int64_t key = 0, at = 0; key < keys; key += step * kKeysAtOncePacked, at += kKeysAtOncePacked) {
     vi sums[kRowsAtOnce][N];
-    Isa::products<kRowsAtOnce>(packed + key / 16 * quads * 64, quads, x.q, x.stride, biases, sums);
+    eight_products<Isa>(packed + key / 16 * quads * 64, quads, x.q, x.stride, biases, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < kRowsAtOnce; ++r)
 #pragma GCC unroll 8
@@ -160,6 +168,7 @@ void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, 
     else if (sinks[r] + recent[r] == kept[r]) set_bits(bits.row(r), 0, sinks[r]), set_bits(bits.row(r), n - recent[r], n);
     else pending |= 1 << r, longest = max_of(longest, n);
   }
+  const Isa::Tiles tiles;
   const Mapping whole = whole_range(a.dim);
   Mapping mappings[kRowsAtOnce];
   for (Mapping& mapping : mappings) mapping = seed->known ? seed->mapping : whole;
