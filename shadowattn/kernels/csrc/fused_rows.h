@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t kBitBytes = 512 << 10;  // of all rows of a task, in the second-level cache
+constexpr int64_t kBitBytes = 1 << 20;  // of all rows of a task, in the second-level cache
 constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
 constexpr int64_t kVisitKeys = 72;  // what a row should find in a window: fewer do not pay for going there
