@@ -21,7 +21,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError
 
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # by number, as in abi.h
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")  # by number, as in abi.h
 POOLINGS = ("rows", "max", "sum", "probability")
 
 
@@ -91,12 +91,17 @@ class _Unite(Structure):
     )
 
 
+class _Rows(Structure):
+    _fields_ = (("choose", _Estimate), ("attend", _Attend))
+
+
 _FUNCTIONS = {
     "attend": _Attend,
     "select": _Select,
     "pack": _Pack,
     "estimate": _Estimate,
     "unite": _Unite,
+    "fused_rows": _Rows,
 }
 
 
@@ -226,9 +231,9 @@ def attend(
 
 
 def _lists(
-    candidates: Tensor, tail: Tensor, indptr: Tensor, indices: Tensor, sinks: int, recent: int, self_first: bool
+    candidates: Tensor, tail: Tensor, indptr: Tensor, indices: Tensor | None, sinks: int, recent: int, self_first: bool
 ) -> _Lists:
-    return _Lists(*(x.data_ptr() for x in (candidates, tail, indptr, indices)), sinks, recent, self_first)
+    return _Lists(*(None if x is None else x.data_ptr() for x in (candidates, tail, indptr, indices)), sinks, recent, self_first)
 
 
 def select(
@@ -294,3 +299,32 @@ def unite(
     heads = (len(row_indptr) - 1) // rows
     pointers = (x.data_ptr() for x in (row_indices, row_indptr, indices, members, ends))
     _run("unite", _Unite(torch.get_num_threads(), heads, rows, query_block, *pointers))
+
+
+def fused_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    q_scales: Tensor,
+    packed: Tensor,
+    kv_head: Tensor,
+    positions: Tensor,
+    scale: float,
+    lists: dict[str, Tensor | int | None],
+) -> None:
+    """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys. Lists without `indices` are not
+    written.
+    """
+    heads, rows, dim = q.shape
+    keys, threads, half = k.shape[1], torch.get_num_threads(), q.dtype == torch.bfloat16
+    choose = _Estimate(
+        threads, half, 0, heads, rows, keys, dim, 1, _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
+        kv_head.data_ptr(), None, None, None, _lists(**lists),
+    )  # fmt: skip
+    attend = _Attend(
+        threads, half, heads, rows, keys, dim, 1, *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
+        None, None, None, None, scale,
+    )  # fmt: skip
+    _run("fused_rows", _Rows(choose, attend))

@@ -212,6 +212,52 @@ def _(
     return q.new_empty(size, dtype=torch.int32)
 
 
+@torch.library.custom_op("shadowattn::attend_chosen", mutates_args=())
+def attend_chosen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    kv_head: Tensor,
+    positions: Tensor,
+    candidates: Tensor,
+    indptr: Tensor,
+    size: int,
+    sinks: int,
+    recent: int,
+    self_first: bool,
+    scale: float,
+    listed: bool,
+) -> tuple[Tensor, Tensor]:
+    """`estimate_select` of lists of one row and `attend` to them in one pass: no list reaches memory unless it is `listed`.
+
+    Returns [H, Q, D] and indices int32 [size], or [0] where nobody wants the lists.
+    """
+    _check(q, k, v, kv_head)
+    checks.vector("positions", positions, q.shape[1])
+    checks.ascending("positions", positions, least=0, below=k.shape[1])
+    _check_estimate(q, q_scales, packed, k.shape[1], kv_head, positions + 1, "rows", 1, None)
+    tail = torch.zeros_like(candidates)
+    _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], q.shape[1], k.shape[1])
+    if (candidates > positions + 1).any():
+        raise InputError("candidates: expected keys up to each row's own, got later ones")
+    out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size if listed else 0, dtype=torch.int32)
+    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices if listed else None}
+    native.fused_rows(
+        _rows(q), _rows(k), _rows(v), out, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions, scale=scale,
+        lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
+    )  # fmt: skip
+    return out, indices
+
+
+@attend_chosen.register_fake
+def _(
+    q, k, v, q_scales, packed, kv_head, positions, candidates, indptr, size, sinks, recent, self_first, scale, listed
+):  # fmt: skip
+    return q.new_empty(q.shape), q.new_empty(size if listed else 0, dtype=torch.int32)
+
+
 def _lists(q: Tensor, pooling: str, query_block: int) -> int:
     return q.shape[1] if pooling == "rows" else -(-q.shape[1] // query_block)
 

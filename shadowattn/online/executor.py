@@ -77,12 +77,27 @@ _SCORE_BYTES, _LIST_BYTES = 64 << 20, 8 << 20
 
 
 def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
-    """Each stage for as many neighbouring heads at once as fit into memory, in the calling thread."""
+    """Each stage for as many neighbouring heads at once as fit into memory, in the calling thread; all heads at once where the
+    estimator attends too, and no stage has a budget of threads of its own.
+    """
+    if stages.attends_at_once and len(set(vars(threads).values())) == 1:
+        return _run_at_once(stages, threads=threads.attend, keep_lists=keep_lists)
     parts = batches(stages)
     with stages.estimator.use():
         run = _Run(stages, parts, [group.heads for group in parts], threads, keep_lists, pool=None, batched=True)
         run.attend(run.select(run.estimate()))
         return run.result()
+
+
+def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ran:
+    """One call, recorded as attention."""
+    chunk, start = stages.chunk, time.perf_counter()
+    with stages.estimator.use(), thread_budget(threads):
+        out, selected = stages.attend_at_once(listed=keep_lists)
+    kept = len(selected.indices) if isinstance(selected, Selection) else selected
+    moved = 2 * out.nbytes + 2 * kept * out.shape[2] * chunk.k.element_size()
+    span = Span("attend", tuple(range(len(chunk.heads))), 0.0, (time.perf_counter() - start) * 1e6, "CPU", moved)
+    return Ran(out, selected, Timeline((span,), "measured"))
 
 
 def batches(stages: Stages) -> list[Group]:

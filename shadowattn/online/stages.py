@@ -42,6 +42,11 @@ class Stages:
         """Whether a launch overwrites the scores of the one before."""
         return not self.estimator.selects and self.estimator.reuses_scores
 
+    @property
+    def attends_at_once(self) -> bool:
+        """Whether there is one stage, in which rows attend to what they choose."""
+        return self.estimator.attends(self.rule, self.kernels)
+
     def prepare(self) -> None:
         """Does what all heads share, so that no head's stage has to: budgets, buckets, packed keys."""
         _ = self._lists
@@ -70,6 +75,11 @@ class Stages:
         """The lists of some heads where the estimator selects."""
         lists = self._lists[heads]
         return check_lists(self.estimator.select(self.chunk[heads], self.rule, lists, self.kernels), lists, self.estimator)
+
+    def attend_at_once(self, *, listed: bool) -> tuple[Tensor, Selection | int]:
+        """Output [H, Q, D] of all heads, and their lists or, unless they are to be `listed`, how many keys these hold."""
+        out, selection = self.estimator.attend(self.chunk, self.rule, self._lists, listed=listed)
+        return out, self._lists.size if selection is None else selection
 
     def attend(self, selection: Selection, heads: slice) -> Tensor:
         """Output [h, Q, D] of some heads."""

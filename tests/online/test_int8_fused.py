@@ -7,12 +7,14 @@ import shadowattn
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.kernels import native
+from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.online.attention import SparseAttention
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.online.stages import Parts, Stages
@@ -135,3 +137,20 @@ def test_sums_that_do_not_fit_are_refused():
     q, k, v = qkv(1, 1, 600, 600, 256)
     with pytest.raises(shadowattn.errors.InputError, match="32 bits"):
         shadowattn.sparse_attention(q, k, v, 0.5, causal_offset=0, estimator="int8_fused", query_block=600, block_score="sum")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_task_gives_what_the_stages_give(dtype):
+    """Lists bit for bit, whether somebody wants them or not; a budget of threads of its own takes the stages apart."""
+    q, k, v = (x.to(dtype) for x in qkv(4, 2, 70, 300, 64))
+    chunk, parts = Chunk.of(q, k, v, retention=0.2), Parts(Int8Fused.of(q, k), Rule(sinks=2, recent=3), NativeKernels())
+    apart = run_batched(Stages(chunk, parts), threads=Threads(estimate=1), keep_lists=True)
+    listed = run_batched(Stages(chunk, parts), threads=Threads(), keep_lists=True)
+    counted = run_batched(Stages(chunk, parts), threads=Threads(), keep_lists=False)
+    assert [span.stage for span in counted.timeline.spans] == ["attend"]
+    assert {span.stage for span in apart.timeline.spans} == {"estimate", "attend"}
+    assert listed.selected.indices.equal(apart.selected.indices)
+    assert listed.selected.indptr.equal(apart.selected.indptr)
+    assert counted.selected == apart.selected.kept()
+    assert counted.out.equal(listed.out)
+    torch.testing.assert_close(counted.out, apart.out, atol=1e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)

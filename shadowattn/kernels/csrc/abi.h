@@ -93,23 +93,33 @@ typedef struct {
   SaLists to;
 } SaEstimate;
 
+// Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
+// scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read.
+typedef struct {
+  SaEstimate choose;
+  SaAttend attend;
+} SaRows;
+
 typedef struct {
   int (*attend)(const SaAttend*);
   int (*select)(const SaSelect*);
   int (*pack)(const SaPack*);
   int (*estimate)(const SaEstimate*);
   int (*unite)(const SaUnite*);
+  int (*fused_rows)(const SaRows*);
 } SaKernels;
 
-// Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2.
+// Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2,
+// 4 also AMX with INT8.
 SA_API int shadowattn_highest_level(void);  // of this processor and this build
-// Bytes of SaAttend, SaSelect, SaPack, SaEstimate and SaUnite, so that a caller of other declarations is found out before it calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[5]);
+// Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite and SaRows, so that a caller of other declarations is found out before it calls.
+SA_API void shadowattn_struct_bytes(int64_t bytes[6]);
 SA_API int shadowattn_attend(int level, const SaAttend*);
 SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);
 SA_API int shadowattn_estimate(int level, const SaEstimate*);
 SA_API int shadowattn_unite(int level, const SaUnite*);
+SA_API int shadowattn_fused_rows(int level, const SaRows*);
 
 #ifdef __cplusplus
 }

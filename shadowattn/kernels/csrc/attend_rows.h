@@ -42,16 +42,17 @@ inline void score_keys(const void* q, const T* k, int64_t stride, const int32_t*
   Isa::store(s, Isa::sums_of(sums) * scale);
 }
 
-// Softmax of n scores in place, in whole vectors; the padding becomes 0. Returns 1 / Σ of what stood in its stead.
-inline float softmax_row(float* s, int64_t n) {
+// Softmax of n scores times a factor, in place, in whole vectors; the padding becomes 0. Returns 1 / Σ of what stood in its stead.
+inline float softmax_row(float* s, int64_t n, float factor = 1) {
   const int64_t padded = round_up(n, VL);
+  const vf scale = Isa::set1(factor);
   for (int64_t j = n; j < padded; ++j) s[j] = -__builtin_inff();
   vf top = Isa::set1(kLowest);
-  for (int64_t j = 0; j < padded; j += VL) top = Isa::max(Isa::load(s + j), top);
+  for (int64_t j = 0; j < padded; j += VL) top = Isa::max(Isa::load(s + j) * scale, top);
   const vf largest = Isa::set1(Isa::lanes_max(top));
   vf total = Isa::set1(0);
   for (int64_t j = 0; j < padded; j += VL) {
-    const vf weights = exp2_nonpositive(Isa::load(s + j) - largest);
+    const vf weights = exp2_nonpositive(Isa::load(s + j) * scale - largest);
     total += weights;
     Isa::store(s + j, weights);
   }

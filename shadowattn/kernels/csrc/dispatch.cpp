@@ -4,12 +4,33 @@
 
 #include <cstdlib>
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 extern const SaKernels shadowattn_portable;
 #if defined(SA_X86_LEVELS)
-extern const SaKernels shadowattn_avx2, shadowattn_avx512, shadowattn_avx512_bf16;
-static const SaKernels* const kLevels[] = {&shadowattn_portable, &shadowattn_avx2, &shadowattn_avx512, &shadowattn_avx512_bf16};
+extern const SaKernels shadowattn_avx2, shadowattn_avx512, shadowattn_avx512_bf16, shadowattn_amx;
+static const SaKernels* const kLevels[] = {&shadowattn_portable, &shadowattn_avx2, &shadowattn_avx512, &shadowattn_avx512_bf16,
+                                           &shadowattn_amx};
 #else
 static const SaKernels* const kLevels[] = {&shadowattn_portable};
+#endif
+
+#if defined(SA_X86_LEVELS)
+// Whether the processor has AMX tiles of INT8 and Linux lets this process use them: their registers are large, so it has to be asked.
+static bool may_use_tiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return false;  // AMX-TILE and AMX-INT8
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 extern "C" int shadowattn_highest_level(void) {
@@ -21,15 +42,16 @@ extern "C" int shadowattn_highest_level(void) {
     return 1;
   if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi2"))
     return 2;
-  return 3;
+  static const bool tiles = may_use_tiles();
+  return tiles ? 4 : 3;
 #else
   return 0;
 #endif
 }
 
-extern "C" void shadowattn_struct_bytes(int64_t bytes[5]) {
+extern "C" void shadowattn_struct_bytes(int64_t bytes[6]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
-  bytes[4] = sizeof(SaUnite);
+  bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level]->attend(x); }
@@ -37,6 +59,7 @@ extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[
 extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level]->pack(x); }
 extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level]->estimate(x); }
 extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[level]->unite(x); }
+extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level]->fused_rows(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.

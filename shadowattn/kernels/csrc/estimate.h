@@ -63,11 +63,11 @@ int pack(const SaPack* a) { return a->bfloat16 ? pack_keys<bf16>(*a) : pack_keys
 // Products of R rows of q (int8, `quads` · 4 long, rows `q_stride` apart) with 32 packed keys. SA_ROWS: out[r][32]; SA_MAX and
 // SA_SUM: out[32] takes the larger or the sum of what it holds and all R rows' products.
 template <int R, int POOLING>
-inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums, int32_t* out,
+inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases, int32_t* out,
                      int64_t out_stride) {
   constexpr int N = kKeysAtOncePacked / VL;
   vi sums[R][N];
-  Isa::products<R>(keys, quads, q, q_stride, q_sums, sums);
+  Isa::products<R>(keys, quads, q, q_stride, biases, sums);
   if (POOLING == SA_ROWS) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -84,10 +84,10 @@ inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_
   }
 }
 
-// Quantised rows of one head and the sums of their elements.
+// Quantised rows of one head, and what makes products with packed keys those with the keys: −128 · the sum of each row.
 struct QuantisedRows {
   int8_t* q;
-  int32_t* sums;
+  int32_t* biases;
   int64_t stride;
 };
 
@@ -99,14 +99,14 @@ inline void quantise_rows(const SaEstimate& a, int64_t head, int64_t from, int64
     int32_t sum = 0;
     quantise_row(q, a.dim, a.q_scales[head], out);
     for (int64_t d = 0; d < a.dim; ++d) sum += out[d];
-    x.sums[r - from] = sum;
+    x.biases[r - from] = -128 * sum;
   }
 }
 
 // Any number of rows up to 8, with all of `keys` (rounded up to 32).
 template <int POOLING>
 inline void products_of(int64_t rows, const uint8_t* packed, int64_t from_key, int64_t to_key, int64_t quads, const int8_t* q,
-                        int64_t q_stride, const int32_t* q_sums, int32_t* out, int64_t out_stride) {
+                        int64_t q_stride, const int32_t* biases, int32_t* out, int64_t out_stride) {
   for (int64_t key = from_key; key < to_key; key += kKeysAtOncePacked) {
     const uint8_t* keys = packed + key / 16 * quads * 64;
     int32_t* to = out + key;
@@ -117,12 +117,12 @@ inline void products_of(int64_t rows, const uint8_t* packed, int64_t from_key, i
     };
     const auto at = [&](int64_t row) { return POOLING == SA_ROWS ? to + row * out_stride : to; };
     if (rows == kRowsAtOnce) {
-      products<8, POOLING>(keys, quads, q, q_stride, q_sums, to, out_stride);
+      products<8, POOLING>(keys, quads, q, q_stride, biases, to, out_stride);
       continue;
     }
-    if (rows - r >= 4) products<4, POOLING>(keys, quads, q + r * q_stride, q_stride, q_sums + r, at(r), out_stride), step(4);
-    if (rows - r >= 2) products<2, POOLING>(keys, quads, q + r * q_stride, q_stride, q_sums + r, at(r), out_stride), step(2);
-    if (rows - r >= 1) products<1, POOLING>(keys, quads, q + r * q_stride, q_stride, q_sums + r, at(r), out_stride);
+    if (rows - r >= 4) products<4, POOLING>(keys, quads, q + r * q_stride, q_stride, biases + r, at(r), out_stride), step(4);
+    if (rows - r >= 2) products<2, POOLING>(keys, quads, q + r * q_stride, q_stride, biases + r, at(r), out_stride), step(2);
+    if (rows - r >= 1) products<1, POOLING>(keys, quads, q + r * q_stride, q_stride, biases + r, at(r), out_stride);
   }
 }
 
@@ -137,12 +137,12 @@ inline void pool_rows(const SaEstimate& a, const QuantisedRows& x, int64_t first
   for (int64_t key = 0; key < shared; key += kKeysPerPass)
     for (int64_t r = 0; r < rows; r += kRowsAtOnce)
       products_of<POOLING>(min_of<int64_t>(kRowsAtOnce, rows - r), packed, key, min_of(key + kKeysPerPass, shared), quads,
-                           x.q + r * x.stride, x.stride, x.sums + r, pooled, 0);
+                           x.q + r * x.stride, x.stride, x.biases + r, pooled, 0);
   int32_t tile[kRowsAtOnce * kKeysAtOncePacked];
   for (int64_t key = shared; key < end; key += kKeysAtOncePacked)
     for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
       const int64_t n = min_of<int64_t>(kRowsAtOnce, rows - r);
-      products_of<SA_ROWS>(n, packed + key / 16 * quads * 64, 0, kKeysAtOncePacked, quads, x.q + r * x.stride, x.stride, x.sums + r,
+      products_of<SA_ROWS>(n, packed + key / 16 * quads * 64, 0, kKeysAtOncePacked, quads, x.q + r * x.stride, x.stride, x.biases + r,
                            tile, kKeysAtOncePacked);
       for (int64_t i = 0; i < n; ++i)
         for (int64_t j = key; j < min_of(key + kKeysAtOncePacked, a.visible[first_query + r + i]); ++j) {
@@ -175,7 +175,7 @@ inline void pool_probabilities(const SaEstimate& a, const QuantisedRows& x, int6
   memset(pooled, 0, static_cast<size_t>(end) * 4);
   for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
     const int64_t n = min_of<int64_t>(kRowsAtOnce, rows - r);
-    products_of<SA_ROWS>(n, packed, 0, end, a.dim / 4, x.q + r * x.stride, x.stride, x.sums + r, products, width);
+    products_of<SA_ROWS>(n, packed, 0, end, a.dim / 4, x.q + r * x.stride, x.stride, x.biases + r, products, width);
     for (int64_t i = 0; i < n; ++i) add_probabilities(products + i * width, a.visible[first_query + r + i], exponent, pooled);
   }
 }
@@ -186,14 +186,14 @@ int estimate_rows(const SaEstimate& a) {
   const int64_t block = pooled ? a.query_block : kRowsAtOnce, blocks = ceil_div(a.rows, block);
   const int64_t lists = pooled ? blocks : a.rows, width = round_up(a.keys, kKeysAtOncePacked);
   const int64_t score_rows = !pooled ? kRowsAtOnce : a.pooling == SA_PROBABILITY ? 1 + kRowsAtOnce : 1, q_stride = a.dim;
-  const int64_t q_bytes = round_up(block * q_stride, 64), sum_bytes = round_up(block * 4, 64);
-  const int64_t scratch_bytes = score_rows * width * 4 + q_bytes + sum_bytes + select_bytes(width);
+  const int64_t q_bytes = round_up(block * q_stride, 64), bias_bytes = round_up(block * 4, 64);
+  const int64_t scratch_bytes = score_rows * width * 4 + q_bytes + bias_bytes + select_bytes(width);
   return run_queue(a.heads * blocks, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {
     const int64_t head = t / blocks, at = blocks - 1 - t % blocks, from = at * block, to = min_of(from + block, a.rows);
     int32_t* scores = reinterpret_cast<int32_t*>(scratch);
     scratch += score_rows * width * 4;
     const QuantisedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes), q_stride};
-    scratch += q_bytes + sum_bytes;
+    scratch += q_bytes + bias_bytes;
     const uint8_t* packed = a.packed + a.kv_head[head] * a.packed_head_stride;
     quantise_rows<T>(a, head, from, to, x);
     const int64_t first_list = pooled ? at : from, end_list = pooled ? at + 1 : to;
@@ -204,7 +204,7 @@ int estimate_rows(const SaEstimate& a) {
     else if (a.pooling == SA_SUM) pool_rows<SA_SUM>(a, x, from, to - from, packed, scores);
     else if (a.pooling == SA_PROBABILITY)
       pool_probabilities(a, x, from, to - from, packed, a.exponents[head], reinterpret_cast<float*>(scores), scores + width, width);
-    else products_of<SA_ROWS>(to - from, packed, 0, round_up(candidates, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.sums, scores, width);
+    else products_of<SA_ROWS>(to - from, packed, 0, round_up(candidates, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.biases, scores, width);
     for (int64_t b = first_list; b < end_list; ++b) {
       const int32_t* row = scores + (pooled ? 0 : (b - from) * width);
       if (!a.scores) {

@@ -4,7 +4,10 @@
 // flags only, so that an object includes no header above its own. The kernels are written on `Isa` alone; where a level has an
 // operation that others lack (`Isa::kBf16Dot`), what uses it is a template over the level and is not instantiated elsewhere.
 #pragma once
-#if SA_LEVEL == 3
+#if SA_LEVEL == 4
+#include "isa/amx.h"
+namespace { using Isa = Amx; }
+#elif SA_LEVEL == 3
 #include "isa/avx512_bf16.h"
 namespace { using Isa = Avx512Bf16; }
 #elif SA_LEVEL == 2

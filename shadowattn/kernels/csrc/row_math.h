@@ -47,6 +47,17 @@ inline void add_panel(float* o, const float* p, const T* v, int64_t stride, cons
   }
 }
 
+// Dot products of any dimension, by the sums of `Math`.
+template <class Math, class T>
+inline void score_four_by_four(const void* query, const T* k, int64_t stride, const int32_t* keys, int64_t n, int64_t dim, float* s) {
+  for (int64_t j = 0; j < n; j += 4) {
+    vf sums[4];
+    const T* const rows[4] = {k + keys[j] * stride, k + keys[j + 1] * stride, k + keys[j + 2] * stride, k + keys[j + 3] * stride};
+    Math::template add_dots<0, 4>(sums, query, rows, dim);
+    Isa::store_sums(sums, s + j);
+  }
+}
+
 template <class T>
 struct RowFloats {
   // q in float32, padded with zeros to whole vectors.
@@ -55,21 +66,45 @@ struct RowFloats {
     for (int64_t d = 0; d < dim; ++d) out[d] = to_float(q[d]);
     for (int64_t d = dim; d < round_up(dim, 32); ++d) out[d] = 0;
   }
-  template <int DIM>
+  template <int DIM, int KEYS = kKeysAtOnce>
   static void add_dots(vf* sums, const void* query, const T* const* rows, int64_t dim_) {
     const int64_t dim = DIM ? DIM : dim_;
     const float* q = static_cast<const float*>(query);
 #pragma GCC unroll 8
-    for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = Isa::set1(0);
+    for (int u = 0; u < KEYS; ++u) sums[u] = Isa::set1(0);
 #pragma GCC unroll 8
     for (int64_t d = 0; d + VL <= dim; d += VL) {
       const vf x = Isa::load(q + d);
 #pragma GCC unroll 8
-      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] += x * Isa::load(rows[u] + d);
+      for (int u = 0; u < KEYS; ++u) sums[u] += x * Isa::load(rows[u] + d);
     }
     if (dim % VL) {
       const vf x = Isa::load(q + dim / VL * VL);
-      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] += x * Isa::load_half(rows[u] + dim / VL * VL);
+      for (int u = 0; u < KEYS; ++u) sums[u] += x * Isa::load_half(rows[u] + dim / VL * VL);
+    }
+  }
+
+  // s[j] = q · k[keys[j]] for n keys, four at a time: `keys` and `s` have room for the last ones.
+  template <int DIM>
+  static void score(const void* query, const T* k, int64_t stride, const int32_t* keys, int64_t n, int64_t dim, float* s) {
+    if constexpr (DIM % VL || DIM == 0 || DIM / VL > Isa::kRegisters / 2) {
+      score_four_by_four<RowFloats<T>>(query, k, stride, keys, n, dim, s);
+    } else {
+      constexpr int P = DIM / VL;
+      vf q[P];
+#pragma GCC unroll 16
+      for (int i = 0; i < P; ++i) q[i] = Isa::load(static_cast<const float*>(query) + i * VL);
+      for (int64_t j = 0; j < n; j += 4) {
+        vf sums[4];
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; ++u) {
+          const T* row = k + keys[j + u] * stride;
+          sums[u] = q[0] * Isa::load(row);
+#pragma GCC unroll 16
+          for (int i = 1; i < P; ++i) sums[u] += q[i] * Isa::load(row + i * VL);
+        }
+        Isa::store_sums(sums, s + j);
+      }
     }
   }
 
@@ -105,7 +140,8 @@ inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t 
   const auto pair = [&](int64_t j, int u) {
     const bool two = j + 1 < n;
     const bf16 *a = v + idx[j] * stride, *b = two ? v + idx[j + 1] * stride : a;
-    const typename I::pairs w = I::set1_pair(p + j);  // p is padded with zeros to a multiple of VL
+    uint16_t weights[2] = {p[j], static_cast<uint16_t>(two ? p[j + 1] : 0)};
+    const typename I::pairs w = I::set1_pair(weights);
 #pragma GCC unroll 4
     for (int i = 0; i < P; ++i) {
       const typename I::pairs x = END ? I::load_pairs(a + 32 * i, end) : I::load_pairs(a + 32 * i);
@@ -139,22 +175,45 @@ struct RowPairs {
     memcpy(to, q, static_cast<size_t>(dim) * 2);
     memset(static_cast<bf16*>(to) + dim, 0, static_cast<size_t>(round_up(dim, 32) - dim) * 2);
   }
-  template <int DIM>
+  template <int DIM, int KEYS = kKeysAtOnce>
   static void add_dots(vf* sums, const void* query, const bf16* const* rows, int64_t dim_) {
     const int64_t dim = DIM ? DIM : dim_;
     const bf16* q = static_cast<const bf16*>(query);
 #pragma GCC unroll 8
-    for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = I::set1(0);
+    for (int u = 0; u < KEYS; ++u) sums[u] = I::set1(0);
 #pragma GCC unroll 8
     for (int64_t d = 0; d + 32 <= dim; d += 32) {
       const typename I::pairs x = I::load_pairs(q + d);
 #pragma GCC unroll 8
-      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = I::add_dots(sums[u], x, I::load_pairs(rows[u] + d));
+      for (int u = 0; u < KEYS; ++u) sums[u] = I::add_dots(sums[u], x, I::load_pairs(rows[u] + d));
     }
     if (dim % 32) {
       const int64_t d = dim / 32 * 32;
       const typename I::pairs x = I::load_pairs(q + d);
-      for (int u = 0; u < kKeysAtOnce; ++u) sums[u] = I::add_dots(sums[u], x, I::load_pairs(rows[u] + d, dim - d));
+      for (int u = 0; u < KEYS; ++u) sums[u] = I::add_dots(sums[u], x, I::load_pairs(rows[u] + d, dim - d));
+    }
+  }
+
+  template <int DIM>
+  static void score(const void* query, const bf16* k, int64_t stride, const int32_t* keys, int64_t n, int64_t dim, float* s) {
+    if constexpr (DIM == 0) {
+      score_four_by_four<RowPairs<I>>(query, k, stride, keys, n, dim, s);
+    } else {
+      constexpr int P = DIM / 32;
+      typename I::pairs q[P];
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) q[i] = I::load_pairs(static_cast<const bf16*>(query) + 32 * i);
+      for (int64_t j = 0; j < n; j += 4) {
+        vf sums[4];
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; ++u) {
+          const bf16* row = k + keys[j + u] * stride;
+          sums[u] = I::set1(0);
+#pragma GCC unroll 4
+          for (int i = 0; i < P; ++i) sums[u] = I::add_dots(sums[u], q[i], I::load_pairs(row + 32 * i));
+        }
+        I::store_sums(sums, s + j);
+      }
     }
   }
 

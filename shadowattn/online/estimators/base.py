@@ -40,6 +40,8 @@ class Estimator(ABC):
       rows then have a say in what earlier ones keep: a prefill method of that kind looks into the future of its chunk.
     - `selects`: `select` makes lists without scores, and `scores` is never asked for in a prompt. A class that defines `select`
       does.
+    - `attends`: whether `attend` estimates, selects and attends in one pass, for a rule and kernels; then a batch of heads goes
+      through it, and a list is made only where somebody wants it. It gives what the other three give one after the other.
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `sets_budgets`: `select` decides how many keys each single row keeps, whatever `lists` calls for.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
@@ -52,7 +54,7 @@ class Estimator(ABC):
     - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
-    `launches`, `launch`, `select` and `goes_by`.
+    `launches`, `launch`, `select`, `attends` and `goes_by`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -76,8 +78,10 @@ class Estimator(ABC):
         cls.is_papers = vars(cls).get("is_papers", False)
         if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
             cls.lists_are_sound = False
+        if "select" in vars(cls) and "attends" not in vars(cls):
+            cls.attends = Estimator.attends
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in (*_FLAGS, "units", "launches", "launch", "select", "goes_by"):
+            for name in (*_FLAGS, "units", "launches", "launch", "select", "attends", "goes_by"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
@@ -125,6 +129,14 @@ class Estimator(ABC):
         scored = rule.scored(chunk)
         scores = check_scores(self.scores(scored), self, scored)
         return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, scored)), lists)
+
+    def attends(self, rule: Rule, kernels: Kernels) -> bool:
+        """Whether `attend` can serve lists of this rule, with these kernels."""
+        return False
+
+    def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
+        """Output [H, Q, D] of all heads, and the lists where they are to be `listed`; for who says that he `attends`."""
+        raise NotImplementedError
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:
         """What a score takes in a chunk of so many rows that see so many keys; None: not known."""

@@ -174,6 +174,18 @@ class Int8Fused(Estimator):
         )  # fmt: skip
         return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
 
+    def attends(self, rule: Rule, kernels: Kernels) -> bool:
+        return rule.query_block == 1 and kernels.name == "native"
+
+    def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
+        """Some rows of a head a task, from their products to their output."""
+        keys = self._keys(chunk)
+        out, indices = ops.attend_chosen(
+            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions,
+            lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
+        )  # fmt: skip
+        return out, Selection(indices, lists.indptr, chunk.positions, 1) if listed else None
+
     def _keys(self, chunk: Chunk) -> PackedKeys | TorchKeys:
         """The chunk's keys as integers: what is new of them, or all where their scales have changed."""
         scaled = f"for {self.grid}" if self.k_scales is None else f"by {self.k_scales.tolist()}"

@@ -25,15 +25,30 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
     return x[0];
   }
 
+  static void store_sums(const vf* x, float* to) {
+    const vf halves = add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3]));
+    _mm_storeu_ps(to, _mm256_castps256_ps128(add_pairs(halves, halves)));
+  }
+
+  template <bool EQUAL>
+  static uint64_t bits_of(const int8_t* bytes, int t) {
+    const __m256i limit = _mm256_set1_epi8(static_cast<char>(EQUAL ? t : t - 1));
+    const auto half = [&](const int8_t* at) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+      return static_cast<uint32_t>(_mm256_movemask_epi8(EQUAL ? _mm256_cmpeq_epi8(x, limit) : _mm256_cmpgt_epi8(x, limit)));
+    };
+    return half(bytes) | static_cast<uint64_t>(half(bytes + 32)) << 32;
+  }
+
   template <int R>
-  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums,
+  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
-    for (int r = 0; r < R; ++r) row_products(keys, quads, q + r * q_stride, q_sums[r], reinterpret_cast<int32_t*>(sums[r]));
+    for (int r = 0; r < R; ++r) row_products(keys, quads, q + r * q_stride, biases[r], reinterpret_cast<int32_t*>(sums[r]));
   }
 
   // One row's products with 32 keys. Bytes become 16-bit numbers: their products, added in pairs, cannot overflow as those of
   // the 8-bit instruction would.
-  static void row_products(const uint8_t* keys, int64_t quads, const int8_t* q, int32_t q_sum, int32_t* sums) {
+  static void row_products(const uint8_t* keys, int64_t quads, const int8_t* q, int32_t bias, int32_t* sums) {
     for (int half = 0; half < 2; ++half) {
       const uint8_t* block = keys + half * quads * 64;
       __m256i pairs[4];
@@ -50,7 +65,7 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
       }
       int32_t halves[32];
       for (int i = 0; i < 4; ++i) memcpy(halves + 8 * i, &pairs[i], 32);
-      for (int i = 0; i < 16; ++i) sums[16 * half + i] = halves[2 * i] + halves[2 * i + 1] - 128 * q_sum;
+      for (int i = 0; i < 16; ++i) sums[16 * half + i] = halves[2 * i] + halves[2 * i + 1] + bias;
     }
   }
 

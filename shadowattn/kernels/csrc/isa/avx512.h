@@ -53,10 +53,38 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
     return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
   }
 
+  static void store_sums(const vf* x, float* to) {
+    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1])));
+    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3])));
+    const __m512 sums = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+
+  static void store_shifted(int8_t* bytes, vi x, int shift) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes),
+                     _mm512_cvtsepi32_epi8(_mm512_srav_epi32((__m512i)x, _mm512_set1_epi32(shift))));
+  }
+
+  template <bool EQUAL>
+  static uint64_t bits_of(const int8_t* bytes, int t) { return hits<EQUAL>(bytes, _mm512_set1_epi8(static_cast<char>(t))); }
+
+  static int64_t list_bits(uint64_t bits, int32_t first, int32_t* to) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    int64_t n = 0;
+#pragma GCC unroll 4
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const __mmask16 mask = static_cast<__mmask16>(bits >> 16 * quarter);
+      _mm512_storeu_si512(to + n, _mm512_maskz_compress_epi32(mask, _mm512_add_epi32(lanes, _mm512_set1_epi32(first + 16 * quarter))));
+      n += __builtin_popcount(mask);
+    }
+    return n;
+  }
+
   template <int R>
-  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums,
+  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
-    for (int r = 0; r < R; ++r) Avx2::row_products(keys, quads, q + r * q_stride, q_sums[r], reinterpret_cast<int32_t*>(sums[r]));
+    for (int r = 0; r < R; ++r) Avx2::row_products(keys, quads, q + r * q_stride, biases[r], reinterpret_cast<int32_t*>(sums[r]));
   }
 
   static int64_t shifted_bytes(const int32_t* s, int64_t n, int32_t centre, int shift, int limit, int8_t* bytes) {

@@ -19,9 +19,10 @@ struct Portable : Vectors<f32x4, i32x4, u16x4> {
   // One vector of the sums over the lanes of each of 4 vectors, in their order.
   static vf sums_of(const vf* x) { return add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3])); }
 
-  // Products of R rows of q (int8, `quads` · 4 long, rows `q_stride` apart) with 32 packed keys, which are 128 too large.
+  // biases[r] + the products of R rows of q (int8, `quads` · 4 long, rows `q_stride` apart) with 32 packed keys as they are, 128 too
+  // large: with −128 · the sum of a row its bias, they are those of the keys.
   template <int R>
-  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* q_sums,
+  static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
     for (int r = 0; r < R; ++r) {
       for (int half = 0; half < 2; ++half) {
@@ -31,11 +32,14 @@ struct Portable : Vectors<f32x4, i32x4, u16x4> {
           const uint8_t* y = keys + half * quads * 64 + d * 64;
           for (int i = 0; i < 16; ++i) total[i] += y[4 * i] * x[0] + y[4 * i + 1] * x[1] + y[4 * i + 2] * x[2] + y[4 * i + 3] * x[3];
         }
-        for (int i = 0; i < 16; ++i) total[i] -= 128 * q_sums[r];
+        for (int i = 0; i < 16; ++i) total[i] += biases[r];
         memcpy(&sums[r][4 * half], total, sizeof total);
       }
     }
   }
+
+  // Σ over the lanes of each of 4 vectors.
+  static void store_sums(const vf* x, float* to) { store(to, sums_of(x)); }
 
   // How many of `padded` bytes (a multiple of 64) are at least t, for t > −128.
   static int64_t count_from(const int8_t* bytes, int64_t padded, int t) {

@@ -1,6 +1,6 @@
 // Operations that the compiler's vector extensions express at any width: the base of every level.
 //
-// A level adds what depends on its instructions: set1, max and min, sums_of, products, count_from and list_bytes; and it hides
+// A level adds what depends on its instructions: set1, max and min, sums_of, store_sums, products, count_from and list_bytes; and it hides
 // operations of this base that it does faster.
 #pragma once
 #include "../numbers.h"
@@ -17,6 +17,7 @@ struct Vectors {
   static constexpr int kLanes = sizeof(vf) / sizeof(float);
   static constexpr int kRegisters = 16;          // of vectors: the kernels keep their sums in half of them
   static constexpr bool kBf16Dot = false;        // products of bfloat16 pairs; see avx512_bf16.h for what comes with them
+  static constexpr bool kTiles = false;          // eight_products() by tiles; see amx.h
   static constexpr float kLeastExponent = -127;  // scale() gives 0 there
   static constexpr int kProductKeys = 32;        // packed keys of one products()
   static constexpr int64_t kListStep = 64;       // the most that list_bytes() lists, or writes past what it lists, at once
@@ -81,6 +82,40 @@ struct Vectors {
   static float lanes_sum(vf x) {
     float sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += x[i];
+    return sum;
+  }
+
+  // What holds for as long as eight_products() are wanted.
+  struct Tiles {
+    ~Tiles() {}  // not trivial: else an object that nobody names would be unused
+  };
+
+  // bytes = x >> shift, saturated.
+  static void store_shifted(int8_t* bytes, vi x, int shift) {
+    for (int i = 0; i < kLanes; ++i) bytes[i] = static_cast<int8_t>(max_of(min_of(x[i] >> shift, 127), -128));
+  }
+
+  // Which of 64 bytes are at least t (or equal t), a bit each.
+  template <bool EQUAL>
+  static uint64_t bits_of(const int8_t* bytes, int t) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 64; ++i) bits |= static_cast<uint64_t>(EQUAL ? bytes[i] == t : bytes[i] >= t) << i;
+    return bits;
+  }
+
+  // first + the places of a word's bits, ascending; may write kListStep numbers. Returns how many there are.
+  static int64_t list_bits(uint64_t bits, int32_t first, int32_t* to) {
+    int64_t n = 0;
+    for (; bits; bits &= bits - 1) to[n++] = first + __builtin_ctzll(bits);
+    return n;
+  }
+
+  // The product of one row of q with one packed key as it is.
+  static int32_t key_product(const uint8_t* packed, int64_t key, int64_t quads, const int8_t* q) {
+    const uint8_t* quad = packed + key / 16 * quads * 64 + key % 16 * 4;
+    int32_t sum = 0;
+    for (int64_t d = 0; d < 4 * quads; d += 4, quad += 64)
+      for (int i = 0; i < 4; ++i) sum += quad[i] * q[d + i];
     return sum;
   }
 

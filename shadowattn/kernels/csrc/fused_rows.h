@@ -1,0 +1,138 @@
+// Exact attention where every row chooses its own keys by INT8 products: estimate, selection and attention of up to 256 rows of a
+// head in one task. Neither scores nor lists reach memory, unless the caller asks for the lists.
+//
+// What a row chose is kept as bits. The rows go through K and V together, in windows of keys that stay in a near cache from row to
+// row, with an online softmax: neither lists nor weights are ever kept, so that many rows share what is read from a far cache.
+#pragma once
+#include "abi.h"
+#include "attend_rows.h"
+#include "choose_rows.h"
+
+namespace {
+
+constexpr int64_t kBitBytes = 1 << 20;  // of all rows of a task, in the second-level cache
+constexpr int64_t kFusedRows = 256;
+constexpr int64_t kMostWindowWords = 16;
+constexpr int64_t kVisitKeys = 72;  // what a row should find in a window: fewer do not pay for going there
+
+// A row's attention so far, of unnormalised weights 2^(score − top).
+struct ChosenRow {
+  float top;
+  float totals[VL];
+};
+
+// The keys of `words` words, ascending, the last one repeated up to a multiple of 4.
+inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, int32_t* keys) {
+  int64_t n = 0;
+  for (int64_t w = 0; w < count; ++w) n += Isa::list_bits(words[w], static_cast<int32_t>(first + 64 * w), keys + n);
+  if (n)
+    for (int64_t j = n; j < round_up(n, 4); ++j) keys[j] = keys[n - 1];
+  return n;
+}
+
+// Weights of n scores, in place and padded with zeros to whole vectors, by the largest so far; where that grows, `output` and the
+// total shrink.
+inline void weigh(float* s, int64_t n, vf scale, ChosenRow* row, float* output, int64_t padded_dim) {
+  const int64_t padded = round_up(n, VL);
+  for (int64_t j = n; j < padded; ++j) s[j] = -__builtin_inff();
+  vf tops = Isa::set1(row->top);
+  for (int64_t j = 0; j < padded; j += VL) tops = Isa::max(Isa::load(s + j) * scale, tops);
+  const float top = Isa::lanes_max(tops);
+  vf totals = Isa::load(row->totals);
+  if (top > row->top) {
+    const vf shrink = exp2_nonpositive(Isa::set1(row->top - top));
+    for (int64_t d = 0; d < padded_dim; d += VL) Isa::store(output + d, Isa::load(output + d) * shrink);
+    totals = totals * shrink;
+    row->top = top;
+  }
+  const vf largest = Isa::set1(row->top);
+  for (int64_t j = 0; j < padded; j += VL) {
+    const vf weights = exp2_nonpositive(Isa::load(s + j) * scale - largest);
+    totals += weights;
+    Isa::store(s + j, weights);
+  }
+  Isa::store(row->totals, totals);
+}
+
+template <class T, int DIM>
+void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, const RowBits& bits, int64_t words, int64_t window,
+                   ChosenRow* state, char* scratch) {
+  const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32);
+  const int64_t k_stride = DIM ? DIM : a.k.row_stride, v_stride = DIM ? DIM : a.v.row_stride;
+  const int64_t group = a.kv_head[head];
+  const T* q = static_cast<const T*>(a.q.data) + head * a.q.head_stride;
+  const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
+  const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
+  float* outputs = reinterpret_cast<float*>(scratch);
+  float* queries = outputs + rows * padded;
+  for (int64_t r = 0; r < rows; ++r) {
+    RowMath<T>::load_query(q + (from + r) * a.q.row_stride, dim, queries + r * padded);
+    memset(outputs + r * padded, 0, static_cast<size_t>(padded) * 4);
+    state[r] = {kLowest, {}};
+  }
+  const vf scale = Isa::set1(a.scale * kLog2e);
+  alignas(64) int32_t keys[64 * kMostWindowWords + Isa::kListStep];
+  alignas(64) float weights[64 * kMostWindowWords + Isa::kListStep];
+  for (int64_t w = 0; w < words; w += window)
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), 64 * w, keys);
+      if (!n) continue;
+      RowMath<T>::template score<DIM>(queries + r * padded, k, k_stride, keys, n, dim, weights);
+      weigh(weights, n, scale, &state[r], outputs + r * padded, padded);
+      RowMath<T>::round_weights(weights, n);
+      RowMath<T>::template add_values<DIM>(outputs + r * padded, weights, 0, v, v_stride, keys, n, dim);
+    }
+  for (int64_t r = 0; r < rows; ++r) {
+    T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + (from + r) * a.out.row_stride;
+    const float inverse_total = 1 / Isa::lanes_sum(Isa::load(state[r].totals));
+    for (int64_t d = 0; d < dim; ++d) from_float(RowMath<T>::element(outputs + r * padded, d) * inverse_total, out + d);
+  }
+}
+
+// Each row's list, for who asked for lists.
+inline void write_list(const uint64_t* words, int64_t count, int32_t* to) {
+  int32_t rest[64 + Isa::kListStep];
+  for (int64_t w = 0; w < count; ++w) {
+    const int64_t n = Isa::list_bits(words[w], static_cast<int32_t>(64 * w), rest);
+    memcpy(to, rest, static_cast<size_t>(n) * 4);
+    to += n;
+  }
+}
+
+template <class T>
+int fused_rows_of(const SaRows& a) {
+  const SaEstimate& e = a.choose;
+  const int64_t words = padded_bytes(e.keys) / 64, padded = round_up(e.dim, 32);
+  int64_t longest = 1;
+  for (int64_t list = 0; list < e.heads * e.rows; ++list) longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
+  int64_t rows = max_of<int64_t>(min_of<int64_t>(kBitBytes / (8 * words) / kRowsAtOnce * kRowsAtOnce, kFusedRows), kRowsAtOnce);
+  while (rows > kRowsAtOnce && e.heads * ceil_div(e.rows, rows) < 4 * a.attend.threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
+  const int64_t blocks = ceil_div(e.rows, rows);
+  const int64_t near = max_of<int64_t>(kWindowBytes / (2 * 64 * e.dim * static_cast<int64_t>(sizeof(T))), 1);
+  const int64_t window = min_of(max_of(near, kVisitKeys * e.keys / (64 * longest)), kMostWindowWords);
+  const int64_t bit_bytes = rows * words * 8, attend_bytes = rows * (2 * padded * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
+  const int64_t choice_bytes = round_up(ChoiceMemory::bytes_needed(e.keys, e.dim), 64);
+  return run_queue(e.heads * blocks, a.attend.threads, bit_bytes + choice_bytes + attend_bytes, [&](int64_t t, char* scratch) {
+    const int64_t head = t / blocks, from = (blocks - 1 - t % blocks) * rows, count = min_of(rows, e.rows - from);
+    const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words};
+    const ChoiceMemory memory(scratch + bit_bytes, e.keys, e.dim);
+    scratch += bit_bytes + choice_bytes;
+    ChosenRow* state = reinterpret_cast<ChosenRow*>(scratch + rows * 2 * padded * 4);
+    Seed seed;
+    for (int64_t r = 0; r < count; r += kRowsAtOnce)
+      choose_rows<T>(e, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), words}, memory);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t list = head * e.rows + from + r;
+      if (e.to.indices) write_list(bits.row(r), words, e.to.indices + e.to.indptr[list]);
+    }
+    const int64_t used = ceil_div(e.to.candidates[from + count - 1], 64);
+    const bool dense_rows = a.attend.k.row_stride == e.dim && a.attend.v.row_stride == e.dim;
+    if (e.dim == 64 && dense_rows) attend_chosen<T, 64>(a.attend, head, from, count, bits, used, window, state, scratch);
+    else if (e.dim == 128 && dense_rows) attend_chosen<T, 128>(a.attend, head, from, count, bits, used, window, state, scratch);
+    else attend_chosen<T, 0>(a.attend, head, from, count, bits, used, window, state, scratch);
+  });
+}
+
+int fused_rows(const SaRows* a) { return a->choose.bfloat16 ? fused_rows_of<bf16>(*a) : fused_rows_of<float>(*a); }
+
+}  // namespace

@@ -1,0 +1,137 @@
+"""Rows that choose their own keys and attend to them in one task: the lists are the exact integers' best."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn.errors import InputError
+from shadowattn.kernels import native, ops
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Selection
+from tests.kernels.exact import attention_float64, hidden_by_lists
+from tests.tensors import HEADS, qkv
+
+BUILT = native.library() is not None
+LEVELS = list(native.LEVELS[: native.highest_level() + 1]) if BUILT else []
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2}
+KINDS = ["normal", "outlier key", "equal keys", "trend", "jumping rows", "few levels"]
+
+pytestmark = pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+
+
+def layer(kind: str, count: int, groups: int, rows: int, keys: int, dim: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Tensors whose k-th products neighbouring rows share, or do not share at all."""
+    q, k, v = qkv(count, groups, rows, keys, dim, seed=seed)
+    if kind == "outlier key":  # as the first token of a real model, whose score is far above all others
+        k[:, 0] = 20 * q[0, 0]
+    if kind == "equal keys":
+        k[:] = k[:, :1]
+    if kind == "trend":
+        k += torch.linspace(-3, 3, keys)[:, None]
+    if kind == "jumping rows":
+        q *= torch.tensor([1.0, -30.0, 1e-3, 7.0])[torch.arange(rows) % 4][:, None]
+    if kind == "few levels":
+        q, k = q.sign(), k.sign()
+    return q, k, v
+
+
+def quantised(x, scales):
+    return torch.round(x.float() / scales[:, None, None]).clamp(-127, 127).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+@given(
+    kind=st.sampled_from(KINDS),
+    dim=st.sampled_from([8, 24, 40, 64, 80, 128, 160, 256]),
+    heads=st.sampled_from(HEADS),
+    rows=st.sampled_from([1, 3, 8, 17, 26]),
+    earlier=st.sampled_from([0, 1, 63, 200, 700, 4090]),  # from 4096 keys on a sample gives the first guess
+    retention=st.sampled_from([0.001, 0.02, 0.05, 0.2, 0.5, 1.0]),
+    sinks=st.sampled_from([0, 0, 2, 50]),
+    recent=st.sampled_from([0, 0, 3, 50]),
+    strided=st.booleans(),
+    threads=st.sampled_from([1, 1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_rows_attend_to_their_best_keys(
+    level, dtype, kind, dim, heads, rows, earlier, retention, sinks, recent, strided, threads, seed
+):
+    count, groups = heads
+    keys, positions = rows + earlier, earlier + torch.arange(rows)
+    q, k, v = (x.to(dtype) for x in layer(kind, count, groups, rows, keys, dim, seed))
+    if strided:
+        k, v = (torch.cat([x, x], 1).transpose(0, 1).contiguous().transpose(0, 1)[:, :keys] for x in (k, v))
+    q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (q, k))
+    retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
+    lists, kv = Rule(sinks=sinks, recent=recent).lists(retentions, positions), Heads.all(count, groups).kv
+    plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with native.forced_level(level):
+            ops.pack(k, k_scales, packed, 0)
+            out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, True)
+            again, none = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, False)
+    finally:
+        torch.set_num_threads(before)
+    products = quantised(q, q_scales) @ quantised(k, k_scales)[kv].transpose(1, 2)
+    assert indices.equal(TorchKernels().select(products.float(), lists).indices)
+    assert len(none) == 0
+    assert again.equal(out)
+    selection = Selection(indices, lists.indptr, positions, 1)
+    expected = attention_float64(q, k, v, hidden_by_lists(selection, keys), 0.3)
+    largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
+    tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 1e-6 * largest
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+
+
+def test_it_is_what_torch_expects_of_an_operator():
+    q, k, v = qkv(4, 2, 6, 40, 16)
+    kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)
+    lists = Rule().lists(torch.full((4,), 0.3, dtype=torch.float64), positions)
+    packed = torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8)
+    arguments = (
+        q,
+        k,
+        v,
+        torch.ones(4),
+        packed,
+        kv,
+        positions,
+        lists.candidates,
+        lists.indptr,
+        lists.size,
+        0,
+        0,
+        False,
+        0.25,
+        True,
+    )
+    torch.library.opcheck(ops.attend_chosen, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_later_key_is_refused():
+    q, k, v = qkv(1, 1, 2, 8, 8)
+    packed, indptr = torch.zeros(1, 2, 2, 16, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
+    arguments = (q, k, v, torch.ones(1), packed, torch.zeros(1, dtype=torch.int64), torch.tensor([3, 4]))
+    with pytest.raises(InputError, match="candidates: expected keys up to each row's own"):
+        ops.attend_chosen(*arguments, torch.tensor([4, 6]), indptr, 2, 0, 0, False, 1.0, False)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_not_finite_reaches_the_rows_that_keep_it_and_no_other(level):
+    q, k, v = qkv(1, 1, 6, 6, 16)
+    lists = Rule().lists(torch.ones(1, dtype=torch.float64), torch.arange(6))
+    packed = torch.zeros(1, 2, 4, 16, 4, dtype=torch.uint8)
+    k[0, 4, 3] = float("nan")
+    plan = (lists.candidates, lists.indptr, lists.size, 0, 0, False)
+    with native.forced_level(level):
+        out, _ = ops.attend_chosen(
+            q, k, v, torch.ones(1), packed, torch.zeros(1, dtype=torch.int64), torch.arange(6), *plan, 1.0, False
+        )
+    assert out[:, :4].isfinite().all()
+    assert out[:, 4:].isnan().all()
