@@ -2,7 +2,7 @@
 
 import itertools
 
-from experiments.page_tables.common import SHAPES, one, rows_of, table
+from experiments.page_tables.common import SHAPES, one, rows_of, source, table
 from shadowattn.reporting.attention_targets import TARGETS
 
 _SPEED = {
@@ -19,7 +19,7 @@ _SPEED = {
 
 def speed() -> str:
     """Times faster than torch's and than our own dense attention."""
-    rows = rows_of("attention_speed")
+    rows = rows_of("per_row_speed_2")
     rows = rows[(rows.part == "chunk") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
 
@@ -31,7 +31,28 @@ def speed() -> str:
     lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items() if method in measured]
     rounds = int(rows[rows.metric == "time"].n.max())
     header = ["times faster than SDPA · than our dense attention", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return table(header, lines, "attention_speed", f"medians of {rounds} rounds")
+    return table(header, lines, "per_row_speed_2", f"medians of {rounds} rounds")
+
+
+_BY_RETENTION = {0.2: "per_row_speed_2", 0.1: "per_row_speed_1", 0.05: "per_row_speed_05"}
+
+
+def per_row_speed() -> str:
+    """The whole path with a list for every row by retention: times faster than torch's and than our own dense attention."""
+    whole = "total (int8_fused), per row"
+    lines, first = [], rows_of(_BY_RETENTION[0.2])
+    for model, words in SHAPES.items():
+        for dtype in ("float32", "bfloat16"):
+            cells = []
+            for name in _BY_RETENTION.values():
+                where = {"part": "chunk", "method": whole, "model": model, "dtype": dtype}
+                ratios = (one(rows_of(name), metric=f"times faster than {other}", **where) for other in ("sdpa", "own dense"))
+                cells.append(" · ".join(f"{ratio:.2f}" for ratio in ratios))
+            lines.append([words, dtype, *cells])
+    rounds = int(first[first.metric == "time"].n.max())
+    header = ["times faster than SDPA · than our dense attention", "", *(f"{at:.0%} of the keys" for at in _BY_RETENTION)]
+    others = [source(name, f"{at:.0%} of the keys") for at, name in list(_BY_RETENTION.items())[1:]]
+    return "\n\n".join([table(header, lines, _BY_RETENTION[0.2], f"medians of {rounds} rounds"), *others])
 
 
 def peak_memory() -> str:
@@ -54,13 +75,13 @@ _MEMORY_TARGET_MB = 256
 
 def stages() -> str:
     """What one chunk spends its time on, per row."""
-    rows = rows_of("attention_speed")
+    rows = rows_of("per_row_speed_2")
     rows = rows[(rows.part == "chunk") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
     names = ["quantise", "estimate", "select", "attend, per row", "total (int8_fused), per row", "own dense", "sdpa"]
     lines = [[name, *(f"{one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]
     header = ["ms a chunk", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds")
+    return table(header, lines, "per_row_speed_2", f"medians of {int(rows.n.max())} rounds")
 
 
 def decode() -> str:
