@@ -1,8 +1,6 @@
 """Banks of graphs, and what their estimates find."""
 
-import pandas as pd
-
-from experiments.page_tables.common import INCREASE, one, rows_of, source, table
+from experiments.page_tables.common import INCREASE, one, rows_of, table
 
 _BANK = {
     "build_and_compile_s": ("build and compile (target 3 s)", 3.0, "{:.2f} s"),
@@ -68,35 +66,24 @@ _OUTPUTS = {
     "float": "float",
     "target_requant": "INT8, `target_requant`",
     "fixed_output": "INT8, `fixed_output`",
-    "float_mean": "float, less the mean key",
     "target_requant_mean": "INT8, `target_requant`, less the mean key",
-    "fixed_output_mean": "INT8, `fixed_output`, less the mean key",
 }
-_OUTPUT_RUNS = ("int8_outputs_smollm2", "int8_outputs_qwen2_5_coder")
 
 
 def int8_outputs() -> str:
-    """What graphs with INT8 scores find and lose on real models, with and without the mean key."""
-    columns = [_found_and_lost(rows_of(name)) for name in _OUTPUT_RUNS]
-    lines = [[words, *(cells[method] for cells in columns)] for method, words in _OUTPUTS.items()]
-    models = [rows_of(name).model.iloc[0] for name in _OUTPUT_RUNS]
-    windows = [int(rows_of(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _OUTPUT_RUNS]
-    at = rows_of(_OUTPUT_RUNS[0]).query("metric == 'loss_increase'").retention.iloc[0]
-    said = f"percent of the exact top {at:.0%} found, mean and worst head · loss above dense with them, nat"
-    made = table(["output of the graphs", *models], lines, _OUTPUT_RUNS[0], f"{said}; n = {windows[0]} windows")
-    return f"{made}\n\n{source(_OUTPUT_RUNS[1], f'n = {windows[1]} windows')}"
-
-
-def _found_and_lost(rows: pd.DataFrame) -> dict[str, str]:
+    """What graphs with INT8 scores find and lose on Qwen2.5-Coder-1.5B, with and without the mean key."""
+    name = "int8_outputs_qwen2_5_coder"
+    rows = rows_of(name)
     at = rows[rows.metric == "loss_increase"].retention.iloc[0]
     recalls = rows[(rows.retention == at) & (rows.granularity == "row")].set_index(["method", "metric"]).value
     losses = rows[rows.metric.isin(INCREASE)].set_index(["method", "metric"]).value
-    cells = {}
-    for method in _OUTPUTS:
-        mean, worst = (100 * recalls[method, metric] for metric in ("recall", "worst_head_recall"))
-        loss, error = (losses[method, metric] for metric in INCREASE)
-        cells[method] = f"{mean:.1f}, {worst:.1f} · {loss:+.3f} ± {error:.3f}"
-    return cells
+    lines = []
+    for method, words in _OUTPUTS.items():
+        found = (f"{100 * recalls[method, metric]:.1f}" for metric in ("recall", "worst_head_recall"))
+        lines.append([words, *found, "{:+.3f} ± {:.3f}".format(*(losses[method, metric] for metric in INCREASE))])
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = ["scores of the graphs", f"% of the exact top {at:.0%} found", "worst head", "loss above dense, nat"]
+    return table(header, lines, name, f"loss with exact attention on the found keys; n = {windows} windows")
 
 
 def grids() -> str:
