@@ -81,7 +81,7 @@ def ir_reuse() -> str:
     """Groups, graphs and calls of every way to make graphs of a decoder, and what they cost, of the most layers measured."""
     rows = rows_of("study_ir_reuse")
     most = rows[rows.layers == rows.layers.max()]
-    cells = most.set_index(["phase", "method", "metric"]).value
+    cells = most.set_index(["phase", "method", "metric"]).value.sort_index()
     plans = most[most.phase == "decode"].drop_duplicates("method").set_index("method").plan.fillna("")
     lines = []
     for form in dict.fromkeys(most.method):

@@ -76,7 +76,7 @@ class NpuCompile(Study):
     whole: list[str] = field(default_factory=lambda: ["smollm2", "qwen2_0_5b"])
     rows: int = 256
     keys: list[int] = field(default_factory=lambda: [1024, 4096])
-    attention_keys: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
+    attention_keys: list[int] = field(default_factory=lambda: [256, 1024, 2048, 4096, 8192])
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
     peak_tops: dict[str, float] = field(default_factory=dict)
     headline: ClassVar[tuple[str, ...]] = (_PREDICTED,)

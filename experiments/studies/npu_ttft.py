@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -23,7 +24,7 @@ from shadowattn.models.known import KNOWN_MODELS
 from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer
 from shadowattn.online.simulation.methods import ours, prompt_cost
-from shadowattn.online.simulation.npu import ESTIMATE, Line, npu_device, with_launch
+from shadowattn.online.simulation.npu import ESTIMATE, npu_device, with_launch
 from shadowattn.reporting.figures.npu_ttft import draw as draw_npu_ttft
 from shadowattn.reporting.rows import Row
 
@@ -67,6 +68,11 @@ class NpuTtft(Study):
     headline: ClassVar[tuple[str, ...]] = ("time_to_first_token",)
 
     def __post_init__(self):
+        for name in ("platforms", "models", "blocks", "tokens", "launch_us"):
+            if not getattr(self, name):
+                raise InputError(f"study.{name}: expected at least one, got none")
+        if min(self.launch_us) < 0:
+            raise InputError(f"study.launch_us: expected microseconds from 0 on, got {min(self.launch_us)}")
         for name, options in (("platforms", PLATFORMS), ("models", MODELS), ("blocks", BLOCK_FORMS)):
             for one in getattr(self, name):
                 check_choice(f"study.{name}", one, tuple(options))
@@ -83,6 +89,21 @@ class NpuTtft(Study):
         for name in (self.compiled, self.rates):
             if not _path(name).is_file():
                 raise InputError(f"study: expected published rows {_path(name)}, found none; publish a run of +exp={name} first")
+        compiled = read_reference(_path(self.compiled))
+        compiled = compiled[(compiled.chunk_rows == self.rows) & compiled.platform.isin(self.platforms)]
+        for model in self.models:
+            of = compiled[compiled.model == model]
+            forms, keys = set(of.method[of.part == "block before"]), of.context_tokens[of.part == "attention"]
+            if not forms.issuperset(self.blocks):
+                self._refuse(f"blocks {', '.join(sorted({*self.blocks} - forms))}", model)
+            if keys.max() < max(self.tokens):
+                self._refuse(f"attention to {max(self.tokens)} keys", model)
+
+    def _refuse(self, what: str, model: str) -> NoReturn:
+        raise InputError(
+            f"study: {_path(self.compiled)} has no {what} of {model} in chunks of {self.rows} rows; compile them with "
+            f"+exp=npu_compile study.rows={self.rows} study.whole=[{model}] study.attention_keys=[…,{max(self.tokens)}]"
+        )
 
     def measure(self, lab: Lab) -> list[NpuTtftRow]:
         compiled, rates = (read_reference(_path(name)) for name in (self.compiled, self.rates))
@@ -116,7 +137,8 @@ class NpuTtft(Study):
         if len(parts) != _BLOCK_LAUNCHES or parts.value.isna().any() or attention.value.isna().any():
             return []  # what does not compile has no time; the rows of npu_compile say why
         block_us = float(parts.value.sum())
-        line = Line.through(attention.macs.to_numpy(float), attention.value.to_numpy(float))
+        attention = attention.sort_values("macs")
+        points = attention.macs.to_numpy(float), attention.value.to_numpy(float)
         made = []
         for tokens in self.tokens:
             chunks = [min(start + self.rows, tokens) for start in range(0, tokens, self.rows)]
@@ -125,7 +147,7 @@ class NpuTtft(Study):
                 times = len(chunks) * known.layers
                 block_s = 1e-6 * times * (block_us + _BLOCK_LAUNCHES * launch_us)
                 macs = 2.0 * known.heads * self.rows * known.head_dim
-                npu_s = 1e-6 * known.layers * sum(line.us(macs * keys) + launch_us for keys in chunks)
+                npu_s = 1e-6 * known.layers * sum(np.interp(macs * keys, *points) + launch_us for keys in chunks)
                 cost = prompt_cost(slower, layer, ours, tokens=tokens, chunk_tokens=self.rows, retention=retention)
                 dense_s = 1e-6 * known.layers * sum(_dense_us(slower, layer, self.rows, keys) for keys in chunks)
                 about = replace(row, context_tokens=tokens, launch_us=launch_us)

@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -62,8 +63,10 @@ class NpuCompiler:
 
         `tiles` of the matrix engine that it may use; 0: the compiler's own choice, which knows no device here.
 
-        A graph that the compiler refuses, dies of or does not finish within a quarter of an hour is an outcome with an `error`.
-        Without `blob` an outcome is kept in the compiler's folder, and found again for the same graph, whatever code built it.
+        A graph that the compiler refuses, dies of twice or does not finish within a quarter of an hour, is an outcome with an
+        `error`.
+        Without `blob` what the compiler itself answered is kept in its folder, and found again for the same graph, whatever code
+        built it. Raises `InputError` where the compiler does not start.
         """
         if platform not in PLATFORMS:
             raise InputError(f"npu platform: expected one of {', '.join(PLATFORMS)}, got {platform!r}")
@@ -81,32 +84,42 @@ class NpuCompiler:
                 record = known.read(content_hash(graph))
                 self.version = record.pop("compiler")
                 return CompiledGraph(**record)
-            log = self._ask(f"{_windows(path)}\t{_windows(made)}\t{platform}\t{tiles}\n")
+            line = f"{_windows(path)}\t{_windows(made)}\t{platform}\t{tiles}\n"
+            log, finished = self._ask(line)
+            if not finished:  # killed by another, perhaps, or short of memory
+                log, finished = self._ask(line)
             self.version = self.version or compiler_version(log)
+            if not finished and not self.version:
+                raise InputError(f"npu compiler: it does not start; set it up again with: rm -r {self.folder}, then {SETUP}")
             outcome = read_log(log, blob_bytes=made.stat().st_size if made.is_file() else None)
-            if blob is None:
+            if blob is None and finished:
                 known.put(content_hash(graph), asdict(outcome) | {"compiler": self.version})
             elif not outcome.error:
                 blob.write_bytes(made.read_bytes())
         return outcome
 
-    def _ask(self, line: str) -> str:
-        """Everything that the process prints for one line of input, until it is done, dies or takes too long."""
+    def _ask(self, line: str) -> tuple[str, bool]:
+        """What the process prints for one line of input, and whether it came to a result; else it died, or was late."""
         process = self._started()
-        process.stdin.write(line.encode())
-        process.stdin.flush()
+        try:
+            process.stdin.write(line.encode())
+            process.stdin.flush()
+        except BrokenPipeError:
+            self._end()
+            return "", False
         read, deadline = b"", time.monotonic() + _TIMEOUT_S
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
             while not _is_done(read):
                 if not ready.select(max(0.0, deadline - time.monotonic())):
                     self._end()
-                    return f"{read.decode(errors='replace')}\n@result\t8\t{_TIMEOUT_S}\tno answer within {_TIMEOUT_S:.0f} s\n"
+                    late = f"\n@result\t8\t{_TIMEOUT_S}\tno answer within {_TIMEOUT_S:.0f} s\n"
+                    return read.decode(errors="replace") + late, False
                 if not (part := os.read(process.stdout.fileno(), 1 << 16)):
                     self._end()
-                    break
+                    return read.decode(errors="replace"), False
                 read += part
-        return read.decode(errors="replace")
+        return read.decode(errors="replace"), True
 
     def _started(self) -> subprocess.Popen:
         if self._process is None:
@@ -127,7 +140,8 @@ class NpuCompiler:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # what it did not read any more
+                self._process.stdin.close()
             self._process.stdout.close()
             self._process = None
 

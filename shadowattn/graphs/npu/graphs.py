@@ -109,4 +109,6 @@ def _unit(x):
 
 
 def _model(out, inputs: list) -> ov.Model:
-    return ov.Model([op.result(op.convert(out, _F16))], inputs, "graph")
+    model = ov.Model([op.result(op.convert(out, _F16))], inputs, "graph")
+    model.output(0).set_names({"out"})  # else OpenVINO numbers it in the process
+    return model

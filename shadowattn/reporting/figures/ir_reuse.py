@@ -1,5 +1,6 @@
-"""What each way to make graphs of a decoder costs, by the number of layers."""
+"""What each way to make graphs of a decoder costs."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -8,23 +9,27 @@ from shadowattn.reporting.style import MARKERS, new_figure
 _PANELS = (
     ("decode", "compile_s", "seconds to compile, decoding", 1.0),
     ("decode", "held_bytes", "GB held, decoding", 1e-9),
-    ("decode", "step_times_whole", "a decoding step, times the whole graph's", 1.0),
-    ("prefill", "step_times_whole", "a prefill chunk, times the whole graph's", 1.0),
+    ("decode", "step_times_whole", "decoding step, times the whole graph's", 1.0),
+    ("prefill", "step_times_whole", "prefill chunk, times the whole graph's", 1.0),
 )
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A line a form, a point a number of layers; quartiles as bars where there are several calls."""
+    """A line a form, a marker a number of layers; quartiles as bars where there are several calls."""
+    forms, counts = list(dict.fromkeys(rows.method)), sorted(rows.layers.unique())
     drawn, axes = new_figure(columns=4)
     for axis, (phase, metric, words, scale) in zip(axes.flat, _PANELS, strict=True):
         part = rows[(rows.phase == phase) & (rows.metric == metric)]
-        for index, (form, cell) in enumerate(part.groupby("method", sort=False)):
-            cell = cell.sort_values("layers")
+        for index, layers in enumerate(counts):
+            cell = part[part.layers == layers].set_index("method").reindex(forms)
             value, spread = scale * cell.value, [scale * (cell.value - cell.low), scale * (cell.high - cell.value)]
-            marker = MARKERS[index % len(MARKERS)]
-            axis.errorbar(cell.layers, value, yerr=spread, label=form, marker=marker, capsize=2, markersize=5, linewidth=1)
-        axis.set(xlabel="layers", ylabel=words, xticks=sorted(rows.layers.unique()))
-        axis.set_ylim(bottom=0)
+            look = {"fmt": MARKERS[index % len(MARKERS)], "capsize": 2, "markersize": 5}
+            axis.errorbar(value, np.arange(len(forms)), xerr=spread, label=f"{layers} layers", **look)
+        axis.set_yticks(range(len(forms)), forms if axis is axes.flat[0] else [""] * len(forms), fontsize=8)
+        axis.invert_yaxis()
+        axis.grid(axis="y", linewidth=0.5)
+        axis.set_xlabel(words)
+        axis.set_xlim(left=0)
     axes.flat[0].legend(fontsize=7)
     one = rows[rows.metric == "step_s"].iloc[0]
     chunk = rows[rows.phase == "prefill"].chunk_rows.max()

@@ -79,6 +79,31 @@ def test_without_published_rows_the_study_names_the_command():
         NpuTtft(compiled="nothing").check(SimpleNamespace())
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"platforms": []}, "study.platforms: expected at least one"),
+        ({"launch_us": []}, "study.launch_us: expected at least one"),
+        ({"launch_us": [-500.0]}, "study.launch_us: expected microseconds from 0 on"),
+    ],
+)
+def test_empty_lists_and_negative_launches_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        NpuTtft(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rows": 128}, "has no blocks float16, w8a8 of smollm2"),
+        ({"tokens": [1 << 20]}, "has no attention to 1048576 keys of smollm2"),
+    ],
+)
+def test_what_was_never_compiled_is_refused_with_the_command(settings, message):
+    with pytest.raises(InputError, match=message):
+        NpuTtft(**settings).check(SimpleNamespace())
+
+
 def test_other_head_dimensions_have_no_measured_rates():
     with pytest.raises(InputError, match="the rates are of head dimension 64, got qwen2_1_5b"):
         NpuTtft(models=["qwen2_1_5b"])

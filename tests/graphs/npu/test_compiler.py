@@ -2,6 +2,7 @@
 
 import sys
 
+import openvino as ov
 import pytest
 
 from shadowattn.errors import InputError
@@ -9,6 +10,7 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.npu import compiler
 from shadowattn.graphs.npu.compiler import NpuCompiler
+from shadowattn.graphs.npu.graphs import attention_graph
 
 GRAPH = estimation_graph(GraphShape(1, 16, 64, 16), GraphForm("int8"))
 STAND_IN = """\
@@ -58,6 +60,30 @@ def test_an_outcome_is_found_again_for_the_same_graph_alone(folder):
         assert again.compile(built_again, "3720").predicted_us == first.predicted_us != other.predicted_us
         assert again.version == "1.2 (build)"
         assert again._process is None  # nothing was asked
+
+
+def test_what_a_killed_or_late_compiler_leaves_is_not_kept(folder, monkeypatch):
+    with NpuCompiler(folder) as made:
+        made.compile(GRAPH, "5010")
+    assert not (folder / "outcomes").exists() or not list((folder / "outcomes").iterdir())
+
+
+def test_a_compiler_that_does_not_start_is_refused(folder):
+    (folder / "wine" / "usr" / "lib" / "wine" / "wine64").write_text("#!/bin/sh\nexit 1\n")
+    with NpuCompiler(folder) as made, pytest.raises(InputError, match=r"does not start; set it up again with: rm -r"):
+        made.compile(GRAPH, "3720")
+
+
+def test_a_graph_built_again_is_the_same_graph(tmp_path):
+    shape = GraphShape(1, 16, 64, 16)
+    built = []
+    for name in ("one", "two"):
+        graph = attention_graph(shape, int8=False)
+        for index, node in enumerate(graph.get_ordered_ops()):
+            node.set_friendly_name(f"n{index}")
+        ov.save_model(graph, tmp_path / f"{name}.xml")
+        built.append((tmp_path / f"{name}.xml").read_text())
+    assert built[0] == built[1]
 
 
 def test_a_compiler_that_dies_is_an_outcome_and_is_started_again(folder):
