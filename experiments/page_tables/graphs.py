@@ -62,30 +62,6 @@ def recall() -> str:
     return table(header, lines, "table4", "the other columns from the files of their names")
 
 
-_OUTPUTS = {
-    "float": "float",
-    "target_requant": "INT8, `target_requant`",
-    "fixed_output": "INT8, `fixed_output`",
-    "target_requant_mean": "INT8, `target_requant`, less the mean key",
-}
-
-
-def int8_outputs() -> str:
-    """What graphs with INT8 scores find and lose on Qwen2.5-Coder-1.5B, with and without the mean key."""
-    name = "int8_outputs_qwen2_5_coder"
-    rows = rows_of(name)
-    at = rows[rows.metric == "loss_increase"].retention.iloc[0]
-    recalls = rows[(rows.retention == at) & (rows.granularity == "row")].set_index(["method", "metric"]).value
-    losses = rows[rows.metric.isin(INCREASE)].set_index(["method", "metric"]).value
-    lines = []
-    for method, words in _OUTPUTS.items():
-        found = (f"{100 * recalls[method, metric]:.1f}" for metric in ("recall", "worst_head_recall"))
-        lines.append([words, *found, "{:+.3f} ± {:.3f}".format(*(losses[method, metric] for metric in INCREASE))])
-    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    header = ["scores of the graphs", f"% of the exact top {at:.0%} found", "worst head", "loss above dense, nat"]
-    return table(header, lines, name, f"loss with exact attention on the found keys; n = {windows} windows")
-
-
 def grids() -> str:
     """Recall and loss by number of buckets and by their step."""
     rows = rows_of("fig14")

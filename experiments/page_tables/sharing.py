@@ -50,22 +50,6 @@ def sharing() -> str:
     return table(header, lines, "study_query_block_smollm2", n)
 
 
-def sharing_retentions() -> str:
-    """What pooled probabilities lose on SmolLM2 above per-row lists, by the rows of a list and the retention."""
-    rows = rows_of("study_query_block_smollm2_more")
-    comparisons = gains(rows)
-    comparisons = comparisons[comparisons.rival == "per_row"].set_index(["method", "retention"])
-    blocks = rows[rows.query_block > 1].drop_duplicates("method").set_index("method").query_block.sort_values()
-    retentions = sorted(comparisons.index.unique("retention"))
-    lines = [
-        [f"{block} rows", *(_loss_and_interval(comparisons.loc[(method, at)]) for at in retentions)]
-        for method, block in blocks.items()
-    ]
-    header = ["loss above per-row lists, nat", *(f"{at:.0%} of the keys" for at in retentions)]
-    n = f"`probability`, 95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
-    return table(header, lines, "study_query_block_smollm2_more", n)
-
-
 def _loss_and_interval(comparison: pd.Series) -> str:
     return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f})"
 
