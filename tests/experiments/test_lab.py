@@ -10,6 +10,7 @@ from experiments.part_building import build, by_content
 from experiments.part_settings import complete, declared
 from experiments.refusals import check
 from shadowattn.errors import InputError
+from shadowattn.graphs.npu.compiler import MANIFEST, compiler_folder
 from shadowattn.online.simulation.description import load_device, save_device
 from tests.evaluation.test_harness import write_tasks
 
@@ -96,7 +97,7 @@ def test_times_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("name", choices()["exp"])
 def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tmp_path, monkeypatch):
     """With the settings of importance that ask for most; where the experiment's model or tasks have to be fetched, with
-    the bundled one and windows that fit it, and with tasks of local files.
+    the bundled one and windows that fit it, with tasks of local files, and as if the NPU's compiler were set up.
     """
     chosen = composed([f"+exp={name}"])
     needs = declared(chosen.study._target_, "needs")
@@ -105,6 +106,10 @@ def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tm
     if chosen.study._target_.endswith("LmEval"):
         monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
         most += [f"study.include_path={write_tasks(tmp_path)}", "study.tasks=[choice]"]
+    if chosen.study._target_.endswith("NpuCompile"):
+        monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
+        compiler_folder().mkdir()
+        (compiler_folder() / MANIFEST).write_text("{}")
     most += ["prompt=def"] if "prompt" in needs else []
     config = composed([f"+exp={name}", *most])
     complete(config)

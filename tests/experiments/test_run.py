@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import experiments.run
+from shadowattn.reporting.flags import SAME
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,8 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     assert {(name, f"gain_over_{rival}_p") for name, rival in rivals.items()} < compared
     better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0] - 1e-5)]
     beats = better.method.map(lambda method: "INT8 beats dense" if method == "npu_full" else "sparse beats dense")
-    assert [expected in flag for expected, flag in zip(beats, better.flag, strict=True)] == [True] * len(better)
+    said = zip(beats, better.flag, strict=True)
+    assert all(expected in flag or SAME in flag for expected, flag in said)  # by the interval of the increase
     # A random model knows nothing of the text, and its rows say so.
     assert rows[rows.metric == "loss"].flag.str.contains("dense near the floor").all()
 
@@ -299,7 +301,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["+exp=study_schedulers", "study.works=0"], "study.works: expected at least 1, got 0"),
         (["+exp=study_schedulers", "study.limit_s=0"], "study.limit_s: expected a time above 0 s, got 0"),
         (["+exp=fig10", "study.chunk_tokens=0"], "study.chunk_tokens: expected at least 1, got 0"),
-        (["+exp=fig10", "study.device=iphone"], "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
+        (["+exp=fig10", "study.device=iphone"], "expected one of intel_core_ultra_7_155h, intel_npu_3720"),
     ],
 )
 def test_wrong_input_ends_in_one_line_and_leaves_nothing(arguments, message, tmp_path, monkeypatch, capsys):

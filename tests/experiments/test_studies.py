@@ -463,7 +463,7 @@ def test_an_edited_description_is_simulated_anew(run, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("study.device=iphone", "expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"),
+        ("study.device=iphone", "expected one of intel_core_ultra_7_155h, intel_npu_3720"),
         ("study.device=snapdragon_8_gen_2", "knows one kind of core"),
     ],
 )

@@ -102,7 +102,7 @@ def test_launches_are_as_wide_as_is_fastest():
 def test_every_number_of_every_description_has_a_source(name):
     device = load_device(name)
     numbers = [value for value in vars(device).values() if isinstance(value, Number)] + list(device.core_speeds.values())
-    assert len(numbers) >= 9
+    assert len(numbers) >= 8  # a processor beside an NPU of one core has no speeds of cores
     assert all(number.source for number in numbers)
 
 
@@ -154,7 +154,7 @@ def _point(stage, heads, retention, keys, us, capacity=0):
 
 
 def test_unknown_devices_and_cores_are_refused():
-    with pytest.raises(InputError, match="expected one of intel_core_ultra_7_155h, intel_xeon_2_cores"):
+    with pytest.raises(InputError, match="expected one of intel_core_ultra_7_155h, intel_npu_3720"):
         load_device("iphone")
     with pytest.raises(InputError, match="expected a core of small, middle, prime"):
         load_device("snapdragon_8_gen_3").on_core("huge")
