@@ -85,4 +85,4 @@ def _attention(axis, rows: pd.DataFrame) -> None:
     axis.set(xscale="log", yscale="log")
     axis.set_xlabel(f"keys; all heads of a layer of {model}, one chunk", fontsize=7)
     axis.set_ylabel("predicted µs", fontsize=7)
-    axis.legend(fontsize=5, loc="center right")
+    axis.legend(fontsize=5, loc="upper left")
