@@ -89,9 +89,8 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     rivals = {"int8_uniform": "oracle", "streaming": "int8_uniform", "random": "streaming", "shadowattn": "npu_full"}
     assert {(name, f"gain_over_{rival}_p") for name, rival in rivals.items()} < compared
     better = rows[(rows.metric == "loss") & (rows.value < losses["dense", 1.0] - 1e-5)]
-    beats = better.method.map(lambda method: "INT8 beats dense" if method == "npu_full" else "sparse beats dense")
-    said = zip(beats, better.flag, strict=True)
-    assert all(expected in flag or SAME in flag for expected, flag in said)  # by the interval of the increase
+    assert better.flag.str.contains(SAME).all()  # of one window there is no interval, so that none is said to beat dense
+    assert not rows.flag.str.contains("beats dense").any()
     # A random model knows nothing of the text, and its rows say so.
     assert rows[rows.metric == "loss"].flag.str.contains("dense near the floor").all()
 
