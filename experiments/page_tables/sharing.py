@@ -75,3 +75,30 @@ def overlap_maps() -> str:
     header = ["model", "found", "its own", "1 before", "4 before", "16 before"]
     n = f"n = {int(rows_of(_OVERLAPS[0]).n.iloc[0])} rows for a pair of layers"
     return table(header, lines, _OVERLAPS[0], n) + f"\n\n{source(_OVERLAPS[1], n)}"
+
+
+def union_tiles() -> str:
+    """Unions of per-row lists on SmolLM2's activations: their length, and times of attention beside per-row and shared lists."""
+    name = "study_union_tiles_smollm2"
+    rows = rows_of(name)
+    sizes = rows[(rows.metric == "union_ratio") & (rows.estimator == rows.estimator.iloc[0])]
+    sizes = sizes.set_index(["retention", "tile"]).value
+    share = rows[(rows.metric == "union_share") & (rows.estimator == rows.estimator.iloc[0])]
+    share = share.set_index(["retention", "tile"]).value
+    faster = rows[rows.metric == "times_faster_than_per_row"].set_index(["method", "retention", "tile"]).value
+    tiles = sorted({tile for method, _, tile in faster.index if method == "union_tiles"})
+    others = {"own_dense": "our dense attention", "sdpa": "SDPA"}
+    lines = []
+    for retention in dict.fromkeys(at for at, _ in sizes.index):
+        lines += [
+            [f"{retention:.0%}", "length of the union, of one list", *(f"{sizes[retention, tile]:.2f}" for tile in tiles)],
+            ["", "share of the visible keys in it", *(f"{share[retention, tile]:.0%}" for tile in tiles)],
+            ["", "union tiles", *(f"{faster['union_tiles', retention, tile]:.2f}" for tile in tiles)],
+            ["", "union tiles, unions made before", *(f"{faster['union_tiles_read', retention, tile]:.2f}" for tile in tiles)],
+            ["", "one list for the tile (other keys)", *(f"{faster['shared_lists', retention, tile]:.2f}" for tile in tiles)],
+        ]
+        lines += [["", words, f"{faster[method, retention, 0]:.2f}", *[""] * (len(tiles) - 1)] for method, words in others.items()]
+    timed = rows[rows.metric == "time"].iloc[0]
+    header = ["keys kept", "times faster than per-row lists, but for lengths and shares", *(f"{tile} rows" for tile in tiles)]
+    n = f"attention alone, {timed['dtype']}, medians of {int(timed.n)} rounds; unions of {int(rows.chunk_rows.max())} rows a window"
+    return table(header, lines, name, n)
