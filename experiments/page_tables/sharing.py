@@ -97,8 +97,10 @@ def union_tiles() -> str:
             ["", "union tiles, unions made before", *(f"{faster['union_tiles_read', retention, tile]:.2f}" for tile in tiles)],
             ["", "one list for the tile (other keys)", *(f"{faster['shared_lists', retention, tile]:.2f}" for tile in tiles)],
         ]
-        lines += [["", words, f"{faster[method, retention, 0]:.2f}", *[""] * (len(tiles) - 1)] for method, words in others.items()]
+        lines += [
+            ["", words, f"{faster[method, retention, 0]:.2f}", *[""] * (len(tiles) - 1)] for method, words in others.items()
+        ]
     timed = rows[rows.metric == "time"].iloc[0]
     header = ["keys kept", "times faster than per-row lists, but for lengths and shares", *(f"{tile} rows" for tile in tiles)]
-    n = f"attention alone, {timed['dtype']}, medians of {int(timed.n)} rounds; unions of {int(rows.chunk_rows.max())} rows a window"
+    n = f"attention alone, {timed['dtype']}, medians of {int(timed.n)} rounds; unions of {rows.chunk_rows.max()} rows a window"
     return table(header, lines, name, n)

@@ -151,15 +151,16 @@ class GraphBank:
 
         No NPU is needed, and nothing runs. Raises `InputError` where a graph does not compile.
         """
-        models = {graph_name(key): self._read(*key) for key in self.keys}
-        return write_ahead(_folder(folder), self._identity_with({}), platform, models, compiler, progress)
+        return write_ahead(_folder(folder), platform, self._models_by_name(), compiler, progress)
 
     def _read_ahead(self, folder: Path) -> dict[tuple[GraphShape, int], io.BytesIO]:
-        names = {graph_name(key): key for key in self.keys}
         is_npu = self.device.split(".")[0] == "NPU"
         architecture = str(core().get_property(self.device, "DEVICE_ARCHITECTURE")) if is_npu else None
-        read = read_ahead(folder, self._identity_with({}), architecture, names)
-        return {names[name]: blob for name, blob in read.items()}
+        read = read_ahead(folder, architecture, self._models_by_name())
+        return {key: read[graph_name(key)] for key in self.keys}
+
+    def _models_by_name(self) -> dict[str, ov.Model]:
+        return {graph_name(key): self._read(*key) for key in self.keys}
 
     def _compile(
         self,
@@ -168,7 +169,7 @@ class GraphBank:
         threads: int | None,
         progress: Callable[[Iterable], Iterable],
     ) -> int:
-        budget, work = current_budget(), current_work()
+        budget, work = self._budget, current_work()
         store = storage.Blobs(blobs, core(), self.device, self._identity, budget) if blobs is not None else None
         todo = [key for key in self.keys if (*key, budget) not in self._graphs]
         hints, _ = self._hints, self._arena  # of the calling thread's budget; made before the threads need it
@@ -269,18 +270,20 @@ class GraphBank:
 
     @property
     def _identity(self) -> str:
-        return self._identity_with(self._hints)
-
-    def _identity_with(self, hints: dict[str, str | int | bool]) -> str:
         shapes = [asdict(shape) for shape in self.shapes]
-        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form), "hints": hints})
+        return content_hash({"pairs": self.pairs, "shapes": shapes, "form": asdict(self.form), "hints": self._hints})
+
+    @property
+    def _budget(self) -> int | None:
+        """The threads that graphs are compiled for; another device than the CPU knows none, and its graphs serve every budget."""
+        return current_budget() if self.device == "CPU" else None
 
     @property
     def _hints(self) -> dict[str, str | int | bool]:
         return cpu_hints() | compile_hints() if self.device == "CPU" else {}
 
     def _graph(self, key: tuple[GraphShape, int]) -> Graph:
-        compiled = *key, current_budget()
+        compiled = *key, self._budget
         with self.exclusive.use():
             if compiled not in self._graphs:
                 self._graphs[compiled] = self._bound(key, core().compile_model(self._model(key), self.device, self._hints))

@@ -6,7 +6,7 @@ Blobs are for one version of OpenVINO. No NPU has read one of ours yet.
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import openvino as ov
@@ -14,20 +14,22 @@ import openvino as ov
 from shadowattn.artifacts import sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu.compiler import NpuCompiler
-from shadowattn.graphs.storage import MANIFEST, SCHEMA_VERSION, check_files, staged_folder
+from shadowattn.graphs.npu.content import graph_content
+from shadowattn.graphs.storage import MANIFEST, check_files, staged_folder
 
 _WHAT = "compiled bank"
+_SCHEMA = 5  # 4 did not say of which graphs
 
 
 def write_ahead(
-    folder: Path, bank: str, platform: str, models: Mapping[str, ov.Model], compiler: NpuCompiler, progress: Callable = iter
+    folder: Path, platform: str, models: Mapping[str, ov.Model], compiler: NpuCompiler, progress: Callable = iter
 ) -> Path:
     """Compiles graphs, by the names of their files, for a platform; writes all or nothing.
 
-    `bank`: the hash of what the graphs are made from. Raises `InputError` where a graph does not compile, with the reason.
+    Raises `InputError` where a graph does not compile, with the reason.
     """
     with staged_folder(folder, _WHAT) as staged:
-        files: dict[str, str] = {}
+        files, graphs = {}, {}
         for name, model in progress(list(models.items())):
             blob = staged / f"{name}.blob"
             outcome = compiler.compile(model, platform, blob)
@@ -35,32 +37,35 @@ def write_ahead(
                 raise InputError(
                     f"{_WHAT}: {name} does not compile for NPU {platform} ({outcome.error}); use another form, see docs/graphs.md"
                 )
-            files[blob.name] = sha256(blob)
-        manifest = {"schema_version": SCHEMA_VERSION, "bank": bank, "platform": platform, "openvino": ov.get_version()}
-        write_json(staged / MANIFEST, manifest | {"compiler": compiler.version, "files": files})
+            files[blob.name], graphs[name] = sha256(blob), graph_content(model)
+        manifest = {"schema_version": _SCHEMA, "platform": platform, "openvino": ov.get_version(), "compiler": compiler.version}
+        write_json(staged / MANIFEST, manifest | {"graphs": graphs, "files": files})
     return folder
 
 
-def read_ahead(folder: Path, bank: str, architecture: str | None, names: Iterable[str]) -> dict[str, io.BytesIO]:
+def read_ahead(folder: Path, architecture: str | None, models: Mapping[str, ov.Model]) -> dict[str, io.BytesIO]:
     """The blobs of graphs, by the names of their files. `architecture`: of the device that is to run them, None for no NPU.
 
-    Raises `InputError` where they were compiled for another platform, of another bank or for another OpenVINO, and where a file
-    is missing or altered.
+    Raises `InputError` where they were compiled for another platform, from other graphs or for another OpenVINO, and where a
+    file is missing or altered.
     """
     remedy = "compile it again with: python -m experiments.npu_bank BANK PLATFORM"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        platform, files = manifest["platform"], dict(manifest["files"])
-        version, of, schema = manifest["openvino"], manifest["bank"], manifest["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        schema, platform, version = (manifest[key] for key in ("schema_version", "platform", "openvino"))
+        files, graphs = (dict(manifest.get(key, {})) for key in ("files", "graphs"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{_WHAT} {folder}: no readable {MANIFEST} ({error}); {remedy}") from error
+    if schema != _SCHEMA:
+        raise InputError(f"{_WHAT} {folder}: expected schema version {_SCHEMA}, got {schema}; {remedy}")
     if architecture is None or architecture.removeprefix("NPU") != platform:
         here = f"is NPU {architecture.removeprefix('NPU')}" if architecture else "is no NPU"
         raise InputError(f"{_WHAT} {folder}: compiled for NPU {platform}, and the device {here}; {remedy}")
-    if (schema, version) != (SCHEMA_VERSION, ov.get_version()):
+    if version != ov.get_version():
         raise InputError(f"{_WHAT} {folder}: compiled with OpenVINO {version}, here is {ov.get_version()}; {remedy}")
-    if of != bank:
-        raise InputError(f"{_WHAT} {folder}: compiled from another bank than this one; {remedy}")
-    wanted = {f"{name}.blob" for name in names}
+    other = [name for name, model in models.items() if graphs.get(name) != graph_content(model)]
+    if other:
+        raise InputError(f"{_WHAT} {folder}: compiled from other graphs than this bank's ({other[0]}, of {len(other)}); {remedy}")
+    wanted = {f"{name}.blob" for name in models}
     check_files(folder, {name: files.get(name, "") for name in sorted(wanted)}, f"{_WHAT} {folder}", remedy)
     return {name.removesuffix(".blob"): io.BytesIO((folder / name).read_bytes()) for name in wanted}

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import openvino as ov
 
-from shadowattn.artifacts import Units, cache_folder, content_hash, read_json, sha256
+from shadowattn.artifacts import Units, cache_folder, content_hash, read_json
 from shadowattn.errors import InputError
+from shadowattn.graphs.npu.content import save_by_order
 from shadowattn.graphs.npu.log import CompiledGraph, compiler_version, read_log
 
 SETUP = "make npu-compile"
@@ -75,10 +76,7 @@ class NpuCompiler:
             self._tiles = tiles
         with tempfile.TemporaryDirectory() as folder:
             path, made = Path(folder) / "graph.xml", Path(folder) / "graph.blob"
-            for index, node in enumerate(model.get_ordered_ops()):
-                node.set_friendly_name(f"n{index}")  # OpenVINO numbers nodes per process
-            ov.save_model(model, path, compress_to_fp16=False)
-            graph = [sha256(path), sha256(path.with_suffix(".bin")), platform, tiles, self.installed]
+            graph = [*save_by_order(model, path), platform, tiles, self.installed]
             known = Units(self.folder / "outcomes")
             if blob is None and known.has(content_hash(graph)):
                 record = known.read(content_hash(graph))

@@ -4,6 +4,7 @@ The compiler's stand-in compiles for this machine's CPU, and a device that is ca
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import openvino as ov
@@ -16,6 +17,7 @@ from shadowattn.graphs.bank import core
 from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.graphs.npu.log import CompiledGraph
 from shadowattn.graphs.storage import MANIFEST
+from shadowattn.threads import thread_budget
 from tests.online.test_int8_device import profile_for, tiny_model
 
 SHAPES = (GraphShape(1, 8, 64, 16), GraphShape(1, 8, 64, 32))
@@ -83,7 +85,7 @@ def test_so_is_a_device_that_is_no_npu(tmp_path):
 
 def test_so_are_another_bank_another_openvino_and_altered_files(tmp_path, npu):
     folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
-    with pytest.raises(InputError, match="from another bank"):
+    with pytest.raises(InputError, match="from other graphs than this bank's"):
         bank(device="NPU", form=GraphForm("int8", mask=True)).compile(ahead=folder)
     manifest = json.loads((folder / MANIFEST).read_text())
     write_json(folder / MANIFEST, manifest | {"openvino": "2020.1"})
@@ -93,6 +95,39 @@ def test_so_are_another_bank_another_openvino_and_altered_files(tmp_path, npu):
     next(folder.glob("*.blob")).write_bytes(b"other")
     with pytest.raises(InputError, match="missing or altered"):
         bank(device="NPU").compile(ahead=folder)
+
+
+def test_so_is_an_older_folder_by_its_schema(tmp_path, npu):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    manifest = json.loads((folder / MANIFEST).read_text())
+    write_json(folder / MANIFEST, manifest | {"schema_version": 4})
+    with pytest.raises(InputError, match="expected schema version 5, got 4"):
+        bank(device="NPU").compile(ahead=folder)
+
+
+def test_the_same_shapes_with_other_scales_built_in_are_refused(tmp_path, npu):
+    folder = bank(form=GraphForm()).compile_ahead("4000", tmp_path / "ahead", StandIn())
+    profile = profile_for(tiny_model(), 1.0)
+    other = replace(profile, scales=replace(profile.scales, q_scales=tuple(2 * s for s in profile.scales.q_scales)))
+    with pytest.raises(InputError, match="from other graphs"):
+        GraphBank.build(other, SHAPES, device="NPU").compile(ahead=folder)
+
+
+def test_a_bank_read_from_disk_has_the_graphs_of_the_one_that_was_saved(tmp_path, npu):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    bank().save(tmp_path / "bank")
+    npu()
+    assert GraphBank.load(tmp_path / "bank", device="NPU").compile(ahead=folder) == len(SHAPES)
+
+
+def test_blobs_serve_every_thread_budget(tmp_path, npu):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    npu()
+    read = bank(device="NPU")
+    with thread_budget(1):
+        assert read.compile(ahead=folder) == len(SHAPES)
+    shape = SHAPES[0]
+    read.lookup(1.0, 1.0, heads=shape.heads, rows=shape.rows, keys=shape.keys, head_dim=shape.head_dim)
 
 
 def test_a_graph_that_does_not_compile_leaves_nothing(tmp_path):
