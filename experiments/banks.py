@@ -13,7 +13,6 @@ from experiments.offline import UNIFORM
 from experiments.progress import bar, say
 from experiments.source import stage_code
 from shadowattn.artifacts import content_hash, write_text
-from shadowattn.device_check import SMALLEST, Case
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import inputs_for
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
 OUTPUTS = ("float", "target_requant", "fixed_output")
 # Retentions are counted in steps of this share when k buckets are chosen.
 _SHARES = 1000
-# The graph that a device is tried with, where a run has no model to take the dimension from; and keys that tell a ranking.
-_PROBE_DIM, _PROBE_KEYS = 64, 512
-# How its scores become INT8: those of normal values then neither vanish nor are clipped often.
-_PROBE_VALUE = {"target_requant": 3e-3, "fixed_output": 0.36}
 
 
 class Banks:
@@ -77,23 +72,6 @@ class Banks:
         graphs = self._lab.of("graphs")
         requant = None if graphs.output == "float" else self.requant(self._lab.offline.grid, graphs.output, graphs.lookup)
         return GraphForm(inputs_for(graphs.inputs, self._lab.device_name), requant)
-
-    def probe(self, device: str) -> Case:
-        """A graph of the form, rows and head dimension that this run asks of a device, on few keys."""
-        lab = self._lab
-        if "graphs" not in lab.needs:
-            return SMALLEST
-        graphs = lab.of("graphs")
-        requant = None if graphs.output == "float" else Requant(graphs.output, _PROBE_VALUE.get(graphs.output, 1.0))
-        form = GraphForm(inputs_for(graphs.inputs, device), requant)
-        dim = lab.shape.head_dim if "model" in lab.needs else _PROBE_DIM
-        selecting = [one.selection for one in lab.methods.values() if one.on_device] if "estimator" in lab.needs else []
-        for selection in selecting[:1]:
-            form = replace(form, mask=True, pool=(selection.query_block, selection.key_block), indices=True)
-        step = math.lcm(*form.pool)
-        rows, keys = (-(-count // step) * step for count in (graphs.chunk_tokens, max(_PROBE_KEYS, graphs.chunk_tokens)))
-        top_k = -(-keys // form.pool[1] // 5) if form.indices else 0
-        return GraphShape(1, rows, dim, keys, 1, top_k), form
 
     def requant(self, grid: ScaleGrid, mode: str, distance: str) -> Requant:
         """How products become INT8 scores with a grid; observed once on calibration text."""
@@ -174,7 +152,8 @@ class Banks:
             )
             with thread_budget(lab.pipeline.budgets(lab.device.name).estimate):
                 bank.compile(
-                    blobs=blobs,
+                    blobs=None if graphs.ahead else blobs,
+                    ahead=graphs.ahead,
                     threads=graphs.compile_threads,
                     progress=lambda models: bar(models, "compile", total=len(bank)),
                 )

@@ -100,7 +100,8 @@ class GraphsConfig:
     target_requant or fixed_output; `lookup` raw or log.
     `shapes` planned, powers, multiples or single, with at most `limit` graphs: a launch size, a length and a bucket each.
     `top_k_buckets`: how many k there are, for graphs that select. `compile_threads` null for all cores.
-    `nncf_samples`: of the calibration text, for `estimator=nncf`.
+    `nncf_samples`: of the calibration text, for `estimator=nncf`. `ahead`: a folder of banks that `experiments.npu_bank` compiled
+    for this machine's NPU, whose blobs are imported; null: the device's own driver compiles.
     """
 
     chunk_tokens: int = 128
@@ -115,6 +116,7 @@ class GraphsConfig:
     compile_threads: int | None = None
     calibration_windows: int = 4
     nncf_samples: int = 64
+    ahead: str | None = None
 
 
 @dataclass

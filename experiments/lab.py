@@ -7,7 +7,7 @@ asks for more fails.
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from experiments.config import ALWAYS, MethodConfig, SelectionConfig
 from experiments.errors import ShardDoneError
 from experiments.offline import Offline
 from experiments.part_building import build, by_content, part_name
+from experiments.probes import probes
 from experiments.progress import bar, say
 from experiments.source import Code, current_code, stage_code
 from shadowattn.artifacts import Stage, Units, content_hash, versions
@@ -196,7 +197,7 @@ class Lab:
 
     @cached_property
     def device(self) -> EstimateDevice:
-        return find_estimate_device(self.of("device"), self.banks.probe)
+        return find_estimate_device(self.of("device"), partial(probes, self))
 
     @property
     def device_name(self) -> str:

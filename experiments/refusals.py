@@ -129,6 +129,11 @@ def _check_graphs(lab: "Lab") -> None:
             f"graphs.inputs: {inputs} gives scores in integer steps, beyond the 16-bit floats that {lab.device_name} computes "
             "in; use graphs.inputs=int8 or static, or device=cpu"
         )
+    if graphs.ahead is not None and lab.device_name.split(".")[0] != "NPU":
+        raise InputError(
+            f"graphs.ahead: expected an NPU for what was compiled ahead, and graphs run on {lab.device_name} here; leave it out, "
+            "or use device=npu on a machine that has one"
+        )
     if inputs == "int8" and graphs.output != "float" and "key_offset" in lab.needs and lab.of("key_offset") == "none":
         raise InputError(
             f"graphs.output: {graphs.output} with graphs.inputs=int8 needs a key offset, without which 256 steps do not tell the "

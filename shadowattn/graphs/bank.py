@@ -134,9 +134,9 @@ class GraphBank:
         """Compiles every graph now and runs it once, so that no prompt waits; returns how many were read from blobs instead.
 
         `blobs`: a folder of compiled graphs, kept apart by device, driver and version; what is not there yet for this device
-        is exported to it. `ahead`: a folder that `compile_ahead` wrote for this device's platform; nothing is compiled then, and
-        another platform's is refused with `InputError`. `threads` compile at once, None for as many as there are cores.
-        `progress` may wrap the iterable in a progress bar.
+        is exported to it. `ahead`: a folder that `compile_ahead` wrote for this device's platform, or one of several such;
+        nothing is compiled then, and what is of another platform or of other graphs is refused with `InputError`. `threads`
+        compile at once, None for as many as there are cores. `progress` may wrap the iterable in a progress bar.
         """
         threads = None if threads is None else checks.integer("threads", threads, least=1)
         blobs = None if blobs is None else _folder(blobs)

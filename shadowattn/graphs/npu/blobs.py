@@ -18,6 +18,7 @@ from shadowattn.graphs.npu.content import graph_content
 from shadowattn.graphs.storage import MANIFEST, check_files, staged_folder
 
 _WHAT = "compiled bank"
+_REMEDY = "compile it again with: python -m experiments.npu_bank BANK PLATFORM"
 _SCHEMA = 5  # 4 did not say of which graphs
 
 
@@ -46,26 +47,45 @@ def write_ahead(
 def read_ahead(folder: Path, architecture: str | None, models: Mapping[str, ov.Model]) -> dict[str, io.BytesIO]:
     """The blobs of graphs, by the names of their files. `architecture`: of the device that is to run them, None for no NPU.
 
+    `folder`: one that `write_ahead` wrote, or one of several of them, of which that of these graphs and this platform is read.
     Raises `InputError` where they were compiled for another platform, from other graphs or for another OpenVINO, and where a
     file is missing or altered.
     """
-    remedy = "compile it again with: python -m experiments.npu_bank BANK PLATFORM"
+    here = "is no NPU" if architecture is None else f"is NPU {architecture.removeprefix('NPU')}"
+    contents = {name: graph_content(model) for name, model in models.items()}
+    several = [folder] if (folder / MANIFEST).exists() else [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+    problems = []
+    for one in several or [folder]:
+        try:
+            files = _fitting(one, here, contents)
+        except InputError as error:
+            problems.append(error)
+            continue
+        check_files(one, files, f"{_WHAT} {one}", _REMEDY)
+        return {name.removesuffix(".blob"): io.BytesIO((one / name).read_bytes()) for name in files}
+    if len(problems) == 1:
+        raise problems[0]
+    raise InputError(
+        f"{_WHAT} {folder}: of {len(problems)} there none is of these graphs and of this device, which {here}; {_REMEDY}"
+    )
+
+
+def _fitting(folder: Path, here: str, contents: Mapping[str, str]) -> dict[str, str]:
+    """The SHA-256 of every blob of these graphs, by its file; `InputError` where the folder is of something else."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         schema, platform, version = (manifest[key] for key in ("schema_version", "platform", "openvino"))
         files, graphs = (dict(manifest.get(key, {})) for key in ("files", "graphs"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{_WHAT} {folder}: no readable {MANIFEST} ({error}); {remedy}") from error
+        raise InputError(f"{_WHAT} {folder}: no readable {MANIFEST} ({error}); {_REMEDY}") from error
     if schema != _SCHEMA:
-        raise InputError(f"{_WHAT} {folder}: expected schema version {_SCHEMA}, got {schema}; {remedy}")
-    if architecture is None or architecture.removeprefix("NPU") != platform:
-        here = f"is NPU {architecture.removeprefix('NPU')}" if architecture else "is no NPU"
-        raise InputError(f"{_WHAT} {folder}: compiled for NPU {platform}, and the device {here}; {remedy}")
+        raise InputError(f"{_WHAT} {folder}: expected schema version {_SCHEMA}, got {schema}; {_REMEDY}")
+    if here != f"is NPU {platform}":
+        raise InputError(f"{_WHAT} {folder}: compiled for NPU {platform}, and the device {here}; {_REMEDY}")
     if version != ov.get_version():
-        raise InputError(f"{_WHAT} {folder}: compiled with OpenVINO {version}, here is {ov.get_version()}; {remedy}")
-    other = [name for name, model in models.items() if graphs.get(name) != graph_content(model)]
+        raise InputError(f"{_WHAT} {folder}: compiled with OpenVINO {version}, here is {ov.get_version()}; {_REMEDY}")
+    other = [name for name, content in contents.items() if graphs.get(name) != content]
     if other:
-        raise InputError(f"{_WHAT} {folder}: compiled from other graphs than this bank's ({other[0]}, of {len(other)}); {remedy}")
-    wanted = {f"{name}.blob" for name in models}
-    check_files(folder, {name: files.get(name, "") for name in sorted(wanted)}, f"{_WHAT} {folder}", remedy)
-    return {name.removesuffix(".blob"): io.BytesIO((folder / name).read_bytes()) for name in wanted}
+        what = f"{len(other)} of {len(contents)}, such as {other[0]}"
+        raise InputError(f"{_WHAT} {folder}: compiled from other graphs than this bank's ({what}); {_REMEDY}")
+    return {f"{name}.blob": files.get(f"{name}.blob", "") for name in sorted(contents)}

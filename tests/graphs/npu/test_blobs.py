@@ -120,6 +120,15 @@ def test_a_bank_read_from_disk_has_the_graphs_of_the_one_that_was_saved(tmp_path
     assert GraphBank.load(tmp_path / "bank", device="NPU").compile(ahead=folder) == len(SHAPES)
 
 
+def test_of_several_folders_the_fitting_one_is_read(tmp_path, npu):
+    for name, form, platform in (("a", GraphForm(), "4000"), ("b", GraphForm("int8"), "5010"), ("c", GraphForm("int8"), "4000")):
+        bank(form=form).compile_ahead(platform, tmp_path / "ahead" / name, StandIn())
+    npu()
+    assert bank(device="NPU").compile(ahead=tmp_path / "ahead") == len(SHAPES)
+    with pytest.raises(InputError, match="of 3 there none is of these graphs and of this device, which is NPU 4000"):
+        bank(device="NPU", form=GraphForm("int8", mask=True)).compile(ahead=tmp_path / "ahead")
+
+
 def test_blobs_serve_every_thread_budget(tmp_path, npu):
     folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
     npu()
