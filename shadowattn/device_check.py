@@ -1,11 +1,10 @@
 """Does a device compile and run the estimation graphs, and are its integers right? Each form by itself, in another process.
 
 `python -m shadowattn.device_check DEVICE CASE …`, each case a JSON object, prints one JSON line a case. It runs apart because a
-device's compiler may abort rather than raise; `check_device` starts it again behind the case that it died in.
+device's compiler may abort rather than raise.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +19,11 @@ from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, form_of
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.symmetric_int8 import quantise
+from shadowattn.isolated import run_apart
 from shadowattn.types import Requant
 
 _CHUNK = GraphShape(4, 128, 64, 1024)
 _REQUANT = Requant("target_requant", 3e-3)
-# A driver that takes longer to compile one matrix product hangs.
-_TIMEOUT_S = 600
 _RUNS, _LONG_S, _RETENTION = 30, 2.0, 0.2
 # Where sums of products grow largest: hardware that saturates them is found out.
 POSITIVE = "static, positive values"
@@ -125,33 +123,8 @@ def _normal(heads: int, rows: int, dim: int, generator: torch.Generator) -> torc
 
 def check_device(device: str, cases: Mapping[str, Case] = CASES, *, progress: Callable = iter) -> list[Outcome]:
     """All cases on one device. A case that takes the process down is reported with its exit status, and the rest still run."""
-    outcomes: list[Outcome] = []
-    names = list(cases)
-    shown = iter(progress(names))
-    while len(outcomes) < len(names):
-        left = names[len(outcomes) :]
-        lines, problem = _worker(device, {name: cases[name] for name in left})
-        done = [Outcome(**json.loads(line)) for line in lines if line.startswith("{")]
-        if len(done) < len(left):
-            done.append(Outcome(left[len(done)], error=problem))
-        outcomes += done
-        for _ in done:
-            next(shown, None)
-    next(shown, None)
-    return outcomes
-
-
-def _worker(device: str, cases: Mapping[str, Case]) -> tuple[list[str], str]:
-    """The lines that a process printed before it was through or died, and what it died of."""
-    given = [json.dumps({"case": name, "shape": asdict(shape), "form": asdict(form)}) for name, (shape, form) in cases.items()]
-    command = [sys.executable, "-m", "shadowattn.device_check", device, *given]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as expired:
-        printed = (expired.stdout or b"").decode(errors="replace")
-        return printed.splitlines(), f"no answer within {_TIMEOUT_S} s"
-    message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return done.stdout.splitlines(), f"the process ended with status {done.returncode}: {message}"
+    given = [{"case": name, "shape": asdict(shape), "form": asdict(form)} for name, (shape, form) in cases.items()]
+    return [Outcome(**outcome) for outcome in run_apart("shadowattn.device_check", device, given, progress=progress)]
 
 
 def _compare(out: torch.Tensor, product: torch.Tensor, shape: GraphShape, form: GraphForm) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shadowattn import device_check
+from shadowattn import device_check, isolated
 from shadowattn.device_check import CASES, SMALLEST, check_device, run_case
 from shadowattn.graphs.cpu import multiplies_exactly
 
@@ -51,7 +51,7 @@ def test_a_case_that_kills_the_process_is_reported_and_the_rest_run(monkeypatch,
 
 
 def test_a_device_that_hangs_is_given_up(monkeypatch, tmp_path):
-    monkeypatch.setattr(device_check, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(isolated, "TIMEOUT_S", 1)
     monkeypatch.setattr(device_check.sys, "executable", dying(tmp_path, how="import time; time.sleep(60)"))
     assert check_device("CPU", {"smallest": SMALLEST})[0].error == "no answer within 1 s"
 

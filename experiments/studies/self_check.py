@@ -1,24 +1,36 @@
 """The report of a user who has a device that we have not: what compiles on it, whether its integers are right, and how fast."""
 
+import tempfile
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
 from typing import Any, ClassVar
 
+import openvino as ov
 import pandas as pd
 from rich.table import Table
 
-from experiments.environment import describe_machine
 from experiments.lab import Lab
 from experiments.progress import bar, say
-from experiments.publish import ROOT, read_reference
 from experiments.studies.base import Study
+from experiments.studies.npu_cases import GraphCase, cases
+from experiments.studies.npu_compile import NpuCompile
+from experiments.studies.self_check_report import IMPORTED, Checked, report
 from shadowattn.artifacts import versions, write_text
 from shadowattn.device_check import CASES, Outcome, check_device
-from shadowattn.devices import SELFCHECK, UNVERIFIED, Capability, device_architecture, drivers, survey
-from shadowattn.reporting.npu_predictions import compared, comparison
+from shadowattn.devices import device_architecture, drivers, survey
+from shadowattn.errors import InputError
+from shadowattn.graph_check import GraphFile, GraphOutcome, check_graphs
+from shadowattn.graphs.npu.compiler import NpuCompiler
+from shadowattn.reporting.npu_predictions import case_name
 from shadowattn.reporting.rows import Row
 
-_COMPILED = ROOT / "results" / "reference" / "npu_compile.csv"
 _UNITS = {"compile_s": "s", "median_ms": "ms", "p95_ms": "ms", "steps_off": "steps", "exact": "1", "recall": "1"}
+_WHOLE_UNITS = {"compile_s": "s", "median_ms": "ms", "p95_ms": "ms", "difference": "1"}
+_IMPORTED = next(
+    case for case in cases(rows=1, keys=[], launch_heads=[], models=[], whole=[], attention_keys=[]) if case.part == "layout"
+)
 
 
 @dataclass(frozen=True)
@@ -34,36 +46,87 @@ class SelfCheck(Study):
 
     def measure(self, lab: Lab) -> list[Row]:
         """A row for each device, case and figure; `ran` is 1 or 0, and `flag` what went wrong."""
-        devices = survey()
+        devices, units = survey(), lab.units("cells")
         for device in devices:
             say(f"{device.name}: {device.full_name}, driver {device.driver}; {device.problem or 'a small INT8 graph ran on it'}")
-        listed = [device for device in devices if device.full_name != "not found"]
-        outcomes = {}
-        for device in listed:
-            say(f"{device.name}: {len(CASES)} cases, each compiled, compared with integer arithmetic and timed")
-            records = lab.units("cells").get(device.name, lambda device=device: _check(device.name))
-            outcomes[device.name] = [Outcome(**outcome) for outcome in records]
-        write_text(lab.folder / "report.md", _report(devices, outcomes) + _against_predictions(outcomes))
+        listed = [device.name for device in devices if device.full_name != "not found"]
+        checked = {}
+        for name in listed:
+            say(f"{name}: {len(CASES)} cases, each compiled, compared with integer arithmetic and timed")
+            outcomes = [Outcome(**one) for one in units.get(name, partial(_check, name))]
+            whole = (
+                [] if name == "CPU" else [GraphOutcome(**one) for one in units.get(f"{name} whole", partial(_check_whole, name))]
+            )
+            checked[name] = Checked(outcomes, whole, device_architecture(name) if name.split(".")[0] == "NPU" else "")
+        write_text(lab.folder / "report.md", report(devices, checked))
         print(lab.folder / "report.md")
-        return [row for name, done in outcomes.items() for outcome in done for row in _rows(lab, name, outcome)]
+        rows = [row for name, done in checked.items() for outcome in done.forms for row in _rows(lab, name, outcome)]
+        return rows + [row for name, done in checked.items() for outcome in done.whole for row in _whole_rows(lab, name, outcome)]
 
     def table(self, rows: pd.DataFrame, title: str) -> Table:
-        """A line for each device and case."""
-        table = Table("device", "case", "compile s", "median ms", "steps off", "exact", "recall of top 20 %", "INT8", title=title)
+        """A line for each device and case; a whole graph has a difference to the CPU in place of integers."""
+        figures = {"compile_s": 2, "median_ms": 3, "steps_off": 0, "exact": 4, "recall": 4, "difference": 4}
+        header = ("compile s", "median ms", "steps off", "exact", "recall of top 20 %", "difference to the CPU", "INT8")
+        table = Table("device", "case", *header, title=title)
         for (device, case), cell in rows.groupby(["estimate_device", "method"], sort=False):
             values = cell.set_index("metric").value
             if not values["ran"]:
                 table.add_row(device, case, "failed", cell.flag.iloc[0][:60])
                 continue
             int8 = {1.0: "yes", 0.0: "no"}.get(values.get("int8_primitive"), "not named")
-            digits = {"compile_s": 2, "median_ms": 3, "steps_off": 0, "exact": 4, "recall": 4}
-            shown = (f"{values[metric]:.{places}f}" for metric, places in digits.items())
+            shown = (f"{values[metric]:.{places}f}" if metric in values else "" for metric, places in figures.items())
             table.add_row(device, case, *shown, int8)
         return table
 
 
 def _check(device: str) -> list[dict]:
     return [asdict(outcome) for outcome in check_device(device, CASES, progress=lambda cases: bar(cases, device))]
+
+
+def _check_whole(device: str) -> list[dict]:
+    """The graphs of `+exp=npu_compile` that no form is, one part of one model after the other: their weights take room."""
+    say(f"{device}: layouts, sizes, decoder blocks and attention, each compiled, compared with the CPU and timed")
+    done = []
+    for (kind, model), several in groupby(whole_cases(), key=lambda case: (case.part.split()[0], case.model)):
+        with tempfile.TemporaryDirectory() as folder:
+            files = [_saved(case, Path(folder) / f"{index}.xml") for index, case in enumerate(several)]
+            done += check_graphs(device, files, progress=partial(bar, title=f"{device}, {kind}, {model}"))
+    return [asdict(outcome) for outcome in done + _check_import(device)]
+
+
+def whole_cases() -> list[GraphCase]:
+    """Cases of `+exp=npu_compile` by its defaults, but for forms, banks and numbers of tiles."""
+    of = NpuCompile()
+    every = cases(rows=of.rows, keys=[], launch_heads=[], models=[], whole=of.whole, attention_keys=of.attention_keys)
+    return [case for case in every if case.part != "form" and not case.tiles]
+
+
+def _saved(case: GraphCase, path: Path) -> GraphFile:
+    ov.save_model(case.build(), path, compress_to_fp16=False)
+    shape = case.shape
+    name = case_name(
+        case.part, case.model, case.name, heads=shape.heads, group=shape.group, rows=shape.rows, keys=shape.keys,
+        head_dim=shape.head_dim,
+    )  # fmt: skip
+    return GraphFile(name, str(path))
+
+
+def _check_import(device: str) -> list[GraphOutcome]:
+    """A graph that was compiled ahead for this NPU, imported: where the compiler is set up here, and the device is an NPU."""
+    if device.split(".")[0] != "NPU":
+        return []
+    name = f"{IMPORTED}: {_IMPORTED.name}"
+    try:
+        compiler = NpuCompiler()
+    except InputError as error:
+        return [GraphOutcome(name, error=str(error))]
+    with tempfile.TemporaryDirectory() as folder, compiler:
+        blob = Path(folder) / "graph.blob"
+        made = compiler.compile(_IMPORTED.build(), device_architecture(device), blob)
+        if made.error:
+            return [GraphOutcome(name, error=made.error)]
+        graph = _saved(_IMPORTED, Path(folder) / "graph.xml")
+        return check_graphs(device, [replace(graph, case=name, blob=str(blob))])
 
 
 def _rows(lab: Lab, device: str, outcome: Outcome) -> list[Row]:
@@ -84,45 +147,12 @@ def _rows(lab: Lab, device: str, outcome: Outcome) -> list[Row]:
     )
 
 
-def _against_predictions(outcomes: dict[str, list[Outcome]]) -> str:
-    """Markdown: an NPU's times beside what its compiler predicts of the same graphs; empty where no NPU ran."""
-    lines = []
-    for name, done in outcomes.items():
-        if name.split(".")[0] != "NPU":
-            continue
-        lines += ["", f"## {name}: measured against predicted", ""]
-        architecture = device_architecture(name)
-        if not _COMPILED.is_file():
-            lines.append(f"No `{_COMPILED.relative_to(ROOT)}` here to compare with: run this in a checkout of the repository.")
-            continue
-        cases = compared({o.case: o.median_ms for o in done}, read_reference(_COMPILED), architecture)
-        lines += comparison(cases, architecture)
-    return "\n".join(lines) + "\n" if lines else ""
-
-
-def _report(devices: list[Capability], outcomes: dict[str, list[Outcome]]) -> str:
-    """Markdown, complete enough to be sent by itself."""
-    lines = ["# Device self-check", "", f"Made by `{SELFCHECK}`. Please send this file back.", ""]
-    npu = next(device for device in devices if device.name == "NPU")
-    verdict = "an NPU was found and works" if not npu.problem else f"**no NPU was checked**: {npu.problem}"
-    lines += [f"Verdict: {verdict}.", "", "## Devices", ""]
-    lines += ["| device | name | driver | capabilities | a small INT8 graph |", "|---|---|---|---|---|"]
-    for device in devices:
-        state = device.problem or "ran, and ranked keys as integer arithmetic does"
-        lines.append(f"| {device.name} | {device.full_name} | {device.driver} | {', '.join(device.capabilities)} | {state} |")
-    for name, done in outcomes.items():
-        lines += ["", f"## {name}", ""]
-        lines += ["| case | compile s | median ms | p95 ms | steps off | exact | recall of top 20 % | INT8 primitive |"]
-        lines += ["|---|---|---|---|---|---|---|---|"]
-        for o in done:
-            int8 = "not named" if o.int8 is None else "yes" if o.int8 else "no"
-            lines.append(
-                f"| {o.case} | failed: {o.error} | | | | | | |" if o.error else
-                f"| {o.case} | {o.compile_s:.2f} | {o.median_ms:.3f} | {o.p95_ms:.3f} | {o.steps_off:.0f} | {o.exact:.4f} | "
-                f"{o.recall:.4f} | {int8} |"
-            )  # fmt: skip
-    if npu.problem:
-        lines += ["", "## Not verified, for want of an NPU", "", *(f"- {what}" for what in UNVERIFIED)]
-    lines += ["", "## Machine", ""]
-    lines += [f"- {key}: {value}" for key, value in (describe_machine() | versions()).items()]
-    return "\n".join(lines) + "\n"
+def _whole_rows(lab: Lab, device: str, outcome: GraphOutcome) -> list[Row]:
+    row = replace(lab.timing_row(), method=outcome.case, estimate_device=device, n=1, flag=outcome.error)
+    ran = replace(row, metric="ran", value=float(not outcome.error))
+    if outcome.error:
+        return [ran]
+    counts = dict.fromkeys(("median_ms", "p95_ms"), outcome.runs)
+    return [ran] + [
+        replace(row, metric=m, value=getattr(outcome, m), unit=unit, n=counts.get(m, 1)) for m, unit in _WHOLE_UNITS.items()
+    ]

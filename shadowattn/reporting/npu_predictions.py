@@ -17,28 +17,59 @@ class Compared:
     unpriced: str
 
 
+def case_name(part: str, model: str, method: str, *, heads: int, group: int, rows: int, keys: int, head_dim: int) -> str:
+    """One name of a compiled graph for its prediction and its measurement; forms have that of `device_check.CASES`."""
+    if part == "form":
+        return method
+    of = "" if model == "none" else f" of {model}"
+    folded = f" in groups of {group}" if group > 1 else ""
+    return f"{part}{of}: {method}, {heads} heads{folded} × {rows} × {keys}, D {head_dim}"
+
+
 def compared(median_ms: Mapping[str, float], compiled: pd.DataFrame, architecture: str) -> list[Compared]:
-    """The cases that ran and that were compiled for `architecture`, such as 4000; rows of `+exp=npu_compile`."""
-    forms = compiled[(compiled.part == "form") & (compiled.platform == architecture.removeprefix("NPU"))]
-    predicted = forms[forms.value.notna()].set_index("method")
+    """The cases that ran and that were compiled for `architecture`, such as 4000; rows of `+exp=npu_compile`.
+
+    Only rows in which the compiler chose the number of tiles itself, as it does on a device.
+    """
+    rows = compiled[(compiled.platform == architecture.removeprefix("NPU")) & compiled.value.notna() & (compiled.tiles == 0)]
+    predicted = {
+        case_name(
+            row.part, row.model, row.method, heads=row.heads, group=row.group, rows=row.chunk_rows, keys=row.context_tokens,
+            head_dim=row.head_dim,
+        ): row
+        for row in rows.itertuples()
+    }  # fmt: skip
     return [
-        Compared(case, 1e3 * ms, float(predicted.value[case]), str(predicted.unpriced[case]))
+        Compared(case, 1e3 * ms, float(predicted[case].value), str(predicted[case].unpriced))
         for case, ms in median_ms.items()
-        if ms == ms and case in predicted.index
+        if ms == ms and case in predicted
     ]
 
 
-def launch_cost(cases: list[Compared]) -> tuple[float, float] | None:
-    """(µs of a launch, measured µs for each predicted one), a line by least squares through the cases without unpriced parts.
+@dataclass(frozen=True)
+class LaunchCost:
+    """A line through measured over predicted microseconds: `fixed_us` + `slope` × predicted, by least squares through `n` cases.
 
-    None with fewer than three of them, or where all have one predicted time.
+    `worst`: the largest distance of a case from it, as a share of what was measured.
     """
+
+    fixed_us: float
+    slope: float
+    worst: float
+    n: int
+
+
+def launch_cost(cases: list[Compared]) -> LaunchCost | str:
+    """The line through the cases without unpriced parts; or why there is none: too few, or faster where predicted slower."""
     priced = [one for one in cases if not one.unpriced]
-    predicted = np.array([one.predicted_us for one in priced])
+    predicted, measured = (np.array([getattr(one, name) for one in priced]) for name in ("predicted_us", "measured_us"))
     if len(priced) < 3 or np.ptp(predicted) == 0:
-        return None
-    slope, fixed = np.polyfit(predicted, [one.measured_us for one in priced], 1)
-    return float(fixed), float(slope)
+        return f"Too few different cases are priced in full for a launch cost: {len(priced)}, at least 3 are needed."
+    slope, fixed = map(float, np.polyfit(predicted, measured, 1))
+    if slope <= 0:
+        return "No launch cost: cases that are predicted to take longer took less time, so that the predictions do not hold here."
+    worst = float(np.abs((fixed + slope * predicted) / measured - 1).max())
+    return LaunchCost(fixed, slope, worst, len(priced))
 
 
 def comparison(cases: list[Compared], architecture: str) -> list[str]:
@@ -52,9 +83,9 @@ def comparison(cases: list[Compared], architecture: str) -> list[str]:
         for one in cases
     ]
     found = launch_cost(cases)
-    said = (
-        f"Over cases that are priced in full: measured ≈ {found[0]:.0f} µs a launch + {found[1]:.2f} × predicted."
-        if found
-        else "Too few cases are priced in full for a launch cost."
-    )
-    return [*lines, "", said]
+    if isinstance(found, LaunchCost):
+        found = (
+            f"Over the {found.n} cases that are priced in full: measured ≈ {found.fixed_us:.0f} µs a launch + "
+            f"{found.slope:.2f} × predicted; the case farthest from this line is {found.worst:.0%} off it."
+        )
+    return [*lines, "", found]

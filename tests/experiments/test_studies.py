@@ -15,8 +15,10 @@ from experiments.publish import read_reference
 from experiments.studies import graph_banks, pipeline_speed, query_block, validate_simulator
 from experiments.studies.answers import AnswerRow, _change_rows, means
 from experiments.studies.schedulers import schedulers
+from experiments.studies.self_check import _check_import, whole_cases
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
-from shadowattn import device_check
+from shadowattn import device_check, graph_check
+from shadowattn.devices import Capability
 from shadowattn.energy import energy_source
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks.questions import ExactMatch
@@ -32,6 +34,7 @@ from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.experiments.test_pipeline import LITTLE, run
 from tests.experiments.test_run import tiny_folder
+from tests.graphs.npu.test_blobs import StandIn
 from tests.reporting.test_reporting import rows as some_rows
 
 __all__ = ["run", "tiny_folder"]  # fixtures
@@ -293,6 +296,45 @@ def test_a_self_check_without_an_npu_says_so(run, monkeypatch):
     assert "no NPU was checked" in report
     assert "Not verified" in report
     assert set(rows_of(folder).estimate_device) == {"CPU"}
+
+
+class StandInCompiler(StandIn):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        assert self.platforms == ["4000"]
+
+
+def test_a_self_check_without_the_compiler_says_what_sets_it_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
+    (outcome,) = _check_import("NPU")
+    assert "set it up with: make npu-compile" in outcome.error
+    assert _check_import("GPU") == []
+
+
+def test_a_self_check_of_an_npu_holds_its_times_against_the_predictions(run, monkeypatch):
+    """The CPU stands in for an NPU 4000, with a few of the graphs."""
+    study = "experiments.studies.self_check"
+    npu = Capability("NPU", "a stand-in", "1.0", ("INT8",), "")
+    few = {name: device_check.CASES[name] for name in ("static", "int8, float16 scores", "int8, group folded")}
+    sizes = [case for case in whole_cases() if case.part in ("rows", "layout") and case.shape.rows <= 128]
+    monkeypatch.setattr(f"{study}.CASES", few)
+    monkeypatch.setattr(f"{study}.survey", lambda: [npu])
+    monkeypatch.setattr(f"{study}.whole_cases", lambda: sizes)
+    monkeypatch.setattr(f"{study}.device_architecture", lambda name: "4000")
+    monkeypatch.setattr(f"{study}.check_device", lambda name, cases, progress: device_check.check_device("CPU", cases))
+    monkeypatch.setattr(f"{study}.check_graphs", lambda name, graphs, progress=iter: graph_check.check_graphs("CPU", graphs))
+    monkeypatch.setattr(f"{study}.NpuCompiler", StandInCompiler)
+    folder = run("npu_selfcheck", "+exp=npu_selfcheck")
+    text = (folder / "report.md").read_text()
+    assert "Verdict: an NPU was found and works" in text
+    assert "## NPU: whole graphs" in text
+    assert "| layout: int8 in, float16 out, 4 heads × 128 × 1024, D 64 |" in text.split("## NPU: measured against predicted")[1]
+    assert "| compiled ahead and imported: int8 in, float16 out | 0." in text
+    differences = rows_of(folder).query("metric == 'difference'")
+    assert len(differences) == len(sizes) + 1
+    assert differences.value.max() < 0.01
 
 
 def test_schedulers_are_held_to_the_optimum(run):
