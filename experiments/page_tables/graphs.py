@@ -62,6 +62,51 @@ def recall() -> str:
     return table(header, lines, "table4", "the other columns from the files of their names")
 
 
+_OUTPUTS = {
+    "float": "float",
+    "target_requant": "INT8, `target_requant`",
+    "fixed_output": "INT8, `fixed_output`",
+    "float_mean": "float, less the mean key",
+    "target_requant_mean": "INT8, `target_requant`, less the mean key",
+    "fixed_output_mean": "INT8, `fixed_output`, less the mean key",
+}
+
+
+def int8_outputs_qwen2_5_coder() -> str:
+    """What graphs with INT8 scores find and lose on Qwen2.5-Coder-1.5B, with and without the mean key."""
+    return _int8_outputs("int8_outputs_qwen2_5_coder")
+
+
+def int8_outputs_smollm2() -> str:
+    """The same on SmolLM2."""
+    return _int8_outputs("int8_outputs_smollm2")
+
+
+def _int8_outputs(name: str) -> str:
+    rows = rows_of(name)
+    at = rows[rows.metric == "loss_increase"].retention.iloc[0]
+    found = rows[(rows.retention == at) & (rows.granularity == "row")].set_index(["method", "metric"]).value
+    losses = rows[rows.metric.isin(INCREASE)].set_index(["method", "metric"]).value
+    gains = rows[rows.metric.str.startswith("gain_over_float")].set_index(["method", "metric"]).value
+    lines = []
+    for method, words in _OUTPUTS.items():
+        shares = (f"{100 * found[method, metric]:.1f}" for metric in ("recall", "worst_head_recall"))
+        above = "–"
+        if method != "float":
+            gain, low, high = (gains[method, f"gain_over_float{which}"] for which in ("", "_low", "_high"))
+            above = f"{-gain:+.3f} ({-high:+.3f} … {-low:+.3f})"
+        lines.append([words, *shares, "{:+.3f} ± {:.3f}".format(*(losses[method, metric] for metric in INCREASE)), above])
+    windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+    header = [
+        "scores of the graphs",
+        f"% of the exact top {at:.0%} found",
+        "worst head",
+        "loss above dense, nat",
+        "above `float`",
+    ]
+    return table(header, lines, name, f"exact attention to the found keys; 95 % intervals, paired; n = {windows} windows")
+
+
 def grids() -> str:
     """Recall and loss by number of buckets and by their step."""
     rows = rows_of("fig14")

@@ -66,6 +66,11 @@ def headline_qwen2_5_coder() -> str:
     return _losses("headline_qwen2_5_coder")
 
 
+def headline_8192() -> str:
+    """The headline's methods on SmolLM2 in windows of its whole context."""
+    return _losses("headline_8192")
+
+
 def published_profile() -> str:
     """Loss of the profile published for Qwen2-1.5B on a sibling of it."""
     return _losses("published_profile_qwen2_5_coder")
