@@ -19,6 +19,7 @@ from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph, form_of
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.symmetric_int8 import quantise
+from shadowattn.interleave import repeated
 from shadowattn.isolated import run_apart
 from shadowattn.types import Requant
 
@@ -100,11 +101,7 @@ def run_case(device: str, case: str, what: Case) -> Outcome:
             q, k = q.abs(), k.abs()
         scales = {"q_scales": torch.full((len(q),), _SCALE), "k_scales": torch.full((len(k),), _SCALE)}
         out = graph.run(q, k, **scales, first_position=shape.keys - shape.rows).clone()
-        seconds = []
-        while len(seconds) < _RUNS and sum(seconds) < _LONG_S:
-            start = time.perf_counter()
-            graph.infer()
-            seconds.append(time.perf_counter() - start)
+        seconds = repeated(graph.infer, most=_RUNS, most_s=_LONG_S)
     except RuntimeError as error:  # what OpenVINO raises, for whatever reason
         return Outcome(case, error=" ".join(str(error).split())[-300:])
     median, p95 = np.percentile(seconds, (50, 95)) * 1e3

@@ -16,6 +16,7 @@ import numpy as np
 import openvino as ov
 
 from shadowattn.graphs.core import core
+from shadowattn.interleave import repeated
 from shadowattn.isolated import run_apart
 
 _RUNS, _LONG_S = 30, 2.0
@@ -71,11 +72,7 @@ def run_graph(device: str, graph: GraphFile) -> GraphOutcome:
             request.set_input_tensor(index, ov.Tensor(value))
         request.infer()
         out = [np.array(request.get_output_tensor(index).data, np.float32) for index in range(len(compiled.outputs))]
-        seconds = []
-        while len(seconds) < _RUNS and sum(seconds) < _LONG_S:
-            start = time.perf_counter()
-            request.infer()
-            seconds.append(time.perf_counter() - start)
+        seconds = repeated(request.infer, most=_RUNS, most_s=_LONG_S)
     except RuntimeError as error:  # what OpenVINO raises, for whatever reason
         return GraphOutcome(graph.case, error=" ".join(str(error).split())[-300:])
     median, p95 = np.percentile(seconds, (50, 95)) * 1e3

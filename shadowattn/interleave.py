@@ -38,6 +38,16 @@ def interleave(candidates: Mapping[str, Callable[[], object]], *, rounds: int, w
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
+def repeated(call: Callable[[], object], *, most: int, most_s: float) -> list[float]:
+    """Seconds of each of at most `most` calls of one candidate, fewer where they take more than `most_s` together."""
+    seconds: list[float] = []
+    while len(seconds) < most and sum(seconds) < most_s:
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
 def ratio(baseline: Timing, candidate: Timing) -> float:
     """How many times faster the candidate is: the median over rounds of the two times' quotient."""
     return float(np.median(np.divide(baseline.seconds, candidate.seconds)))
