@@ -87,7 +87,7 @@ class Banks:
         requant = None if graphs.output == "float" else Requant(graphs.output, _PROBE_VALUE.get(graphs.output, 1.0))
         form = GraphForm(inputs_for(graphs.inputs, device), requant)
         dim = lab.shape.head_dim if "model" in lab.needs else _PROBE_DIM
-        selecting = [one.selection for one in lab.methods.values() if one.on_device] if "estimator" in lab.needs else []
+        selecting = [one for one in lab.selections if one.place == "device"] if "estimator" in lab.needs else []
         for selection in selecting[:1]:
             form = replace(form, mask=True, pool=(selection.query_block, selection.key_block), indices=True)
         step = math.lcm(*form.pool)
