@@ -59,6 +59,8 @@ def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> 
     name = lab.config_hash(study.inputs())
     lab.folder = lab.root / "runs" / config.experiment / name
     say(f"{config.experiment} {name}{_how(lab)}")
+    for which in lab.int8:
+        say(which)
     title = " · ".join(filter(None, (config.experiment, lab.subject)))
     others = _differences(lab.folder, lab.code)
     if (lab.folder / "meta.json").exists() and (not others or config.reuse == "any"):

@@ -20,6 +20,7 @@ from experiments.asked import Asked
 from experiments.banks import Banks
 from experiments.config import ALWAYS, MethodConfig, SelectionConfig
 from experiments.errors import ShardDoneError
+from experiments.int8_estimate import served
 from experiments.offline import Offline
 from experiments.part_building import build, by_content, part_name
 from experiments.probes import probes
@@ -50,12 +51,13 @@ _BY_CONTENT = ("model", "data")
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """The parts of one method, as the configuration names them."""
+    """The parts of one method, as the configuration names them. `int8`: which estimator serves for that name, and why."""
 
     name: str
     estimator: DictConfig
     allocator: DictConfig
     selection: SelectionConfig
+    int8: str = ""
 
     @property
     def estimator_class(self) -> type[Estimator]:
@@ -143,6 +145,8 @@ class Lab:
             hashed["device"] = self.device.label
         if "kernel" in self.needs:
             hashed["kernel"] = self.kernel
+        if self.int8:
+            hashed["int8"] = {name: part_name(one.estimator) for name, one in self.methods.items()}
         hashed["study"] = hashed["study"] | inputs
         return content_hash(hashed | {"shadowattn": versions()["shadowattn"]})
 
@@ -230,14 +234,32 @@ class Lab:
         estimator = self.of("estimator")
         ours = get_class(estimator._target_).is_papers
         name = (self.of("method") if "method" in self.needs else None) or ("shadowattn" if ours else part_name(estimator))
-        return MethodSettings(name, estimator, allocator, self.of("selection"))
+        return self._method(name, estimator, allocator, self.of("selection"))
+
+    def _method(self, name: str, estimator: DictConfig, allocator: DictConfig, selection: SelectionConfig) -> MethodSettings:
+        estimator, why = served(self, estimator, selection)
+        return MethodSettings(name, estimator, allocator, selection, why)
 
     @cached_property
     def methods(self) -> dict[str, MethodSettings]:
         """The main method and those that it is compared with, by name."""
-        further: dict[str, MethodConfig] = self.of("compare") if "compare" in self.needs else {}
-        rivals = [MethodSettings(str(name), one.estimator, one.allocator, one.selection) for name, one in further.items()]
+        rivals = [self._method(str(name), one.estimator, one.allocator, one.selection) for name, one in self._further.items()]
         return {one.name: one for one in (self.main, *rivals)}
+
+    @property
+    def _further(self) -> dict[str, MethodConfig]:
+        return self.of("compare") if "compare" in self.needs else {}
+
+    @property
+    def selections(self) -> list[SelectionConfig]:
+        """Those of all methods."""
+        return [self.of("selection"), *(one.selection for one in self._further.values())]
+
+    @property
+    def int8(self) -> list[str]:
+        """What `estimator=int8` is here and why, as methods differ in that; empty where none is named so."""
+        methods = self.methods.values() if "estimator" in self.needs else ()
+        return list(dict.fromkeys(one.int8 for one in methods if one.int8))
 
     @cached_property
     def full(self) -> dict[str, FullInt8]:
@@ -373,6 +395,8 @@ class Lab:
             record["estimate_device"] = asdict(self.device)
         if "kernel" in has:
             record["kernel"] = self.kernel_level
+        if self.int8:
+            record["int8"] = self.int8
         return record
 
     @property

@@ -33,7 +33,7 @@ def _forms(lab: "Lab", device: str) -> Iterator[GraphForm]:
     requant = None if graphs.output == "float" else Requant(graphs.output, _REQUANT_VALUE.get(graphs.output, 1.0))
     estimate = GraphForm(inputs_for(graphs.inputs, device), requant)
     yield estimate
-    selections = [method.selection for method in lab.methods.values() if method.on_device] if "estimator" in lab.needs else []
+    selections = [one for one in lab.selections if one.place == "device"] if "estimator" in lab.needs else []
     for pool in dict.fromkeys((selection.query_block, selection.key_block) for selection in selections):
         yield replace(estimate, mask=True, pool=pool, indices=True)
 

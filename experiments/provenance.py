@@ -29,6 +29,7 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
         "dirty": on.pop("git_dirty"),
         "machine": on,
         **{name: meta[name] for name in ("versions", "started", "finished")},
+        **({"int8": meta["int8"]} if "int8" in meta else {}),
         **({"study": meta["config"]["study"]} if "study" in meta.get("config", {}) else {}),
     }
 

@@ -11,8 +11,9 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.device import LAYERS
 from shadowattn.types import Heads, Selection
 
-# Query heads, key/value heads and head dimension of one layer of the paper's models.
+# Query heads, key/value heads and head dimension of one layer of the paper's models, and of one that is published here.
 SHAPES = {name.lower(): (layer.heads, layer.kv_heads, layer.head_dim) for name, layer in LAYERS.items()}
+SHAPES |= {"smollm2-135m": (9, 3, 64)}
 
 
 @dataclass(frozen=True)

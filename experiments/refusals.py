@@ -12,7 +12,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import DISTANCES
 from shadowattn.graphs.estimation import INPUTS, inputs_for
 from shadowattn.graphs.planner import POLICIES, launch_sizes
-from shadowattn.kernels import native
+from shadowattn.kernels import choose, native
 from shadowattn.models import ModelShape
 from shadowattn.models.linear import LINEARS
 from shadowattn.models.load import DTYPES
@@ -244,6 +244,18 @@ def _check_shape(method: "MethodSettings", shape: ModelShape) -> None:
         method.estimator_class.check_settings(shape.head_dim, shape.kv_heads, **settings)
 
 
+def _check_native_estimate(lab: "Lab", method: "MethodSettings") -> None:
+    """Raises `InputError` where the native kernels do not quantise tensors such as the model's."""
+    shape, dtype = lab.shape, lab.loaded.model.dtype
+    if "grid" not in method.needs or lab.place.type != "cpu":
+        return
+    if choose("auto", head_dim=shape.head_dim, dtype=dtype).name != "native":
+        raise InputError(
+            f"{method.name}: estimator: the native estimate takes float32 or bfloat16 and a head dimension that is a multiple of "
+            f"8 up to 256, got {dtype} and {shape.head_dim}; use estimator=int8_graph"
+        )
+
+
 @contextmanager
 def _named(method: "MethodSettings") -> Iterator[None]:
     """Puts the method's name before what is refused."""
@@ -262,7 +274,8 @@ def _check_place(method: "MethodSettings") -> None:
         return
     if "bank" not in method.needs:
         raise InputError(
-            f"{name}: selection.place=device: expected estimator=int8, whose graphs select, got {part_name(method.estimator)}"
+            f"{name}: selection.place=device: expected estimator=int8_graph, whose graphs select, got "
+            f"{part_name(method.estimator)}"
         )
     Int8Device.check(method.rule)
     check_count(f"{name}: selection.key_block", selection.key_block)
@@ -273,7 +286,7 @@ def _check_pipeline(lab: "Lab", method: "MethodSettings") -> None:
     if mode in ("grouped", "planned") and (method.on_device or method.estimator_class.selects):
         raise InputError(
             f"pipeline={mode}: {method.name} selects while it estimates, so that there are no scores to launch for; use "
-            "pipeline=batched, serial or overlap"
+            "pipeline=batched, serial or overlap, or estimator=int8_graph"
         )
     if mode == "planned":
         lab.pipeline.profile.check({"estimator": method.estimator_class.__name__})
@@ -284,6 +297,7 @@ def _check_subject(lab: "Lab") -> None:
     shape, lengths = lab.shape, {}
     for method in lab.methods.values() if "estimator" in lab.needs else ():
         _check_shape(method, shape)
+        _check_native_estimate(lab, method)
     if "evaluation" in lab.needs:
         lengths["evaluation.context_tokens"] = lab.context_tokens
     if "importance" in lab.needs:

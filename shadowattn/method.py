@@ -16,12 +16,15 @@ from shadowattn.models.registry import replace_attention
 from shadowattn.models.shape import ModelShape, check_device, fingerprint, model_shape
 from shadowattn.online.attention import Attended, SparseAttention
 from shadowattn.online.estimators import Estimator, check_estimator_type
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
+from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.functional import ESTIMATORS, check_attention, estimator_of, named_estimator
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.types import RetentionProfile
 
 CHUNK_TOKENS = 128
+# Names that stand for the graphs of a bank, where one is given.
+_OF_BANK = (None, "int8", "int8_graph")
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Method:
     """An estimator, a rule of selection, retentions, kernels and a pipeline: all that decides what a model computes and how.
 
     `retention`: a number, which every head keeps of the keys that a row sees, or a `RetentionProfile`, each head its own. The
-    estimate comes from `bank`, from `estimator` (an `Estimator`, or the name of one of ours), or of neither: INT8 with scales
-    measured on each chunk, of Q over its rows and of K over all keys so far. Rounding then depends on the chunk as a whole, its
-    length and later tokens in it; with a bank only the choice of a bucket does.
+    estimate comes from `bank`, from `estimator` (an `Estimator`, or the name of one of ours), or of neither: `int8`, with
+    scales measured on each chunk, of Q over its rows and of K over all keys so far. Rounding then depends on the chunk as a
+    whole, its length and later tokens in it; with a bank only the choice of a bucket does.
 
     `chunk_tokens` rows go through at a time: as high as the bank's graphs, or 128. `query_block`, `block_score`, `sinks` and
     `recent` say how lists are made (`selection.Rule`), `dense_above`, `decode`, `pipeline` and `observers` are those of
@@ -61,9 +64,11 @@ class Method:
             checks.one_of("estimator", self.estimator, ESTIMATORS)
         elif self.estimator is not None:
             check_estimator_type(self.estimator)
-        if self.bank is not None and isinstance(self.estimator, str) and self.estimator != "int8":
-            raise InputError(f"bank: estimator={self.estimator} does not use one; leave out the bank, or give estimator=int8")
-        self._attention([[1.0]], named_estimator("oracle"))  # whatever else is wrong is refused now
+        if self.bank is not None and isinstance(self.estimator, str) and self.estimator not in _OF_BANK:
+            raise InputError(
+                f"bank: estimator={self.estimator} does not use one; leave out the bank, or give estimator=int8_graph"
+            )
+        self._attention([[1.0]], Oracle())  # whatever else is wrong is refused now
 
     @contextmanager
     def __call__(self, model: PreTrainedModel) -> Iterator[SparseAttention]:
@@ -130,7 +135,7 @@ class Method:
         if isinstance(self.estimator, Estimator):
             estimator = self.estimator
         else:
-            estimator = Int8(self.bank) if self.bank is not None else estimator_of(self.estimator or "int8", q, k)
+            estimator = Int8Graph(self.bank) if self.bank is not None else estimator_of(self._name, q, k)
         if isinstance(retention, RetentionProfile):
             estimator.check_profile(retention)
         end = causal_offset + q.shape[1]
@@ -169,18 +174,20 @@ class Method:
         """The given one, the bank's, or the fastest that measures its INT8 scales itself."""
         if isinstance(self.estimator, Estimator):
             return self.estimator
-        if self.bank is not None and self.estimator in (None, "int8"):
+        if self.bank is not None and self.estimator in _OF_BANK:
             dims = sorted({s.head_dim for s in self.bank.shapes})
             if shape.head_dim not in dims:
                 raise InputError(
                     f"head_dim: the model's is {shape.head_dim}, the bank was built for {dims}; build a bank for this model"
                 )
-            return Int8(self.bank)
-        if self.estimator is not None:
-            return named_estimator(self.estimator)
-        native = choose("auto", head_dim=shape.head_dim, dtype=model.dtype, device=model.device).name == "native"
-        launched = self.pipeline is not None and self.pipeline.mode in ("grouped", "planned")  # which need scores
-        return named_estimator("int8_fused" if native and not launched else "int8")  # which choose the same keys
+            return Int8Graph(self.bank)
+        return named_estimator(self._name, head_dim=shape.head_dim, dtype=model.dtype, device=model.device)
+
+    @property
+    def _name(self) -> str:
+        """Of an estimator without a bank. Modes that launch for scores take graphs: the native kernels give lists."""
+        launches = self.pipeline is not None and self.pipeline.mode in ("grouped", "planned")
+        return "int8_graph" if launches and self.estimator in (None, "int8") else self.estimator or "int8"
 
 
 def attach(

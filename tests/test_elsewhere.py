@@ -25,8 +25,8 @@ from shadowattn.offline.key_offsets import observe_key_offset
 from shadowattn.offline.requantisation import observe_products
 from shadowattn.offline.scale_report import report_scales
 from shadowattn.offline.scales import observe_scales, scale_grid
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.quantised import Quantised
@@ -145,5 +145,5 @@ def test_recall_refuses_graphs_before_the_forward_pass():
     bank = bank_for(model)
     with pretend_device():
         pretended(model)
-        with pytest.raises(InputError, match="Int8 runs OpenVINO's graphs"):
-            measure_recall(model, WINDOWS, {"exact": Oracle(), "graphs": Int8(bank)}, [0.1], chunk_tokens=32)
+        with pytest.raises(InputError, match="Int8Graph runs OpenVINO's graphs"):
+            measure_recall(model, WINDOWS, {"exact": Oracle(), "graphs": Int8Graph(bank)}, [0.1], chunk_tokens=32)

@@ -14,7 +14,7 @@ from shadowattn.graphs.graph import Graph
 from shadowattn.online.attention import Counters, SparseAttention
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.pipeline import Pipeline
 from tests.profiles import bank_for
@@ -114,7 +114,7 @@ def test_two_threads_on_one_bank_get_what_one_thread_gets(bank, mode, monkeypatc
     prompts = [inputs(seed) for seed in range(2)]
 
     def layer(prompt):
-        sparse = SparseAttention([[0.2] * 2], Int8(bank), chunk_tokens=32, pipeline=Pipeline(mode))
+        sparse = SparseAttention([[0.2] * 2], Int8Graph(bank), chunk_tokens=32, pipeline=Pipeline(mode))
         return sparse(0, *(x[None] for x in prompt), 0.125)
 
     expected = [layer(prompt) for prompt in prompts]
@@ -126,7 +126,7 @@ def test_two_threads_on_one_bank_get_what_one_thread_gets(bank, mode, monkeypatc
 
 def test_scores_asked_for_in_two_threads_stay_what_they_are(bank, monkeypatch):
     prompts = [inputs(seed, rows=32) for seed in range(2)]
-    estimator = Int8(bank)
+    estimator = Int8Graph(bank)
 
     def estimate(prompt):
         return estimator.scores(Chunk.of(prompt[0], prompt[1]))
@@ -146,7 +146,7 @@ def test_scores_asked_for_in_two_threads_stay_what_they_are(bank, monkeypatch):
 
 
 def test_somebodys_estimator_made_of_ours_serves_two_threads(bank):
-    estimator, prompts = Int8(bank), [inputs(seed) for seed in range(2)]
+    estimator, prompts = Int8Graph(bank), [inputs(seed) for seed in range(2)]
 
     def call(prompt):
         return shadowattn.sparse_attention(*prompt, 0.2, causal_offset=0, estimator=Int8Each(estimator))

@@ -11,7 +11,7 @@ from shadowattn import Method
 from shadowattn.errors import InputError
 from shadowattn.models import replace_attention
 from shadowattn.online.attention import SparseAttention
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
 from shadowattn.online.pipeline import Pipeline
@@ -36,7 +36,7 @@ def test_in_a_model_it_is_its_parts(mode):
     with method(MODEL) as run:
         found = logits()
     how = {"chunk_tokens": 32, "sinks": 2, "recent": 3}  # 32: the height of the bank's graphs
-    by_hand = SparseAttention(profile.retention, Int8(bank), **how)
+    by_hand = SparseAttention(profile.retention, Int8Graph(bank), **how)
     with replace_attention(MODEL, by_hand):
         torch.testing.assert_close(found, logits(), atol=1e-5, rtol=1e-5)
     assert run.counters == by_hand.counters
@@ -86,7 +86,7 @@ def test_on_tensors_a_bank_its_height_and_the_other_options_count():
 
 def test_a_bank_of_another_model_is_refused():
     other = tiny_model(family="llama")
-    for method in (Method(0.2, bank_for(MODEL)), Method(0.2, estimator=Int8(bank_for(MODEL)), chunk_tokens=32)):
+    for method in (Method(0.2, bank_for(MODEL)), Method(0.2, estimator=Int8Graph(bank_for(MODEL)), chunk_tokens=32)):
         with pytest.raises(InputError, match="bank: it was built for"), method(other):
             pass
 
@@ -119,7 +119,7 @@ def test_an_estimator_by_its_name(name):
         ({"retention": 0}, "retention"),
         ({"retention": "0.2"}, "retention: expected a number"),
         ({"bank": 3}, "bank: expected a GraphBank"),
-        ({"estimator": "psychic"}, "estimator: expected one of .*int8_fused, int8, "),
+        ({"estimator": "psychic"}, "estimator: expected one of int8, .*int8_fused, int8_graph, "),
         ({"estimator": Oracle}, "estimator: expected an object"),
         ({"estimator": "oracle", "bank": bank_for(MODEL)}, "bank: estimator=oracle does not use one"),
         ({"block_score": "mean"}, "block_score"),

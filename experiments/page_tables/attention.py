@@ -4,6 +4,7 @@ import itertools
 
 from experiments.page_tables.common import SHAPES, one, rows_of, source, table
 from shadowattn.reporting.attention_targets import TARGETS
+from shadowattn.reporting.rows import with_graphs_named
 
 _SPEED = {
     "attend, per row": "attend, a list for every row",
@@ -12,14 +13,14 @@ _SPEED = {
     "total (int8_fused), 32-row blocks, leading_query": "all of it, a list for 32 rows (`leading_query`)",
     "total (int8_fused), 32-row blocks, max": "all of it, a list for 32 rows (`max`)",
     "total (int8_fused), 32-row blocks, probability": "all of it, a list for 32 rows (`probability`)",
-    "total (int8), per row": "the same by OpenVINO's graphs (`int8`), a list for every row",
-    "total (int8), 32-row blocks, leading_query": "by OpenVINO's graphs, a list for 32 rows (`leading_query`)",
+    "total (int8_graph), per row": "the same by OpenVINO's graphs (`int8_graph`), a list for every row",
+    "total (int8_graph), 32-row blocks, leading_query": "by OpenVINO's graphs, a list for 32 rows (`leading_query`)",
 }
 
 
 def speed() -> str:
     """Times faster than torch's and than our own dense attention."""
-    rows = rows_of("per_row_speed_2")
+    rows = with_graphs_named(rows_of("per_row_speed_2"))
     rows = rows[(rows.part == "chunk") & rows.model.isin(list(SHAPES)[:2])]
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
 
@@ -57,7 +58,7 @@ def per_row_speed() -> str:
 
 def peak_memory() -> str:
     """Peak memory of every path at 32k keys."""
-    rows = rows_of("attention_speed")
+    rows = with_graphs_named(rows_of("attention_speed"))
     rows = rows[rows.part == "memory"]
     cases = [(model, dtype) for model in SHAPES for dtype in ("float32", "bfloat16")]
 
@@ -100,7 +101,7 @@ def decode() -> str:
 
 def targets() -> str:
     """The targets of attention's speed beside what was measured; missed ones in bold."""
-    rows = rows_of("attention_speed")
+    rows = with_graphs_named(rows_of("attention_speed"))
     values = rows[rows.part.isin(("chunk", "memory"))].set_index(["method", "metric", "model", "dtype"]).value.to_dict()
     lines = []
     for target in TARGETS:

@@ -1,13 +1,14 @@
 """The pipeline and the latency profile that its plans go by."""
 
 from experiments.page_tables.common import SHAPES, one, rows_of, table
+from shadowattn.reporting.rows import with_graphs_named
 
 
 def pipeline() -> str:
     """A chunk's time in every mode of the pipeline."""
-    rows = rows_of("pipeline_speed")
+    rows = with_graphs_named(rows_of("pipeline_speed"))
     rows = rows[rows.metric == "time"]
-    methods = ["int8 batched", "int8 serial", "int8 overlap", "int8 grouped", "int8 planned", "int8_fused batched"]
+    methods = [*(f"int8_graph {mode}" for mode in ("batched", "serial", "overlap", "grouped", "planned")), "int8_fused batched"]
     lines = [
         [
             f"{SHAPES[model]}, {keys}",

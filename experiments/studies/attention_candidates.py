@@ -10,13 +10,13 @@ from torch import Tensor
 
 from experiments.own_process import peak_bytes
 from experiments.random_layers import Case, Tensors
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels, dense
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.estimators.int8 import absmax_scales
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
@@ -24,8 +24,8 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import Heads, Selection
 
-# Of `sparse_attention` the first is the default; the second chooses the same keys, bit for bit.
-ESTIMATORS = ("int8", "int8_fused")
+# What `int8` of `sparse_attention` is without native kernels, and with them; both choose the same keys, bit for bit.
+ESTIMATORS = ("int8_graph", "int8_fused")
 BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
 Call = Callable[[], object]
@@ -36,7 +36,7 @@ def labels(candidate: str) -> dict[str, object]:
     estimator, block = re.search(r"\((int8\w*)\)", candidate), re.search(r"(\d+)-row blocks(?:, (\w+))?", candidate)
     return {
         "estimator": estimator[1] if estimator else "none",
-        "estimate_device": "CPU" if estimator and estimator[1] == "int8" else "none",
+        "estimate_device": "CPU" if estimator and estimator[1] == "int8_graph" else "none",
         "query_block": int(block[1]) if block else 1,
         "block_score": block[2] or "none" if block else "none",
     }
@@ -100,12 +100,12 @@ def totals(
 ) -> dict[str, Call]:
     """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`."""
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
-    make = {"int8": _graph_total, "int8_fused": _fused_total}
+    make = {"int8_graph": _graph_total, "int8_fused": _fused_total}
     return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
-    """By OpenVINO's INT8 graphs, the default of `sparse_attention`."""
+    """By OpenVINO's INT8 graphs."""
     return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 

@@ -1,6 +1,6 @@
 """Sparse attention against the best dense attention there is, side by side: one chunk, or one decode step, on random tensors.
 
-A total is the whole path with one estimator, named in its row: `int8`, OpenVINO's graphs and the default, or `int8_fused`.
+A total is the whole path with one estimator, named in its row: `int8_graph`, OpenVINO's, or `int8_fused`, the native kernels.
 """
 
 from collections.abc import Callable, Iterator

@@ -28,8 +28,8 @@ from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.interleave import interleave
 from shadowattn.kernels import choose, native
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile
 from shadowattn.online.latency_profiler import LatencyProfiler
@@ -40,7 +40,7 @@ from shadowattn.reporting.figures.pipeline_speed import draw as draw_pipeline_sp
 from shadowattn.reporting.rows import SpreadRow
 from shadowattn.types import RetentionProfile, ScaleGrid
 
-ESTIMATORS = ("int8", "int8_fused")
+ESTIMATORS = ("int8_graph", "int8_fused")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class PipelineSpeed(Study):
             seconds = units.get(f"{shape} {keys} {name}", partial(self._seconds, shape, keys, name, scheduler))
             spent = units.get(f"{shape} {keys} {name} energy", partial(self._joules, shape, keys, name, scheduler))
             at = replace(
-                row, model=shape, context_tokens=keys, estimator=name, estimate_device="CPU" if name == "int8" else "none"
+                row, model=shape, context_tokens=keys, estimator=name, estimate_device="CPU" if name == "int8_graph" else "none"
             )
             for mode, times in seconds.items():
                 low, median, high = (1e3 * float(x) for x in np.percentile(times, (25, 50, 75)))
@@ -175,7 +175,7 @@ def make_chunk(case: Case, estimator: str) -> tuple[Chunk, Parts]:
         scales = (tuple(float(absmax_scales(x).mean()) * step for step in (0.5, 1, 2)) for x in (q, k))
         profile = RetentionProfile(((case.retention,) * heads,), ScaleGrid(*scales), dim, "", case.shape, "")
         sizes = launch_sizes((1, 2, 4), heads=heads, kv_heads=groups)
-        built = Int8(GraphBank.build(profile, tuple(GraphShape(n, case.rows, dim, case.keys, group=n) for n in sizes)))
+        built = Int8Graph(GraphBank.build(profile, tuple(GraphShape(n, case.rows, dim, case.keys, group=n) for n in sizes)))
     retention = torch.linspace(0.5, 1.5, heads, dtype=torch.float64)[order.flip(0)] * case.retention
     kernels = choose("native", head_dim=dim, dtype=q.dtype)
     return Chunk.of(q, k, t.v, retention=retention, scale=t.scale), Parts(built, Rule(), kernels)

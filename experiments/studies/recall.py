@@ -28,7 +28,7 @@ from shadowattn.graphs.estimation import inputs_for
 from shadowattn.offline.grids.mean import Mean
 from shadowattn.offline.scales import scale_grid
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.nncf import NNCF
 from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.reporting import verdicts
@@ -240,7 +240,7 @@ class Recall(Study):
         form = GraphForm(inputs, requant)
         shapes, _ = lab.banks.shapes(form, pairs=len(grid.pairs))
         bank = GraphBank.build(profile, shapes, device=lab.device.name, form=form, distance=estimate.lookup)
-        return measure_cell(lab, windows, Attachment(profile, Int8(bank)))
+        return measure_cell(lab, windows, Attachment(profile, Int8Graph(bank)))
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """Recall against retention and by head; and against buckets and σ where these vary."""

@@ -110,7 +110,7 @@ class ValidateSimulator(LatencyStudy):
         super().check(lab)
         if lab.main.on_device or "bank" not in lab.main.needs:
             setting = f"{part_name(lab.main.estimator)} with selection.place={lab.main.selection.place}"
-            raise InputError(f"ValidateSimulator: expected estimator=int8 with selection.place=host, got {setting}")
+            raise InputError(f"ValidateSimulator: expected estimator=int8_graph with selection.place=host, got {setting}")
 
     def measure(self, lab: Lab) -> list[CaseRow]:
         """Measured and simulated times of whole calls in every mode; once measured in `folder` they are not again.
@@ -156,7 +156,8 @@ class ValidateSimulator(LatencyStudy):
         path = save_device(device, lab.folder / "device.yaml")
         say(f"this machine's description: study.device={path}")
         common = replace(
-            lab.timing_row(CaseRow), unit="us", n=self.passes * self.rounds, estimator="int8", estimate_device=lab.device.label,
+            lab.timing_row(CaseRow), unit="us", n=self.passes * self.rounds, estimator=part_name(lab.main.estimator),
+            estimate_device=lab.device.label,
         )  # fmt: skip
         contention = {
             "task_overhead": (task_overhead_us, "us"),

@@ -369,7 +369,8 @@ def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
     if not tiled or x.dtype not in _DTYPES or dim % 8 or not 0 < dim <= 256 or packed.shape[2] * 4 != dim or not x.shape[0]:
         raise InputError(
             "native estimate: expected [heads, rows, D] in float32 or bfloat16, a head dimension that is a multiple of 8 up to "
-            f"256, and keys packed for it, got {list(x.shape)} of {x.dtype}, packed {list(packed.shape)}; use estimator=int8"
+            f"256, and keys packed for it, got {list(x.shape)} of {x.dtype}, packed {list(packed.shape)}; use "
+            "estimator=int8_graph"
         )
     checks.tensors(_DTYPES, x=x)
     checks.vector("scales", scales, x.shape[0], dtype=torch.float32)

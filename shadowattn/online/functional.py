@@ -11,13 +11,14 @@ from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_estimator_type
 from shadowattn.online.estimators.base import check_place
+from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.plugins import needs_nothing, parts_of
 
 # Those that can be made without a bank or anything else; INT8 without a bank measures its scales on the tensors.
-_NAMED = {
+_NAMED = {"int8": Int8} | {
     kind.short_name or name: kind
     for name, kind in parts_of("shadowattn.online.estimators", Estimator).items()
     if needs_nothing(kind)
@@ -47,8 +48,9 @@ def sparse_attention(
     kernels); row i stands at position causal_offset + i and sees the keys up to it.
     `retention` is a float or [H]; a row keeps max(1, ceil(retention × visible)) keys, ties to the lower index, and
     blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
-    `recent`). `estimator` is an `Estimator` or one of `ESTIMATORS`: `int8` (INT8 products by OpenVINO, scales taken from the
-    tensors), `int8_fused` (the same integers by the native kernels, no graph; float32 and bfloat16 alone), `oracle` and others.
+    `recent`). `estimator` is an `Estimator` or one of `ESTIMATORS`: `int8` (INT8 products, scales taken from the
+    tensors), which is `int8_fused` (by the native kernels; float32 and bfloat16 alone) where those serve the tensors, else
+    `int8_graph` (the same integers by OpenVINO, by torch on a GPU); `oracle` and others.
     `kernel` is `native`, `torch` or `auto`, see `kernels.choose`. `scale` defaults to 1/√D. Returns [H, Q, D] in q's dtype;
     nothing larger than a chunk of rows by K is held. Raises `InputError` on any argument of a type, dtype, shape, device or range
     that does not fit, on NaN and infinity, and on tensors whose gradient would be lost.
@@ -68,16 +70,20 @@ def sparse_attention(
     return out
 
 
-def named_estimator(name: str) -> Estimator:
-    """One of `ESTIMATORS` as it is by default; those with INT8 scales measure them, chunk by chunk."""
-    return _NAMED[name]()
+def named_estimator(name: str, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> Estimator:
+    """One of `ESTIMATORS` as it is by default, for such q and k; those with INT8 scales measure them, chunk by chunk."""
+    return _kind(name, head_dim=head_dim, dtype=dtype, device=device)()
 
 
 def estimator_of(estimator: str, q: Tensor, k: Tensor) -> Estimator:
     """The same for these tensors alone: INT8 scales are those of all of q [H, Q, D] and k [G, K, D], one for all chunks."""
     if estimator not in ESTIMATORS:
         raise InputError(f"estimator: expected one of {', '.join(ESTIMATORS)} or an Estimator, got {estimator!r}")
-    return _NAMED[estimator].of(q, k)
+    return _kind(estimator, head_dim=q.shape[2], dtype=q.dtype, device=q.device).of(q, k)
+
+
+def _kind(name: str, **of_tensors) -> type[Estimator]:
+    return Int8.of_tensors(**of_tensors) if name == "int8" else _NAMED[name]
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, causal_offset: int, scale: float | None) -> tuple[int, float]:

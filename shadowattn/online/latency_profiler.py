@@ -64,7 +64,7 @@ class LatencyProfiler:
         if self.estimator.selects:
             raise InputError(
                 f"latency profile: {type(self.estimator).__name__} selects while it estimates, so there is nothing to plan; "
-                "use estimator=int8"
+                "use estimator=int8_graph"
             )
 
     @property

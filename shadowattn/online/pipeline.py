@@ -58,7 +58,7 @@ class Pipeline:
         if self.mode in ("grouped", "planned") and stages.selects_in_estimate:
             raise InputError(
                 f"pipeline={self.mode}: {type(stages.estimator).__name__} selects while it estimates, so that there are no "
-                "scores to launch for; use pipeline=batched, serial or overlap, or estimator=int8"
+                "scores to launch for; use pipeline=batched, serial or overlap, or estimator=int8_graph"
             )
         if self.mode == "batched":
             return run_batched(stages, threads=self.threads, keep_lists=keep_lists)

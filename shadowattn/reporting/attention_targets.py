@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pandas as pd
 from rich.table import Table
 
+from shadowattn.reporting.rows import with_graphs_named
+
 _SDPA, _OWN = "times faster than sdpa", "times faster than own dense"
 _TOTAL, _BLOCKS = "total (int8_fused), per row", "total (int8_fused), 32-row blocks, leading_query"
 
@@ -31,7 +33,7 @@ TARGETS = (
     Target("select", "share of sdpa", 0.06, None, at_most=True),
     *(
         Target(f"total ({estimator}), {rows}", "peak beyond q, k, v and output", 256, 256, at_most=True)
-        for estimator in ("int8_fused", "int8")
+        for estimator in ("int8_fused", "int8_graph")
         for rows in ("per row", "32-row blocks, leading_query")
     ),
 )
@@ -39,7 +41,7 @@ TARGETS = (
 
 def targets_table(rows: pd.DataFrame) -> Table:
     """A line for each target, a column for each shape and dtype in the rows of parts `chunk` and `memory`."""
-    rows = rows[rows.part.isin(("chunk", "memory"))]
+    rows = with_graphs_named(rows[rows.part.isin(("chunk", "memory"))])
     cases = list(rows[["model", "dtype"]].drop_duplicates().itertuples(index=False, name=None))
     values = rows.set_index(["method", "metric", "model", "dtype"]).value.to_dict()
     table = Table("method", "metric", "target", *(f"{model} {dtype}" for model, dtype in cases), title="targets")

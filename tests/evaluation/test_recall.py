@@ -13,7 +13,7 @@ from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import estimation_graph
 from shadowattn.graphs.nncf_graph import NNCFGraph, compile_int8, input_steps
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.nncf import NNCF
 from shadowattn.online.estimators.oracle import Oracle
@@ -86,7 +86,7 @@ def test_bucketed_scores_are_the_banks(requant):
     bank = GraphBank.build(profile_for(tiny_model(), 1.0), (GraphShape(2, 40, 64, 64, 2),), form=GraphForm("unit", requant))
     q, k, _ = qkv(4, 2, 40, 60, 64)
     scores = Quantised(GRID, requant=requant).scores(Chunk.of(q, k))
-    expected = torch.cat([Int8(bank).scores(Chunk.of(q[g : g + 2], k[g // 2][None])) for g in (0, 2)])
+    expected = torch.cat([Int8Graph(bank).scores(Chunk.of(q[g : g + 2], k[g // 2][None])) for g in (0, 2)])
     assert scores.equal(expected.float())
 
 

@@ -115,7 +115,10 @@ def test_what_calibration_finds_is_studied_on_the_gpu(experiment, arguments, gpu
     [
         (["model.device=gpu"], "model.device: expected cpu, cuda or cuda:NUMBER, got 'gpu'"),
         (["model.device=cuda:1"], "expected a GPU of cuda:0 … cuda:0"),
-        (["model.device=cuda"], "shadowattn: estimator=int8 runs OpenVINO's graphs .* use int8_fused"),
+        (
+            ["model.device=cuda", "estimator=int8_graph"],
+            "shadowattn: estimator=int8_graph runs OpenVINO's graphs .* use int8_fused",
+        ),
         (["model.device=cuda", "selection=device"], "shadowattn: selection=device selects in OpenVINO's graphs"),
         (["model.device=cuda", "kernel=native", *FUSED], "kernel=native: reads the CPU's memory"),
         (["model.device=cuda", "pipeline=overlap", *FUSED], "pipeline=overlap: .* use pipeline=batched"),

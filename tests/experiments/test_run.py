@@ -223,7 +223,10 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["estimator=sign1", "estimator.rotate=perhaps"], "estimator.rotate: Value 'perhaps' is not a valid bool"),
         (["estimator=sign1", "estimator.scaled=3"], "estimator.scaled: expected true or false, got 3"),
         (["estimator=top_p", "estimator.loose=0.5"], "top_p: estimator: loose: expected 1 or more times the budget, got 0.5"),
-        (["estimator=top_p", f"estimator.estimator._target_={OURS}.int8.Int8"], "top_p: cannot prune the lists of Int8"),
+        (
+            ["estimator=top_p", f"estimator.estimator._target_={OURS}.int8_graph.Int8Graph"],
+            "top_p: cannot prune the lists of Int8Graph",
+        ),
         (
             ["estimator=top_p", f"estimator.estimator._target_={OURS}.loki.Loki", "+estimator.estimator.dims=65"],
             "top_p: estimator: dims: ",
@@ -238,7 +241,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
                 ("study.lengths=[64,32]", "study.lengths: expected two or more, ascending"),
                 ("study.lengths=[16,64]", "study.lengths: expected"),
                 ("retentions=[1.0]", "retentions: expected one below 1"),
-                ("estimator=int8", "int8 has graphs of the evaluation's lengths"),
+                ("estimator=int8_graph", "int8_graph has graphs of the evaluation's lengths"),
                 ("estimator=nncf", "nncf has graphs of the evaluation's lengths"),
             )
         ),
@@ -295,8 +298,8 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["+exp=latency_profile", "scheduler=johnson"], "scheduler: latency_profile does not use it"),
         (["+exp=study_schedulers", "scheduler=optimal"], "got the optimum itself; leave scheduler out"),
         (["+exp=validate_simulator", "pipeline=serial"], "ValidateSimulator measures stages that overlap, got serial"),
-        (["+exp=validate_simulator", "estimator=oracle"], "expected estimator=int8 with selection.place=host"),
-        (["+exp=validate_simulator", "selection=device"], "got int8 with selection.place=device"),
+        (["+exp=validate_simulator", "estimator=oracle"], "expected estimator=int8_graph with selection.place=host"),
+        (["+exp=validate_simulator", "selection=device"], "got int8_graph with selection.place=device"),
         (["+exp=study_schedulers", "study.works=0"], "study.works: expected at least 1, got 0"),
         (["+exp=study_schedulers", "study.limit_s=0"], "study.limit_s: expected a time above 0 s, got 0"),
         (["+exp=fig10", "study.chunk_tokens=0"], "study.chunk_tokens: expected at least 1, got 0"),

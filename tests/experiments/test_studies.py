@@ -24,7 +24,7 @@ from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks.questions import ExactMatch
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels.torch_kernels import TorchKernels
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.selection import Rule
@@ -248,7 +248,8 @@ def test_graphs_that_select_serve_a_profile_without_sparse_heads(run):
 @pytest.mark.parametrize(
     ("part", "has_bank"),
     [
-        ("estimator=int8", True),
+        ("estimator=int8", False),
+        ("estimator=int8_graph", True),
         ("estimator=int8_fused", False),
         ("estimator._target_=shadowattn.online.estimators.quantised.Quantised", False),
         ("selection=device", True),
@@ -446,7 +447,7 @@ def test_the_simulator_is_held_to_the_products_own_pipeline(run, monkeypatch, ca
 def test_held_out_chunks_are_none_that_the_profile_was_measured_on():
     profile = RetentionProfile(((0.2,) * 4,), ScaleGrid((0.01, 0.02, 0.04), (0.01, 0.02, 0.04)), 16, "", "", "")
     bank = GraphBank.build(profile, (GraphShape(1, 16, 16, 2048),))
-    probe = LatencyProfiler(4, 2, 16, 16, torch.float32, Int8(bank), Rule(), TorchKernels(), Threads(1, 1, 1))
+    probe = LatencyProfiler(4, 2, 16, 16, torch.float32, Int8Graph(bank), Rule(), TorchKernels(), Threads(1, 1, 1))
     lengths = probe.key_lengths(2048)
     study = ValidateSimulator(retentions=[0.1, 0.6])
     cases = study.draw_cases(probe, lengths, seed=0)
@@ -533,8 +534,11 @@ def test_numbers_that_are_missing_stay_numbers(tmp_path):
         (["key_offset=median"], "key_offset: expected one of none, mean, midrange, got 'median'"),
         (["full.npu_full.key_offset=given"], "full.npu_full.key_offset: expected one of none, mean, midrange, got 'given'"),
         (["graphs.compile_threads=0"], "graphs.compile_threads: expected at least 1"),
-        (["graphs.limit=5"], "graphs.limit: a single shape takes 1 × 9 graphs, launch sizes × buckets, got a limit of 5"),
-        (["selection=device", "estimator=oracle"], "expected estimator=int8, whose graphs select, got oracle"),
+        (
+            ["estimator=int8_graph", "graphs.limit=5"],
+            "graphs.limit: a single shape takes 1 × 9 graphs, launch sizes × buckets, got a limit of 5",
+        ),
+        (["selection=device", "estimator=oracle"], "expected estimator=int8_graph, whose graphs select, got oracle"),
         (["selection=device", "selection.query_block=32"], "use block_score=max, or selection=per_row"),
         (["selection=device", "decode=shared"], "graphs that select return none; use decode=dense"),
         (["selection.key_block=16"], "needs selection.place=device"),
@@ -569,15 +573,15 @@ def test_modes_of_the_pipeline_are_timed_side_by_side(run):
     rows = rows_of(folder)
     times = rows[rows.metric == "time"].set_index("method")
     modes = {"batched", "serial", "overlap", "overlap, all cores each", "grouped", "planned"}
-    assert set(times.index) == {f"int8 {mode}" for mode in modes} | {
+    assert set(times.index) == {f"int8_graph {mode}" for mode in modes} | {
         f"int8_fused {mode}" for mode in ("batched", "serial", "overlap")
     }
     assert set(times.scheduler) == {"", "local_search"}
-    assert times.scheduler["int8 planned"] == "local_search"
+    assert times.scheduler["int8_graph planned"] == "local_search"
     assert (times.low <= times.value).all()
     assert (times.value <= times.high).all()
     faster = rows[rows.metric == "times_faster_than_batched"].set_index("method").value
-    assert faster["int8 batched"] == faster["int8_fused batched"] == 1
+    assert faster["int8_graph batched"] == faster["int8_fused batched"] == 1
     assert (folder / "pipeline_speed.png").is_file()
     assert set(rows.energy_source) == {energy_source()}
     assert ("energy" in set(rows.metric)) == (energy_source() == "rapl")
@@ -822,7 +826,7 @@ def test_accuracy_refuses_what_it_cannot_ask(run, capsys, setting, message):
 
 def test_a_bank_serves_the_prompts_of_tasks_longer_than_the_windows(run):
     longer = [one.replace("needle.tokens=96", "needle.tokens=200") for one in ACCURACY]
-    rows = rows_of(run("study_accuracy", *longer, "estimator=int8"))
+    rows = rows_of(run("study_accuracy", *longer, "estimator=int8_graph"))
     ours = rows[rows.method == "shadowattn"]
     assert (ours.tokens > 96).all()
     assert set(ours.estimate_device) != {"none"}

@@ -19,7 +19,7 @@ from shadowattn.graphs.graph import Graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.selection import Rule
 from shadowattn.reference import select
 from shadowattn.threads import thread_budget
@@ -216,7 +216,7 @@ def test_estimator_serves_every_head_from_its_own_bucket(bank):
     """Four heads of different scales on two key heads; scores equal integer arithmetic with each head's bucket."""
     q, k, _ = qkv(4, 2, 20, 50, 64)
     q, k = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None], k * torch.tensor([0.3, 1.0])[:, None, None]
-    estimator = Int8(bank)
+    estimator = Int8Graph(bank)
     scores = estimator.scores(Chunk.of(q, k))
     q_scales, k_scales = absmax_scales(q), absmax_scales(k)
     buckets = set()
@@ -235,7 +235,7 @@ def test_an_estimator_serves_calls_in_and_out_of_inference_mode():
     """Its memory is made in the first and used in the others."""
     q, k, _ = qkv(4, 2, 20, 50, 64)
     q = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None]  # several launches, which share memory for scores
-    estimator, scores = Int8(bank_for(tiny_model())), []
+    estimator, scores = Int8Graph(bank_for(tiny_model())), []
     for inference in (True, False, True):
         with torch.inference_mode(inference):
             scores.append(estimator.scores(Chunk.of(q.clone(), k.clone())).clone())
@@ -245,7 +245,7 @@ def test_an_estimator_serves_calls_in_and_out_of_inference_mode():
 
 def test_estimator_counts_heads_that_a_bucket_clips(bank):
     q, k, _ = qkv(2, 2, 20, 50, 64)
-    estimator = Int8(bank)
+    estimator = Int8Graph(bank)
     estimator.scores(Chunk.of(0.01 * q, 0.01 * k))
     assert estimator.clipped == 0
     estimator.scores(Chunk.of(100 * q, k))
@@ -266,7 +266,7 @@ def test_every_form_of_bank_gives_the_integers_of_each_heads_bucket(inputs, requ
     bank = bank_for(tiny_model(), fold=fold, form=GraphForm(inputs, requant))
     q, k, _ = qkv(4, 2, 20, 50, 64)
     q, k = q * torch.tensor([0.2, 0.4, 1.0, 1.0])[:, None, None], k * torch.tensor([0.3, 1.0])[:, None, None]
-    estimator = Int8(bank)
+    estimator = Int8Graph(bank)
     scores = estimator.scores(Chunk.of(q, k))
     assert scores.dtype == (torch.float32 if requant is None else torch.int8)
     q_scales, k_scales = absmax_scales(q), absmax_scales(k)
@@ -286,7 +286,7 @@ def test_one_launch_returns_the_banks_own_memory(bank):
     """Zero-copy: what OpenVINO wrote is what selection reads."""
     q, k, _ = qkv(2, 1, 20, 50, 64)
     q[1] = q[0].flip(0)  # one scale, one bucket
-    estimator = Int8(bank)
+    estimator = Int8Graph(bank)
     with bank.exclusive.use():
         first, second = (estimator.scores(Chunk.of(q, k)) for _ in range(2))
     assert estimator.launched == 2
@@ -302,9 +302,9 @@ def test_int8_scores_go_into_selection_as_they_are():
     rule = Rule()
     lists = rule.lists(retention, positions)
     kernels = {name: choose(name, head_dim=64, dtype=torch.float32) for name in ("torch", "auto")}
-    made = {name: Int8(bank).select(Chunk.of(q, k), rule, lists, of) for name, of in kernels.items()}
+    made = {name: Int8Graph(bank).select(Chunk.of(q, k), rule, lists, of) for name, of in kernels.items()}
     assert made["torch"].indices.equal(made["auto"].indices)
-    scores = Int8(bank).scores(Chunk.of(q, k))
+    scores = Int8Graph(bank).scores(Chunk.of(q, k))
     expected = select(scores.float(), retention, positions + 1, 1, "leading_query")
     for head in range(4):
         for row in range(20):

@@ -17,8 +17,8 @@ from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models import attended_layers, bypass_layer, fingerprint, load_bundled, model_shape, replace_attention
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import ScaleGrid
@@ -641,7 +641,9 @@ def test_a_bypassed_layer_of_any_name():
     torch.testing.assert_close(found, model.lm_head(inner.ln_f(hidden)).detach())
 
 
-@pytest.mark.parametrize("make", [lambda grid: Int8(bank_for(tiny_model(), grid=grid)), Int8Fused], ids=["int8", "int8_fused"])
+@pytest.mark.parametrize(
+    "make", [lambda grid: Int8Graph(bank_for(tiny_model(), grid=grid)), Int8Fused], ids=["int8", "int8_fused"]
+)
 def test_refuses_an_estimator_of_other_scales(make):
     model, grid = tiny_model(), ScaleGrid((1e-6, 2e-6, 4e-6), (1e-6, 2e-6, 4e-6))
     with (

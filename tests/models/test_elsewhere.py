@@ -124,7 +124,7 @@ def test_nothing_but_a_model_is_needed():
         ({"pipeline": Pipeline("serial")}, "pipeline=serial.*use pipeline=batched"),
         ({"pipeline": Pipeline("overlap"), "estimator": Oracle()}, "pipeline=overlap"),
         ({"pipeline": Pipeline("grouped"), "estimator": Oracle()}, "pipeline=grouped"),
-        ({"bank": True}, "Int8 runs OpenVINO's graphs.*use estimator=int8_fused"),
+        ({"bank": True}, "Int8Graph runs OpenVINO's graphs.*use estimator=int8_fused"),
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from shadowattn.offline.artifact_files import (
     write_measurements,
     write_retention,
 )
-from shadowattn.online.estimators.int8 import Int8
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.types import Importance
 from tests.profiles import GRID, bank_for
@@ -144,7 +144,7 @@ def test_the_published_profile_drives_a_model_of_qwen2_1_5bs_attention(test_data
     assert profile.sparse_mean_retention == pytest.approx(3.6 / 26, abs=1e-6)
     bank = bank_for(loaded.model, chunk_tokens=64, context_tokens=128)
     ids = loaded.tokenizer("def f(x):\n    return x\n" * 30, return_tensors="pt").input_ids[:, :128]
-    for estimator in (Int8(bank), Oracle()):
+    for estimator in (Int8Graph(bank), Oracle()):
         with attach(loaded.model, profile, None, estimator=estimator, chunk_tokens=64) as sparse:
             loaded.model.generate(ids, max_new_tokens=2, do_sample=False)
         assert sparse.counters.dense_rows == 2 * 12 * 128

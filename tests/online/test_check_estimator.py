@@ -11,9 +11,9 @@ from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.kernels import native
 from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
@@ -39,8 +39,8 @@ OURS = {
     "int8_tensor": lambda: Int8Tensor(torch.full((4,), 0.03), torch.full((2,), 0.04)),
     "int8_fused with scales": lambda: Int8Fused(q_scales=torch.full((4,), 0.03), k_scales=torch.full((2,), 0.04)),
     "int8_fused with a grid": lambda: Int8Fused(GRID),
-    "int8": lambda: Int8(bank_for(tiny_model())),
-    "int8, one graph for all buckets": lambda: Int8(bank_for(tiny_model(), form=GraphForm("unit"))),
+    "int8": lambda: Int8Graph(bank_for(tiny_model())),
+    "int8, one graph for all buckets": lambda: Int8Graph(bank_for(tiny_model(), form=GraphForm("unit"))),
     "int8_device": lambda: Int8Device(device_bank()),
 }
 
@@ -318,13 +318,13 @@ def test_shared_decode_refuses_wrong_scores(kind, reason):
 
 
 @pytest.mark.parametrize("mode", ["batched", "serial", "overlap"])
-@pytest.mark.parametrize("parent", [Oracle, Int8, Int8Fused])
+@pytest.mark.parametrize("parent", [Oracle, Int8Graph, Int8Fused])
 def test_scores_that_a_class_defines_govern_every_path(parent, mode):
     """Whatever its parent does instead of asking for scores."""
     if parent is Int8Fused and native.library() is None:
         pytest.skip("the native kernels were not built: the installation found no compiler")
     kind = type("Mine", (parent,), {"scores": lambda self, chunk: -parent.scores(self, chunk)})
-    built = [k() if parent is Oracle else k(bank_for(tiny_model())) if parent is Int8 else k(GRID) for k in (kind, parent)]
+    built = [k() if parent is Oracle else k(bank_for(tiny_model())) if parent is Int8Graph else k(GRID) for k in (kind, parent)]
     q, k, v = (x[None] for x in qkv(4, 2, 32, 64, 64))
     run = [SparseAttention([[0.2] * 4], one, pipeline=Pipeline(mode))(0, q, k, v, 0.125) for one in built]
     assert not torch.allclose(*run, atol=1e-2)

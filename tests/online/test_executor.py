@@ -17,8 +17,8 @@ from shadowattn.errors import InputError, StageError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.executor import ScorePool, Threads, run_overlapped, run_serial
@@ -77,7 +77,7 @@ def assert_alive(threads: int) -> None:
 
 
 def estimators(bank) -> dict:
-    return {"int8": Int8(bank), "int8_tensor": Int8Tensor, "int8_fused": Int8Fused, "oracle": Oracle()}
+    return {"int8": Int8Graph(bank), "int8_tensor": Int8Tensor, "int8_fused": Int8Fused, "oracle": Oracle()}
 
 
 def assert_same(ran, stages: Stages) -> None:
@@ -104,7 +104,7 @@ def test_every_mode_selects_what_the_plain_path_selects(bank, mode, name, query_
 
 @given(data=st.data())
 def test_any_order_of_launches_and_heads_selects_the_same(bank, data):
-    stages = make_stages(Int8(bank))
+    stages = make_stages(Int8Graph(bank))
     launches = data.draw(st.permutations(stages.launches()))
     order = data.draw(st.permutations(range(HEADS)))
     budgets = st.sampled_from([None, 1, 2])
@@ -345,7 +345,7 @@ def most_copies(launches: list[Group], order: list[int], queue_heads: int) -> in
 
 @pytest.mark.parametrize("queue_heads", [1, 2])
 def test_scores_alive_are_bounded_where_heads_go_in_the_order_of_launches(bank, queue_heads):
-    stages, pool = make_stages(Int8(bank)), Counting()
+    stages, pool = make_stages(Int8Graph(bank)), Counting()
 
     def until_the_estimate_is_ahead(method: str, call: int) -> None:
         """Selection waits until the estimate has run ahead as far as it may; ten seconds, should it never."""
@@ -362,7 +362,7 @@ def test_scores_alive_are_bounded_where_heads_go_in_the_order_of_launches(bank, 
 
 
 def test_an_order_that_begins_with_the_last_launch_keeps_every_head(bank):
-    stages, pool = make_stages(Int8(bank)), Counting()
+    stages, pool = make_stages(Int8Graph(bank)), Counting()
     launches = [Group((head,), group.bucket) for group in stages.launches() for head in group.heads]
     order = [head for group in reversed(launches) for head in group.heads]
     ran = run_overlapped(stages, launches, order, threads=Threads(1, 1, 1), queue_heads=1, keep_lists=True, pool=pool)
@@ -372,7 +372,7 @@ def test_an_order_that_begins_with_the_last_launch_keeps_every_head(bank):
 
 
 def test_nan_is_an_input_error_in_every_mode(bank):
-    stages = make_stages(Int8(bank))
+    stages = make_stages(Int8Graph(bank))
     stages.chunk.k[0, 5, 0] = torch.nan
     for mode in ("serial", "overlap", "grouped"):
         with pytest.raises(InputError, match="NaN"):

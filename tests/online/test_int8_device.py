@@ -10,8 +10,8 @@ from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_device import Int8Device
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -56,7 +56,7 @@ def test_the_device_selects_what_the_reference_does(
     positions, retention = before + torch.arange(rows), torch.tensor(retention, dtype=torch.float64)
     rule = Rule(query_block, "max")
     selection = device.select(Chunk.of(q, k, retention=retention), rule, rule.lists(retention, positions), KERNELS)
-    scores = Int8(bank(GraphForm(inputs, requant), group=group)).scores(Chunk.of(q, k)).float()
+    scores = Int8Graph(bank(GraphForm(inputs, requant), group=group)).scores(Chunk.of(q, k)).float()
     how = (scores, retention, positions + 1, query_block)
     expected = (
         select(*how, "max" if query_block > 1 else "leading_query") if key_block == 1 else select_key_blocks(*how, key_block)
@@ -80,7 +80,7 @@ def test_heads_of_different_retention_take_graphs_of_different_k():
 def test_attention_is_that_of_the_host():
     q, k, v = qkv(4, 2, 32, 96, 64)
     estimators = (
-        Int8(bank(GraphForm())),
+        Int8Graph(bank(GraphForm())),
         Int8Device(bank(GraphForm(mask=True, indices=True), top_ks=(20,))),
     )
     chunk = Chunk.of(q, k, v, retention=0.2)

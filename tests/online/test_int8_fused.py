@@ -11,8 +11,8 @@ from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.online.attention import SparseAttention
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.pipeline import Pipeline
@@ -54,7 +54,7 @@ def test_selects_what_the_bank_selects():
     kernels = shadowattn.kernels.choose("native", head_dim=64, dtype=torch.float32)
     fused = Int8Fused(grid)
     lists = rule.lists(RETENTION, chunk.positions)
-    expected, chosen = (one.select(chunk, rule, lists, kernels) for one in (Int8(bank), fused))
+    expected, chosen = (one.select(chunk, rule, lists, kernels) for one in (Int8Graph(bank), fused))
     assert chosen.indices.equal(expected.indices)
 
 

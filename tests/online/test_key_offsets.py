@@ -19,9 +19,9 @@ from shadowattn.offline import observe_key_offset, observe_scales, scale_grid
 from shadowattn.offline.requantisation import observe_products
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk, largest_key_scales
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.online.selection import Rule
@@ -107,7 +107,7 @@ def test_without_one_and_with_zeros_the_integers_are_the_same():
     plain = replace(GRID, key_offset=None)
     zeros = replace(GRID, key_offset=KeyOffset(torch.zeros(2, 2, 64).tolist()))
     made = {
-        grid: [kind.scores(chunk_of(q, k)) for kind in (Int8(bank(grid=grid)), Int8Fused(grid), Quantised(grid))]
+        grid: [kind.scores(chunk_of(q, k)) for kind in (Int8Graph(bank(grid=grid)), Int8Fused(grid), Quantised(grid))]
         for grid in (plain, zeros)
     }
     for one, other in zip(made[plain], made[zeros], strict=True):
@@ -125,7 +125,7 @@ def test_without_one_and_with_zeros_the_integers_are_the_same():
 def test_every_form_makes_the_same_integers(fold, dtype):
     q, k, _ = moved_qkv(dtype=dtype)
     scores = {
-        "graphs": Int8(bank(fold=fold)).scores(chunk_of(q, k)),
+        "graphs": Int8Graph(bank(fold=fold)).scores(chunk_of(q, k)),
         "native": Int8Fused(GRID).scores(chunk_of(q, k)),
         "torch": Quantised(GRID).scores(chunk_of(q, k)),
     }
@@ -135,7 +135,7 @@ def test_every_form_makes_the_same_integers(fold, dtype):
     exact = q.float() @ left.mT
     units = Int8Fused(GRID).units(chunk_of(q, k))
     assert ((scores["torch"] * units[:, None, None] - exact).abs().amax((1, 2)) < 0.1 * exact.abs().amax((1, 2))).all()
-    assert Int8(bank(fold=fold)).units(chunk_of(q, k)).equal(units)
+    assert Int8Graph(bank(fold=fold)).units(chunk_of(q, k)).equal(units)
     assert Quantised(GRID).units(chunk_of(q, k)).equal(units)
 
 
@@ -153,8 +153,8 @@ def test_scales_of_the_tensors_make_the_same_integers_too():
 def test_scores_of_the_graphs_are_those_of_the_keys_less_it(inputs):
     q, k, _ = moved_qkv()
     form = GraphForm(inputs)
-    scores = Int8(bank(form)).scores(chunk_of(q, k))
-    expected = Int8(bank(form, grid=replace(GRID, key_offset=None))).scores(chunk_of(q, shifted(k, OFFSET, 1)))
+    scores = Int8Graph(bank(form)).scores(chunk_of(q, k))
+    expected = Int8Graph(bank(form, grid=replace(GRID, key_offset=None))).scores(chunk_of(q, shifted(k, OFFSET, 1)))
     assert scores.equal(expected)
 
 
@@ -172,7 +172,7 @@ def test_graphs_that_select_take_the_keys_less_it(query_block, requant):
 
 
 @needs_native
-@pytest.mark.parametrize("make", [lambda grid: Int8(bank(grid=grid)), Int8Fused, Quantised])
+@pytest.mark.parametrize("make", [lambda grid: Int8Graph(bank(grid=grid)), Int8Fused, Quantised])
 def test_estimators_with_an_offset_keep_the_contract(make):
     """One bucket: which one serves a chunk may depend on later tokens."""
     shadowattn.check_estimator(make(ScaleGrid((0.02,), (0.04,), key_offset=OFFSET)), layer=1)
@@ -265,7 +265,7 @@ def test_cropped_keys_are_packed_again_less_it(length):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [lambda: Int8Tensor(key_offset=OFFSET), lambda: Int8(bank()), lambda: Int8Fused(GRID)])
+@pytest.mark.parametrize("make", [lambda: Int8Tensor(key_offset=OFFSET), lambda: Int8Graph(bank()), lambda: Int8Fused(GRID)])
 def test_a_cropped_cache_continues_as_one_without_a_history(make):
     if native.library() is None and isinstance(make(), Int8Fused):
         pytest.skip("the native kernels were not built: no C++ compiler")

@@ -15,8 +15,8 @@ from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels import native
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import Latency, LatencyProfile
@@ -177,7 +177,7 @@ def measured(stages, **changes) -> LatencyProfile:
 
 
 def test_the_probe_measures_every_launch_and_retention(bank):
-    profile = measured(make_stages(Int8(bank)))
+    profile = measured(make_stages(Int8Graph(bank)))
     estimates = {(p.heads, p.bucket, p.capacity) for p in profile.points if p.stage == "estimate"}
     assert estimates == {(size, bucket, KEYS) for size in (1, 2) for bucket in range(9)}
     for stage in ("select", "attend"):
@@ -190,11 +190,11 @@ def test_key_lengths_cover_both_ends_of_every_capacity(bank):
     assert lengths[0] == ROWS
     assert lengths[-1] == 300
     assert {64, 96, 128, 160, 256, 288} <= set(lengths)  # steps of doubling: 32, 64, 128, 256
-    assert probe_of(make_stages(Int8(bank))).key_lengths(KEYS)[-1] == KEYS
+    assert probe_of(make_stages(Int8Graph(bank))).key_lengths(KEYS)[-1] == KEYS
 
 
 def test_planned_runs_what_the_scheduler_says(bank):
-    stages = make_stages(Int8(bank))
+    stages = make_stages(Int8Graph(bank))
     pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(stages))
     ran = pipeline.run(stages, keep_lists=True)
     assert_same(ran, stages)
@@ -205,7 +205,7 @@ def test_planned_runs_what_the_scheduler_says(bank):
 
 
 def test_a_foreign_profile_is_refused(bank):
-    stages = make_stages(Int8(bank))
+    stages = make_stages(Int8Graph(bank))
     profile = measured(stages)
     foreign = {
         "processor": replace(profile, binding=profile.binding | {"processor": "abacus"}),
@@ -228,7 +228,7 @@ def other_bank() -> GraphBank:
 FOREIGN = {
     "kernels": lambda chunk: {"kernels": SimpleNamespace(name="abacus")},
     "estimator": lambda chunk: {"estimator": Oracle()},
-    "bank": lambda chunk: {"estimator": Int8(other_bank())},
+    "bank": lambda chunk: {"estimator": Int8Graph(other_bank())},
     "heads": lambda chunk: {"q": torch.cat([chunk.q, chunk.q])},
     "kv_heads": lambda chunk: {"k": chunk.k[:1]},
     "rows": lambda chunk: {"q": torch.cat([chunk.q, chunk.q], 1)},
@@ -244,7 +244,7 @@ FOREIGN = {
 @pytest.fixture
 def planned(bank):
     """A chunk, and a pipeline that has run it."""
-    stages = make_stages(Int8(bank))
+    stages = make_stages(Int8Graph(bank))
     pipeline = Pipeline("planned", threads=THREADS, scheduler=Backwards(), profile=measured(stages))
     pipeline.run(stages, keep_lists=False)
     return stages, pipeline

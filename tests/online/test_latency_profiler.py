@@ -9,7 +9,7 @@ import pytest
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.kernels import choose
 from shadowattn.online import executor, latency_profiler
-from shadowattn.online.estimators.int8 import Buckets, Int8
+from shadowattn.online.estimators.int8_graph import Buckets, Int8Graph
 from shadowattn.online.executor import Threads
 from shadowattn.online.latency import LatencyProfile, without_slowest
 from shadowattn.online.latency_profiler import LatencyProfiler
@@ -54,7 +54,7 @@ class Clocked:
         return choose("torch", head_dim=DIM, dtype=q.dtype).attend(q, k, v, selection, heads, scale=scale)
 
 
-class ClockedInt8(Int8):
+class ClockedInt8(Int8Graph):
     """A launch takes longer where the one before it ran another bucket's graph."""
 
     clock: Clock
@@ -83,7 +83,7 @@ def clock(monkeypatch):
 def probe_on(clock, bank) -> LatencyProfiler:
     estimator = ClockedInt8(bank)
     estimator.clock = clock
-    dtype = make_stages(Int8(bank)).chunk.q.dtype
+    dtype = make_stages(Int8Graph(bank)).chunk.q.dtype
     return LatencyProfiler(HEADS, KV_HEADS, DIM, ROWS, dtype, estimator, Rule(), Clocked(clock), Threads(), pool=None)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 
 
 @dataclass(frozen=True)

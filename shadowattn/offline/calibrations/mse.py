@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.online.estimators.int8 import absmax_scales
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 
 
 @dataclass(frozen=True)

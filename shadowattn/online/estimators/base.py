@@ -204,7 +204,7 @@ def check_estimator_type(estimator: Estimator) -> Estimator:
     if not isinstance(estimator, Estimator):
         raise InputError(
             f"estimator: expected a shadowattn.Estimator, got {checks.shown(estimator)}; derive the class from it and define "
-            "`scores`; of a GraphBank make one with shadowattn.online.estimators.int8.Int8(bank)"
+            "`scores`; of a GraphBank make one with shadowattn.online.estimators.int8_graph.Int8Graph(bank)"
         )
     return estimator
 

@@ -16,7 +16,7 @@ from shadowattn.graphs.bank import GraphBank
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
-from shadowattn.online.estimators.int8 import Buckets, launch
+from shadowattn.online.estimators.int8_graph import Buckets, launch
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, Lists, Selection
 
@@ -36,7 +36,7 @@ class Int8Device(Estimator):
     reads_cpu_memory: ClassVar[bool] = True
     selects: ClassVar[bool] = True
     lists_are_sound: ClassVar[bool] = True  # of whole blocks of keys they are longer than those that are called for
-    clipped: int = field(default=0, init=False)  # as for `Int8`
+    clipped: int = field(default=0, init=False)  # as for `Int8Graph`
     launched: int = field(default=0, init=False)
 
     def __post_init__(self):

@@ -1,8 +1,8 @@
 """INT8 without a graph: native products of quantised Q with packed K, and the selection from them in the same pass.
 
-The same integers as the graphs' (`int8`), and so the same keys, except where a value lies midway between two steps. On a machine
-without an NPU it avoids writing scores to memory and reading them back. K is quantised and packed once, as keys are appended.
-Where the keys are not in the CPU's memory, torch computes the same integers, and selection follows the estimate.
+The same integers as the graphs' (`int8_graph`), and so the same keys, except where a value lies midway between two steps. It is
+what `int8` is on a machine without an NPU: no score is written to memory and read back. K is quantised and packed once, as keys
+are appended. Where the keys are not in the CPU's memory, torch computes the same integers, and selection follows the estimate.
 """
 
 import math
@@ -101,6 +101,7 @@ class Int8Fused(Estimator):
     lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
     scores_are_finite: ClassVar[bool] = True  # products of integers
     is_papers: ClassVar[bool] = True
+    clipped: int = field(default=0, init=False)  # as for `Int8Graph`
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
 
     def __post_init__(self):
@@ -115,7 +116,7 @@ class Int8Fused(Estimator):
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
                 f"estimator=int8_fused: quantises K once for all its query heads and so needs grid.pattern=product, got "
-                f"{self.grid.pattern}; use estimator=int8"
+                f"{self.grid.pattern}; use estimator=int8_graph"
             )
 
     @classmethod
@@ -144,6 +145,7 @@ class Int8Fused(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
+        self._count_clipped(chunk)
         return self._keys(chunk).products(chunk, self._q_scales(chunk))
 
     def units(self, chunk: Chunk) -> Tensor:
@@ -161,9 +163,10 @@ class Int8Fused(Estimator):
         if rule.pooling == "sum" and min(rule.query_block, rows) * dim * 127**2 >= 2**31:
             raise InputError(
                 f"block_score: sums over {rule.query_block} rows of {dim} dimensions do not fit int8_fused's 32 bits; "
-                "use smaller blocks or estimator=int8"
+                "use smaller blocks or estimator=int8_graph"
             )
         keys, scored = self._keys(chunk), rule.scored(chunk)
+        self._count_clipped(scored)
         q_scales = self._q_scales(scored)
         exponents = None
         if rule.pooling == "probability":
@@ -180,6 +183,7 @@ class Int8Fused(Estimator):
     def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
         """Some rows of a head a task, from their products to their output."""
         keys = self._keys(chunk)
+        self._count_clipped(chunk)
         out, indices = ops.attend_chosen(
             chunk.q, chunk.k, chunk.v, self._q_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions,
             lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
@@ -196,7 +200,7 @@ class Int8Fused(Estimator):
         scales = self.k_scales
         if scales is None:
             scales = largest_key_scales(chunk, self._offset)
-            scales = scales if self.grid is None else _nearest(self.grid.k_scales, scales)
+            scales = scales if self.grid is None else _nearest(self.grid.k_scales, scales).float()
         if keys is not None and not keys.scales.equal(scales):
             chunk.cache.forget(name)
             keys = None
@@ -217,11 +221,19 @@ class Int8Fused(Estimator):
         if self.q_scales is not None:
             return self.q_scales[chunk.heads.ids]
         measured = absmax_scales(chunk.q)
-        return measured if self.grid is None else _nearest(self.grid.q_scales, measured)
+        return measured if self.grid is None else _nearest(self.grid.q_scales, measured).float()
+
+    def _count_clipped(self, chunk: Chunk) -> None:
+        """Heads of which a largest magnitude, of Q or of their keys, is beyond the grid's scale that serves them."""
+        if self.grid is None:
+            return
+        q, k = absmax_scales(chunk.q), largest_key_scales(chunk, self._offset)
+        beyond = (k.double() > _nearest(self.grid.k_scales, k))[chunk.heads.kv]
+        self.clipped += int((beyond | (q.double() > _nearest(self.grid.q_scales, q))).sum())
 
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:
-    """The nearest scale to each measured one, ties to the first; pairs of a grid are nearest where both parts are."""
+    """The nearest scale to each measured one, float64, ties to the first; pairs of a grid are nearest where both parts are."""
     steps = torch.tensor(scales, dtype=torch.float64, device=measured.device)
     within = measured.double().clamp(max=steps.max())  # beyond the largest that one is nearest, though distances round alike
-    return steps[(steps - within[:, None]).abs().argmin(1)].float()
+    return steps[(steps - within[:, None]).abs().argmin(1)]

@@ -1,4 +1,4 @@
-"""INT8 scores with scales taken from the tensors themselves: what `sparse_attention` uses without a bank.
+"""INT8 scores with scales taken from the tensors themselves: `int8_graph` of `sparse_attention`, which has no bank.
 
 OpenVINO multiplies on the CPU, torch anywhere else; the integers are the same.
 """
@@ -36,7 +36,7 @@ class Int8Tensor(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
     is_papers: ClassVar[bool] = True
-    short_name: ClassVar[str] = "int8"
+    short_name: ClassVar[str] = "int8_graph"
 
     def __post_init__(self):
         object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))

@@ -38,7 +38,7 @@ class NNCF(Estimator):
         if chunk.q.shape[1] > shape.rows or chunk.keys > shape.keys:
             raise InputError(
                 f"nncf: the graph is for at most {shape.rows} rows and {shape.keys} keys, got {chunk.q.shape[1]} and "
-                f"{chunk.keys}; calibrate it for longer prompts, or use estimator=int8"
+                f"{chunk.keys}; calibrate it for longer prompts, or use estimator=int8_graph"
             )
         q, k = chunk.q.float(), chunk.k.float()
         return torch.cat([self._graph.run(q[part], k[group][None]).clone() for group, part in chunk.heads.grouped()])

@@ -5,9 +5,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from shadowattn.online.break_even import crossing
-from shadowattn.reporting.style import (
-    new_figure,
-)
+from shadowattn.reporting.rows import with_graphs_named
+from shadowattn.reporting.style import new_figure
 
 # By part of the study: the column on the horizontal axis, and what it is called.
 AXES = {
@@ -18,10 +17,10 @@ SHOWN = {
     "own dense": ("0.4", "-"),
     "attend, per row": ("tab:blue", ":"),
     "total (int8_fused), per row": ("tab:blue", "-"),
-    "total (int8), per row": ("tab:green", "-"),
+    "total (int8_graph), per row": ("tab:green", "-"),
     "attend, 32-row blocks": ("tab:orange", ":"),
     "total (int8_fused), 32-row blocks, leading_query": ("tab:orange", "-"),
-    "total (int8), 32-row blocks, leading_query": ("tab:red", "-"),
+    "total (int8_graph), 32-row blocks, leading_query": ("tab:red", "-"),
 }
 
 
@@ -31,7 +30,7 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
     `part` of the study: `retention`, or `keys` for the number of keys.
     """
     x, label = AXES[part]
-    rows = rows[rows.part == part]
+    rows = with_graphs_named(rows[rows.part == part])
     label = label.format(**rows.iloc[-1])
     shapes, dtypes, ticks = rows["model"].unique(), rows.dtype.unique(), sorted(rows[x].unique())
     figure, axes = new_figure(columns=len(shapes), rows=len(dtypes))

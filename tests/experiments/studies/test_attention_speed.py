@@ -19,6 +19,7 @@ from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.reporting.attention_targets import targets_table
 from shadowattn.reporting.figures.attention_speed import break_even
+from shadowattn.reporting.rows import with_graphs_named
 from shadowattn.reporting.style import save
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -84,13 +85,13 @@ def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
     assert set(rows[(rows.part == "decode") & (rows.metric == "time")].n) == {8}
     assert (rows[rows.method == "machine"].value > 0).all()
     of = rows.drop_duplicates("method").set_index("method")
-    assert of.estimator[["total (int8), per row", "total (int8_fused), per row", "sdpa"]].tolist() == [
-        "int8",
+    assert of.estimator[["total (int8_graph), per row", "total (int8_fused), per row", "sdpa"]].tolist() == [
+        "int8_graph",
         "int8_fused",
         "none",
     ]
     assert of.query_block["attend, 32-row blocks"] == 32
-    assert of.block_score["total (int8), 32-row blocks, max"] == "max"
+    assert of.block_score["total (int8_graph), 32-row blocks, max"] == "max"
     assert {path.name for path in folder.glob("*.png")} == {f"attention_{x}.png" for x in ("keys", "retention", "roofline")}
     printed = capsys.readouterr().out
     assert "own dense" in printed
@@ -114,7 +115,7 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         (["study.parts=[chunk,speed]"], "study.parts: expected one of chunk, machine, gather"),
         (
             ["study.shapes=[llama]"],
-            "expected one of phonelm-0.5b, phonelm-1.5b, qwen2-0.5b, qwen2-1.5b, got 'llama'",
+            "expected one of phonelm-0.5b, phonelm-1.5b, qwen2-0.5b, qwen2-1.5b, smollm2-135m, got 'llama'",
         ),
         (["study.dtypes=[int8]"], "study.dtypes: expected one of float32, bfloat16"),
         (["study.lengths=[]"], "study.lengths: expected at least one, got none"),
@@ -135,11 +136,11 @@ def test_the_command_refuses_what_it_cannot_measure(run, capsys, arguments, mess
 def test_totals_say_by_which_estimator():
     t = Tensors(Case("qwen2-0.5b", torch.float32, 200, 64, 0.5))
     assert list(candidates.totals(t, 32)) == [
-        "total (int8), 32-row blocks, leading_query",
+        "total (int8_graph), 32-row blocks, leading_query",
         "total (int8_fused), 32-row blocks, leading_query",
     ]
     built = {name: call.__qualname__.split(".")[0] for name, call in candidates.totals(t, 1).items()}
-    assert built == {"total (int8), per row": "_graph_total", "total (int8_fused), per row": "_fused_total"}
+    assert built == {"total (int8_graph), per row": "_graph_total", "total (int8_fused), per row": "_fused_total"}
 
 
 @needs_kernels
@@ -161,8 +162,14 @@ def test_rows_say_what_follows_from_seconds():
     assert rows.value["select", "time"] == 750
     assert rows.value["select", "share of sdpa"] == pytest.approx(0.125)
     assert set(rows.n) == {2}
-    (peak,) = rows_of(row, "memory", case, {"total (int8), per row": [3e6]})
-    assert (peak.value, peak.unit, peak.estimator, peak.estimate_device, peak.context_tokens) == (3, "MB", "int8", "CPU", 128)
+    (peak,) = rows_of(row, "memory", case, {"total (int8_graph), per row": [3e6]})
+    assert (peak.value, peak.unit, peak.estimator, peak.estimate_device, peak.context_tokens) == (
+        3,
+        "MB",
+        "int8_graph",
+        "CPU",
+        128,
+    )
 
 
 def test_cases_are_the_parts_own():
@@ -206,9 +213,10 @@ def test_the_study_prints_its_committed_rows(rows):
 def test_the_table_of_bars_lists_every_shape_and_what_is_missed(rows):
     console = Console(width=300, file=io.StringIO())
     console.print(targets_table(rows))
-    (line,) = (x for x in console.file.getvalue().splitlines() if "total (int8), 32-row blocks" in x)
+    (line,) = (x for x in console.file.getvalue().splitlines() if "total (int8_graph), 32-row blocks" in x)
     cells = [cell.strip() for cell in line.split("│")[3:-1]]
-    peaks = rows[(rows.part == "memory") & (rows.method == "total (int8), 32-row blocks, leading_query")].value
+    named = with_graphs_named(rows)
+    peaks = named[(named.part == "memory") & (named.method == "total (int8_graph), 32-row blocks, leading_query")].value
     assert len(peaks) == 6
     assert cells == ["≤ 256", *(f"{peak:.3g}" + (" missed" if peak > 256 else "") for peak in peaks)]
 

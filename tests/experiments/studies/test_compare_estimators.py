@@ -1,5 +1,6 @@
 import pandas as pd
 import pytest
+import torch
 
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.h2o import H2O
@@ -20,6 +21,7 @@ from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
 __all__ = ["run", "tiny_folder"]  # fixtures
+OF_TENSORS = {"head_dim": 64, "dtype": torch.float32, "device": torch.device("cpu")}
 
 
 def test_loss_and_cost_of_every_estimator(run):
@@ -76,13 +78,13 @@ def test_settings_of_an_estimator_that_do_not_fit_are_refused_before_any_work(ru
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_says_what_a_score_takes(name):
-    cost = named_estimator(name).cost(64, 32, 96)
+    cost = named_estimator(name, **OF_TENSORS).cost(64, 32, 96)
     assert isinstance(cost, EstimateCost)
     assert cost.mac_bits >= 8 * cost.bytes >= 0  # what is derived once takes products, and what a score reads is bytes
 
 
 def test_what_a_row_and_a_key_bring_is_spread_over_the_keys_and_counts_no_bytes():
-    signs = named_estimator("sign_lsh")
+    signs = named_estimator("sign_lsh", **OF_TENSORS)
     assert signs.cost(64, 32, 96).mac_bits == 7 + 2 * 64 * 7 * 32 / 96
     assert signs.cost(64, 32, 2**20).bytes == 7 / 8
     whole, free = TopP(Oracle(), 0.9).cost(64, 32, 96), Oracle().cost(64, 32, 96)

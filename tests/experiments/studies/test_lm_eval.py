@@ -109,8 +109,8 @@ def test_what_the_harness_does_not_have_is_refused_before_any_work(run, folder, 
 
 def test_graphs_of_fixed_lengths_are_refused(run, folder, capsys):
     with pytest.raises(SystemExit):
-        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice]", f"study.include_path={folder}", "estimator=int8")
-    assert "shadowattn: int8 runs graphs of fixed lengths (bank)" in capsys.readouterr().err
+        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice]", f"study.include_path={folder}", "estimator=int8_graph")
+    assert "shadowattn: int8_graph runs graphs of fixed lengths (bank)" in capsys.readouterr().err
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):

@@ -15,8 +15,8 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.double_sparsity import DoubleSparsity
 from shadowattn.online.estimators.h2o import H2O
-from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.lightning_indexer import LightningIndexer
 from shadowattn.online.estimators.loki import Loki
@@ -122,7 +122,7 @@ def test_numbers_of_numpy_are_settings():
         (LightningIndexer, {"heads": 0, "dims": 8}, "heads: expected an integer of 1"),
         (LightningIndexer, {"heads": 1, "dims": 129}, "dims: expected an integer of 1 … 128, the dimensions of a layer's keys"),
         (TopP, {"estimator": Oracle, "loose": 0.5}, "loose: expected 1 or more times the budget, got 0.5"),
-        (TopP, {"estimator": Int8}, "top_p: cannot prune the lists of Int8"),
+        (TopP, {"estimator": Int8Graph}, "top_p: cannot prune the lists of Int8Graph"),
         (TopP, {"estimator": NNCF}, "top_p: cannot prune the lists of NNCF"),
         (TopP, {"estimator": TopP}, "top_p: cannot prune the lists of TopP"),
     ],
