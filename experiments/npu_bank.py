@@ -20,7 +20,8 @@ def main() -> None:
     parser.add_argument("bank", type=Path, help="folder of a saved bank, such as results/artifacts/bank-HASH")
     parser.add_argument("platform", choices=PLATFORMS, help=", ".join(f"{name}: {what}" for name, what in PLATFORMS.items()))
     options = parser.parse_args()
-    folder = options.bank.with_name(f"{options.bank.name}-npu{options.platform}")
+    bank = options.bank.resolve()  # of "." too
+    folder = bank.with_name(f"{bank.name}-npu{options.platform}")
     try:
         with NpuCompiler() as compiler:
             bank = GraphBank.load(options.bank)

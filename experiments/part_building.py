@@ -1,7 +1,9 @@
 """Parts that can be swapped: built from their settings, named in rows, and hashed by the content of the files that they name."""
 
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_object
 from omegaconf import OmegaConf
@@ -25,10 +27,25 @@ def build(part: Any, **built: Any) -> Any:
     if missing:
         remedy = f"set it beside the part's name, as GROUP.{missing[0]}=…"
         raise InputError(f"{target}: expected a value of {', '.join(missing)}, got none; {remedy}")
+    kind = get_object(target)
+    arguments |= _lists(target, kind, arguments)
     try:
-        return get_object(target)(**arguments, **built)
+        return kind(**arguments, **built)
     except TypeError as error:
         raise InputError(f"{target}: could not be built ({error})") from error
+
+
+def _lists(target: str, kind: Callable, arguments: dict[str, Any]) -> dict[str, list]:
+    """Those arguments that a dataclass declares as lists; numbers among names, which YAML reads from digits, as names."""
+    found = {}
+    for name, hint in get_type_hints(kind).items() if is_dataclass(kind) else ():
+        value = arguments.get(name)
+        if get_origin(hint) is not list or value is None:
+            continue
+        if not isinstance(value, list):
+            raise InputError(f"{target}: {name}: expected a list, got {value!r}; write {name}=[{value}]")
+        found[name] = [str(one) if isinstance(one, int) else one for one in value] if get_args(hint) == (str,) else value
+    return found
 
 
 def _built(value: Any) -> Any:

@@ -5,7 +5,7 @@ import pandas as pd
 from experiments.page_tables.common import REFERENCE, rows_of, table
 
 _COMMAND = (
-    "python -m experiments.run +exp=lm_eval experiment=lm_eval_smollm2 model=smollm2_q4 data=text data.path=valid.txt "
+    "python -m experiments.run +exp=lm_eval experiment=lm_eval_smollm2 model=smollm2_q4 data=stdlib "
     "graphs.chunk_tokens=512 evaluation.context_tokens=2048 threads=1 study.include_path=bundled "
     "'study.tasks=[records_choice,wikitext_pieces]' 'retentions=[0.1,0.2]'"
 )

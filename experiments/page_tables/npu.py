@@ -63,6 +63,24 @@ def npu_tiles() -> str:
     return _by_method(rows.assign(method=names), "4 heads × rows × 4096 keys × D 64")
 
 
+def npu_occupancy() -> str:
+    """How much a tile of the matrix engine does in a cycle of the predicted time, by size and number of tiles."""
+    rows = rows_of(_COMPILED)
+    rows = rows[rows.part.isin(("tiles", "rows", "heads"))]
+    per_cycle = rows.macs / (rows.value * rows.dpu_mhz * rows.dpu_tiles)
+    names = [
+        f"{r.heads} heads × {r.chunk_rows} × {r.context_tokens}{f', at most {r.tiles} tiles' if r.tiles else ''}"
+        for r in rows.itertuples()
+    ]
+    lines = []
+    for name, cell in rows.assign(method=names, per_cycle=per_cycle).groupby("method", sort=False):
+        by = cell.set_index("platform")
+        of = [by.loc[platform] for platform in _platforms(rows)]
+        lines.append([name, *(f"{one.per_cycle:.0f} × {one.dpu_tiles:.0f}" if one.value == one.value else "fails" for one in of)])
+    note = "multiply-accumulates of a tile in a cycle × tiles that the graph uses; of products alone; compiled, not run"
+    return table(["launch of the form int8, D 64", *map(_named, _platforms(rows))], lines, _COMPILED, note)
+
+
 def npu_bank() -> str:
     """Number and size of graphs of a bank of nine buckets."""
     rows = rows_of(_COMPILED)

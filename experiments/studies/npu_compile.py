@@ -75,7 +75,7 @@ class NpuCompile(Study):
     models: list[str] = field(default_factory=lambda: list(MODELS))
     whole: list[str] = field(default_factory=lambda: ["smollm2", "qwen2_0_5b"])
     rows: int = 256
-    keys: list[int] = field(default_factory=lambda: [1024, 4096])
+    keys: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096, 8192])
     attention_keys: list[int] = field(default_factory=lambda: [256, 1024, 2048, 4096, 8192])
     launch_heads: list[int] = field(default_factory=lambda: [1, 2, 4])
     peak_tops: dict[str, float] = field(default_factory=dict)
@@ -90,8 +90,10 @@ class NpuCompile(Study):
         for name in ("keys", "attention_keys", "launch_heads"):
             check_count(f"study.{name}", min(getattr(self, name), default=0))
         check_count("study.rows", self.rows)
-        for platform in self.peak_tops:
+        for platform, peak in self.peak_tops.items():
             check_choice("study.peak_tops", str(platform), tuple(PLATFORMS))
+            if not peak > 0:
+                raise InputError(f"study.peak_tops: expected more than 0 operations a second of NPU {platform}, got {peak}")
 
     def check(self, lab: Lab) -> None:
         NpuCompiler()

@@ -25,7 +25,7 @@ PLATFORMS = {
     "3720": "Core Ultra series 1 (Meteor Lake, Arrow Lake)",
     "4000": "Core Ultra series 2 (Lunar Lake)",
     "5010": "Core Ultra series 3 (Panther Lake)",
-    "5020": "Core Ultra series 3, a smaller NPU",
+    "5020": "Core Ultra series 3, one tile in what was compiled",
 }
 MANIFEST = "installed.json"
 _TIMEOUT_S = 900.0

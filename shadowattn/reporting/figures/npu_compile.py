@@ -1,5 +1,6 @@
 """What Intel's NPU compiler predicts of our graphs: forms, tile shapes, blocks and attention, by platform."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -22,8 +23,21 @@ def draw(rows: pd.DataFrame) -> Figure:
     _sizes(axes[0, 1], rows)
     _blocks(axes[1, 0], rows)
     _attention(axes[1, 1], rows)
+    for axis in axes.flat:
+        _say_where_nothing_compiled(axis)
     drawn.suptitle("COMPILED, not run · predicted by the cost model of Intel's NPU compiler, without launch cost", fontsize=9)
     return drawn
+
+
+def _say_where_nothing_compiled(axis) -> None:
+    """In place of an empty panel, which has no place on a logarithmic axis."""
+    points = [np.asarray(line.get_data(), dtype=float) for line in axis.lines]
+    if not any(np.isfinite(at).all(0).any() for at in points):
+        label = axis.get_xlabel()
+        axis.clear()
+        axis.set(xticks=(), yticks=())
+        axis.set_xlabel(label, fontsize=7)
+        axis.text(0.5, 0.5, "none of these graphs compiled", ha="center", transform=axis.transAxes, fontsize=8)
 
 
 def _platforms(rows: pd.DataFrame) -> list[tuple[str, str]]:

@@ -146,11 +146,11 @@ def test_the_bundled_tasks_need_a_text_file_at_most(tmp_path, monkeypatch):
 
     from shadowattn.evaluation.harness import ShadowAttnLM
 
-    (tmp_path / "test.txt").write_text("".join(f" Line {at} of a text that goes on and on. \n" for at in range(4000)))
+    (tmp_path / "valid.txt").write_text("".join(f" Line {at} of a text that goes on and on. \n" for at in range(4000)))
     monkeypatch.chdir(tmp_path)
     study = LmEval(tasks=["records_choice", "wikitext_pieces"], include_path="bundled")
     read = study.inputs()
-    assert read["data"] == {"records_choice": [], "wikitext_pieces": [sha256(tmp_path / "test.txt")]}
+    assert read["data"] == {"records_choice": [], "wikitext_pieces": [sha256(tmp_path / "valid.txt")]}
     assert set(read["own_tasks"]) == {"__init__.py", "questions.py", "records_choice.yaml", "wikitext_pieces.yaml"}
     loaded = load_bundled()
     model = ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer)

@@ -1,14 +1,18 @@
 """The study of compiled graphs, by a program that stands in for the compiler: its cases, rows and figure; and its refusal."""
 
 import math
+import re
 import sys
 
 import pandas as pd
 import pytest
 
+from experiments.part_building import build
+from experiments.publish import ROOT, read_reference
 from experiments.studies import npu_cases
 from experiments.studies.npu_cases import BANK_FORMS, bank_shapes, cases
 from shadowattn.graphs.npu import compiler
+from shadowattn.reporting.figures.npu_compile import draw
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 from tests.graphs.npu.test_compiler import STAND_IN
@@ -62,6 +66,36 @@ def test_rows_are_marked_as_compiled_and_failures_have_their_reason(run, stand_i
     assert set(rows.part) >= {"form", "layout", "bank", "attention", "block before", "block behind"}
     share = compiled.iloc[0]
     assert math.isclose(share.peak_share, 2e-6 * share.macs / (share.value * 11.5))
+
+
+@pytest.mark.parametrize("part", ["form", "block before", None])
+def test_a_figure_says_where_nothing_compiled(part):
+    rows = read_reference(ROOT / "results" / "reference" / "npu_compile.csv")
+    failed = rows.part.str.startswith(part[:5]) if part else rows.part.notna()
+    figure = draw(rows.assign(value=rows.value.mask(failed), peak_share=rows.peak_share.mask(failed)))
+    figure.canvas.draw()
+    said = [[text.get_text() for text in axis.texts] == ["none of these graphs compiled"] for axis in figure.axes]
+    assert sum(said) == (1 if part else 4)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("study.platforms=4000", "expected a list, got 4000; write platforms=\\[4000\\]"),
+        ("study.platforms=[4001]", "study.platforms: expected one of 3720, 4000, 5010, 5020, got '4001'"),
+        ("study.peak_tops.4000=0", "study.peak_tops: expected more than 0 operations a second of NPU 4000, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(run, stand_in, override, message, capsys):
+    with pytest.raises(SystemExit):
+        run("npu_compile", "+exp=npu_compile", override)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_platforms_may_be_numbers():
+    """As YAML reads their digits."""
+    settings = {"_target_": "experiments.studies.npu_compile.NpuCompile", "platforms": [4000]}
+    assert build(settings).platforms == ["4000"]
 
 
 def test_without_the_compiler_the_study_names_the_command(run, monkeypatch, tmp_path, capsys):
