@@ -24,11 +24,12 @@ from shadowattn.models.known import KNOWN_MODELS
 from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer
 from shadowattn.online.simulation.methods import ours, prompt_cost
-from shadowattn.online.simulation.npu import ESTIMATE, npu_device, with_launch
+from shadowattn.online.simulation.npu import ESTIMATE, Line, npu_device, processor_line, with_launch
 from shadowattn.reporting.figures.npu_ttft import draw as draw_npu_ttft
 from shadowattn.reporting.rows import Row
 
 OURS, NPU_FULL, CPU_DENSE = "blocks on the NPU, ours", "all on the NPU", "blocks on the NPU, dense attention on the CPU"
+ONE_TASK = "blocks on the NPU, ours on the CPU alone"
 _RATES_OF = "smollm2"  # whose layer the processor's rates were measured on
 _BLOCK_LAUNCHES = 2  # before and behind attention
 
@@ -89,6 +90,12 @@ class NpuTtft(Study):
         for name in (self.compiled, self.rates):
             if not _path(name).is_file():
                 raise InputError(f"study: expected published rows {_path(name)}, found none; publish a run of +exp={name} first")
+        rates, asked = read_reference(_path(self.rates)), lab.of("retention")
+        if asked not in (of := set(rates.retention[rates.stage == "one task"])):
+            raise InputError(
+                f"retention: the rates of one task are of {', '.join(map(str, of)) or 'no retention'}, got {asked}; measure them with "
+                f"+exp=roofline model=smollm2_q4 retention={asked}, publish, and say study.rates=NAME"
+            )
         compiled = read_reference(_path(self.compiled))
         compiled = compiled[(compiled.chunk_rows == self.rows) & compiled.platform.isin(self.platforms)]
         for model in self.models:
@@ -111,6 +118,7 @@ class NpuTtft(Study):
         processor = f"{machine['cores']} cores of {machine['processor'].split(' (')[0]}"
         say(f"npu: simulated from compiled graphs and rates of {processor}; launches cost {self.launch_us} µs beside")
         layer, rows = _layer(_RATES_OF), []
+        one_task = processor_line(rates, layer, "one task")
         row = replace(
             lab.row(NpuTtftRow),
             metric="time_to_first_token",
@@ -127,10 +135,10 @@ class NpuTtft(Study):
             for model in self.models:
                 of = compiled[(compiled.platform == platform) & (compiled.model == model) & (compiled.chunk_rows == self.rows)]
                 for blocks in self.blocks:
-                    rows += self._rows(replace(about, model=model, blocks=blocks), device, of, lab.of("retention"))
+                    rows += self._rows(replace(about, model=model, blocks=blocks), device, one_task, of, lab.of("retention"))
         return rows
 
-    def _rows(self, row: NpuTtftRow, device: Device, graphs: pd.DataFrame, retention: float) -> list[NpuTtftRow]:
+    def _rows(self, row: NpuTtftRow, device: Device, one_task: Line, graphs: pd.DataFrame, retention: float) -> list[NpuTtftRow]:
         known, layer = KNOWN_MODELS[row.model].shape, _layer(row.model)
         parts = graphs[graphs.part.isin(("block before", "block behind")) & (graphs.method == row.blocks)]
         attention = graphs[(graphs.part == "attention") & (graphs.method == "float16")]
@@ -141,21 +149,26 @@ class NpuTtft(Study):
         points = attention.macs.to_numpy(float), attention.value.to_numpy(float)
         made = []
         for tokens in self.tokens:
-            chunks = [min(start + self.rows, tokens) for start in range(0, tokens, self.rows)]
+            chunks = [
+                ChunkShape(min(self.rows, tokens - start), min(start + self.rows, tokens))
+                for start in range(0, tokens, self.rows)
+            ]
             for launch_us in self.launch_us:
                 slower = with_launch(device, launch_us)
                 times = len(chunks) * known.layers
                 block_s = 1e-6 * times * (block_us + _BLOCK_LAUNCHES * launch_us)
                 macs = 2.0 * known.heads * self.rows * known.head_dim
-                npu_s = 1e-6 * known.layers * sum(np.interp(macs * keys, *points) + launch_us for keys in chunks)
+                npu_s = 1e-6 * known.layers * sum(np.interp(macs * one.keys, *points) + launch_us for one in chunks)
                 cost = prompt_cost(slower, layer, ours, tokens=tokens, chunk_tokens=self.rows, retention=retention)
-                dense_s = 1e-6 * known.layers * sum(_dense_us(slower, layer, self.rows, keys) for keys in chunks)
+                dense_s = 1e-6 * known.layers * layer.heads * sum(slower.head_dense_us(layer, one) for one in chunks)
+                task_s = 1e-6 * known.layers * layer.heads * sum(one_task.us(one.pairs * layer.head_dim) for one in chunks)
                 about = replace(row, context_tokens=tokens, launch_us=launch_us)
                 made += [
                     _row(about, OURS, block_s, 1e-6 * known.layers * cost.total_us, 1e-6 * known.layers * cost.estimate_us,
                          1e-6 * known.layers * cost.core_us, retention),
                     _row(about, NPU_FULL, block_s, npu_s, npu_s, 0.0, 1.0),
                     _row(about, CPU_DENSE, block_s, dense_s, 0.0, dense_s, 1.0),
+                    _row(about, ONE_TASK, block_s, task_s, 0.0, task_s, retention),
                 ]  # fmt: skip
         return made
 
@@ -184,10 +197,6 @@ def _row(
 def _layer(model: str) -> Layer:
     known = KNOWN_MODELS[model].shape
     return Layer(known.heads, known.kv_heads, known.head_dim)
-
-
-def _dense_us(device: Device, layer: Layer, rows: int, keys: int) -> float:
-    return layer.heads * device.head_dense_us(layer, ChunkShape(min(rows, keys), keys))
 
 
 def _path(name: str) -> Path:

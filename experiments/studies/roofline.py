@@ -34,6 +34,7 @@ from shadowattn.types import BLOCK_POINTS
 PRECISIONS = {"float32": 4, "bfloat16": 4, "w8a8": 1}  # and the bytes of a weight: the graphs of bfloat16 read float32
 ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "w8a8": "int8"}
 _HEAD = "output layer"
+_SPARSE = ("estimate + select", "select", "attend sparse", "one task")
 _LEGEND = (
     "operations: products and sums, two for each multiply-accumulate; bytes: every tensor read or written once\n"
     "all layers: the stage's time in a step of the whole model\n"
@@ -72,8 +73,9 @@ class Roofline(Study):
     """Stages of the engine's first layer on random tensors: a chunk of `engine.chunk_tokens` rows at the end of each of `lengths`
     keys, and a decoding step of each of `batches` sequences there.
 
-    Blocks in each of `precisions`; of attention the dense form and, at `retention`, INT8 estimate with selection and attention to
-    what it kept, in float32; the output layer for a step's last rows. Peaks are those of `machine_peaks`. All take turns for
+    Blocks in each of `precisions`; of attention the dense form and, at `retention` in float32, INT8 estimate with selection,
+    attention to what it kept, both in one task, and selection alone from float16 scores as an NPU returns them; the output layer
+    for a step's last rows. Peaks are those of `machine_peaks`. All take turns for
     `rounds` rounds.
     """
 
@@ -116,7 +118,7 @@ class Roofline(Study):
             key = f"{phase}_{batch}_{keys}"
             timings = _timings(units.get(key, lambda s=stages: _seconds({n: one.call for n, one in s.items()}, self.rounds)))
             for name, stage in stages.items():
-                sparse = name.startswith(("estimate", "attend sparse"))
+                sparse = name in _SPARSE
                 about = replace(
                     row, method=name, phase=phase, stage=name, batch=batch, context_tokens=keys, arithmetic=stage.arithmetic,
                     operations=stage.operations, bytes=stage.bytes, retention=lab.of("retention") if sparse else 1.0,
@@ -189,12 +191,13 @@ def _blocks(decoder: Decoder, precision: str, rows: int) -> Stage:
 
 
 def _attention(decoder: Decoder, retention: float, rows: int, batch: int, keys: int) -> dict[str, Stage]:
-    """Dense attention, and estimate with selection and attention to what was kept; `batch` caches one after the other."""
+    """Dense attention, and sparse attention's parts, apart and as one task; `batch` caches one after the other."""
     shape, kernels, rule = decoder.shape, NativeKernels(), Rule()
     chunks = [_chunk(decoder, retention, rows, keys, seed) for seed in range(batch)]
     estimators = [Int8Fused.of(chunk.q, chunk.k) for chunk in chunks]
     lists = rule.lists(chunks[0].retention, chunks[0].positions)
     kept = [one.select(chunk, rule, lists, kernels) for one, chunk in zip(estimators, chunks, strict=True)]
+    scores = [(one.scores(chunk) / 127**2).half() for one, chunk in zip(estimators, chunks, strict=True)]
     visible = float((chunks[0].positions + 1).sum()) * shape.heads * batch  # rows of all heads and the keys that they see
     share = lists.size / visible * batch
     q_size, k_size = (float(batch * count * shape.head_dim) for count in (rows * shape.heads, keys * shape.kv_heads))
@@ -211,13 +214,24 @@ def _attention(decoder: Decoder, retention: float, rows: int, batch: int, keys: 
         for chunk, selection in zip(chunks, kept, strict=True):
             kernels.attend(chunk.q, chunk.k, chunk.v, selection, chunk.heads, scale=chunk.scale)
 
+    def select() -> None:
+        for of in scores:
+            kernels.select(of.float(), lists)  # as `Graph.run` gives them to the kernels
+
+    def together() -> None:
+        for one, chunk in zip(estimators, chunks, strict=True):
+            one.attend(chunk, rule, lists, listed=False)
+
     operations = 2.0 * visible * shape.head_dim
     entries = share * visible  # of all lists
     read = min(2 * k_size, 2 * entries * shape.head_dim)  # of K and V, where lists hold fewer than all keys together
     return {
         "attend dense": Stage(dense, "float32", 2 * operations, 4 * (2 * q_size + 2 * k_size)),
         "estimate + select": Stage(estimate, "int8", operations, 4 * q_size + k_size + 4 * entries),
+        "select": Stage(select, "float32", visible, 2 * batch * shape.heads * rows * keys + 4 * entries),  # a comparison a score
         "attend sparse": Stage(attend, "float32", 2 * operations * share, 4 * (2 * q_size + read + entries)),
+        # Most of its operations are the estimate's.
+        "one task": Stage(together, "int8", operations * (1 + 2 * share), 4 * (2 * q_size + read) + k_size),
     }
 
 

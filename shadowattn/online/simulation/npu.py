@@ -47,13 +47,13 @@ def npu_device(platform: str, compiled: pd.DataFrame, measured: pd.DataFrame, la
 
     `compiled`: rows of `+exp=npu_compile`; the estimate is a line through its graphs of the form `int8` of D 64, all models. The
     processor's stages were measured on all of its cores, one stage at a time, so that `cores` is 1: stages that run at once share
-    them. Selection is measured together with an INT8 estimate on the processor, which an NPU takes over: an upper bound.
+    them. Selection is from float16 scores, as the NPU returns them.
     """
     graphs = compiled[(compiled.platform == platform) & (compiled.part == "bank") & (compiled.method == "int8")]
     graphs = graphs[graphs.value.notna() & (graphs.head_dim == 64)]
     line = Line.through(graphs.macs.to_numpy(float), graphs.value.to_numpy(float))
     source = f"{_SOURCE}, mean error {line.error:.0%} over {len(graphs)} graphs"
-    cpu = _stages(measured, layer)
+    select, attend, dense = (processor_line(measured, layer, stage) for stage in ("select", "attend sparse", "attend dense"))
     of = f"{processor}: two lengths of experiments.run +exp=roofline, on all cores"
     return Device(
         name=f"Intel NPU {platform} beside {processor}",
@@ -61,11 +61,11 @@ def npu_device(platform: str, compiled: pd.DataFrame, measured: pd.DataFrame, la
         cores=Number(1.0, "measured", "the rates below are of all cores together, one stage at a time"),
         launch_us=Number(line.fixed_us, ESTIMATE, f"{source}; the cost of the launch itself is unknown and not in it"),
         estimate_ns=Number(line.ns, ESTIMATE, source),
-        select_us=Number(cpu["select"].fixed_us, "measured", f"{of}; with an INT8 estimate, an upper bound"),
-        select_ns=Number(cpu["select"].ns, "measured", f"{of}; with an INT8 estimate, an upper bound"),
-        attend_us=Number(cpu["attend"].fixed_us, "measured", of),
-        attend_ns=Number(cpu["attend"].ns, "measured", of),
-        dense_ns=Number(cpu["dense"].ns, "measured", of),
+        select_us=Number(select.fixed_us, "measured", of),
+        select_ns=Number(select.ns, "measured", of),
+        attend_us=Number(attend.fixed_us, "measured", of),
+        attend_ns=Number(attend.ns, "measured", of),
+        dense_ns=Number(dense.ns, "measured", of),
     )
 
 
@@ -75,15 +75,17 @@ def with_launch(device: Device, launch_us: float) -> Device:
     return replace(device, launch_us=kind)
 
 
-def _stages(measured: pd.DataFrame, layer: Layer) -> dict[str, Line]:
-    """Lines for one head's stages through the lengths that were measured."""
-    rows = measured[(measured.phase == "prefill") & (measured.metric == "time") & (measured.batch == 1)]
-    lines = {}
-    for name, stage in (("select", "estimate + select"), ("attend", "attend sparse"), ("dense", "attend dense")):
-        cell = rows[rows.stage == stage]
-        if len(cell) < 2:
-            raise InputError(f"npu: expected {stage} at two lengths in the rows of +exp=roofline, got {len(cell)}")
-        pairs = cell.chunk_rows * cell.context_tokens - cell.chunk_rows * (cell.chunk_rows - 1) / 2
-        work = {"select": pairs, "attend": cell.retention * pairs * layer.head_dim, "dense": pairs * layer.head_dim}[name]
-        lines[name] = Line.through(work.to_numpy(float), cell.value.to_numpy(float) * 1e3 / layer.heads)
-    return lines
+def processor_line(measured: pd.DataFrame, layer: Layer, stage: str) -> Line:
+    """Time of one head of `layer`, through the lengths at which rows of `+exp=roofline` have a stage of a prefill.
+
+    Work: pairs of a row and a key that it sees for `select`, times the head dimension and the share that is kept for attention
+    alone, times the head dimension for the `one task` of estimate, selection and attention.
+    """
+    rows = measured[
+        (measured.phase == "prefill") & (measured.metric == "time") & (measured.batch == 1) & (measured.stage == stage)
+    ]
+    if len(rows) < 2:
+        raise InputError(f"npu: expected the stage {stage!r} at two lengths in the rows of +exp=roofline, got {len(rows)}")
+    pairs = rows.chunk_rows * rows.context_tokens - rows.chunk_rows * (rows.chunk_rows - 1) / 2
+    each = {"select": 1.0, "attend sparse": rows.retention * layer.head_dim}.get(stage, float(layer.head_dim))
+    return Line.through((each * pairs).to_numpy(float), rows.value.to_numpy(float) * 1e3 / layer.heads)

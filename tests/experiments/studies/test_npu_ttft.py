@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 
 from experiments.publish import ROOT, read_reference
-from experiments.studies.npu_ttft import CPU_DENSE, NPU_FULL, OURS, NpuTtft, NpuTtftRow
+from experiments.studies.npu_ttft import CPU_DENSE, NPU_FULL, ONE_TASK, OURS, NpuTtft, NpuTtftRow
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu.compiler import PLATFORMS
 from shadowattn.online.simulation.description import load_device
 from shadowattn.online.simulation.device import Layer
-from shadowattn.online.simulation.npu import npu_device
+from shadowattn.online.simulation.npu import npu_device, processor_line
 from shadowattn.reporting.figures.npu_ttft import draw
 from tests.online.simulation.test_npu import compiled, measured
 
@@ -34,7 +34,8 @@ def graphs(*, fails: str = "") -> pd.DataFrame:
 
 def rows_of(study: NpuTtft, **options) -> pd.DataFrame:
     device = npu_device("4000", compiled(), measured(), Layer(9, 3, 64), "two cores")
-    return pd.DataFrame([vars(row) for row in study._rows(NpuTtftRow(**COMMON), device, graphs(**options), 0.2)])
+    one_task = processor_line(measured(), Layer(9, 3, 64), "one task")
+    return pd.DataFrame([vars(row) for row in study._rows(NpuTtftRow(**COMMON), device, one_task, graphs(**options), 0.2)])
 
 
 def test_blocks_and_attention_add_up_and_launches_are_counted():
@@ -46,6 +47,18 @@ def test_blocks_and_attention_add_up_and_launches_are_counted():
     assert values[NPU_FULL, 100.0] - values[NPU_FULL, 0.0] == pytest.approx(1e-6 * times * 3 * 100)
     assert values[CPU_DENSE, 100.0] - values[CPU_DENSE, 0.0] == pytest.approx(1e-6 * times * 2 * 100)
     assert values[OURS, 100.0] >= values[OURS, 0.0] + 1e-6 * times * 2 * 100
+    assert values[ONE_TASK, 100.0] - values[ONE_TASK, 0.0] == pytest.approx(1e-6 * times * 2 * 100)
+    pairs = 256 * 256 - 256 * 255 / 2 + 256 * 512 - 256 * 255 / 2
+    assert values[ONE_TASK, 0.0] == pytest.approx(1e-6 * times * 400 + 1e-6 * 30 * 9 * (2 * 20 + 2e-5 * 64 * pairs))
+
+
+def test_a_last_chunk_of_fewer_rows_takes_less_of_the_processor_and_as_much_of_the_npu():
+    """Graphs have a fixed number of rows."""
+    values = rows_of(NpuTtft(tokens=[300, 512], launch_us=[0.0])).set_index(["method", "context_tokens"]).value
+    ends = 1e-6 * 30 * 9 * 256 * 64 * 2e-6
+    assert values[NPU_FULL, 512] - values[NPU_FULL, 300] == pytest.approx(ends * (512 - 300))
+    kept = 256 * 256 - 256 * 255 / 2 + 44 * 300 - 44 * 43 / 2
+    assert values[CPU_DENSE, 300] == pytest.approx(1e-6 * 60 * 400 + 1e-6 * 30 * 9 * 5e-5 * 64 * kept, rel=0.02)
 
 
 def test_shares_are_of_the_whole_time():
@@ -74,9 +87,15 @@ def test_what_does_not_compile_has_no_time():
     assert rows_of(NpuTtft(tokens=[512]), fails="attention").empty
 
 
+def test_one_task_has_rates_of_one_retention_alone():
+    lab = SimpleNamespace(of=lambda name: 0.1)
+    with pytest.raises(InputError, match=r"retention: the rates of one task are of 0.2, got 0.1; measure them with"):
+        NpuTtft().check(lab)
+
+
 def test_without_published_rows_the_study_names_the_command():
     with pytest.raises(InputError, match=r"publish a run of \+exp=nothing first"):
-        NpuTtft(compiled="nothing").check(SimpleNamespace())
+        NpuTtft(compiled="nothing").check(SimpleNamespace(of=lambda name: 0.2))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +120,7 @@ def test_empty_lists_and_negative_launches_are_refused(settings, message):
 )
 def test_what_was_never_compiled_is_refused_with_the_command(settings, message):
     with pytest.raises(InputError, match=message):
-        NpuTtft(**settings).check(SimpleNamespace())
+        NpuTtft(**settings).check(SimpleNamespace(of=lambda name: 0.2))
 
 
 def test_other_head_dimensions_have_no_measured_rates():

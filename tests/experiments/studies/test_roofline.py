@@ -22,7 +22,9 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
         "blocks w8a8",
         "attend dense",
         "estimate + select",
+        "select",
         "attend sparse",
+        "one task",
         "output layer",
     }
     for phase, batch in (("prefill", 1), ("decode", 1), ("decode", 3)):
@@ -32,6 +34,7 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     )
     assert sparse.operations == pytest.approx(0.2 * dense.operations, rel=0.05)  # budgets are rounded up
     assert estimate.operations == dense.operations / 2  # scores alone
+    assert cells.loc["rate", "prefill", 1, "one task"].operations == pytest.approx(estimate.operations + sparse.operations)
     assert (cells.loc["rate", "decode", 3].operations == 3 * cells.loc["rate", "decode", 1].operations).all()
     one, three = (cells.loc["rate", "decode", batch, "blocks float32"] for batch in (1, 3))
     assert one.bytes < three.bytes < 1.5 * one.bytes  # weights are read once for all sequences

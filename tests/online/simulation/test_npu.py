@@ -26,7 +26,8 @@ def measured() -> pd.DataFrame:
     for keys in (1024, 8192):
         pairs = 256 * keys - 256 * 255 / 2
         for stage, work, ns, retention in (
-            ("estimate + select", pairs, 1.0, 0.2),
+            ("select", pairs, 1.0, 0.2),
+            ("one task", pairs * 64, 0.02, 0.2),
             ("attend sparse", 0.2 * pairs * 64, 0.05, 0.2),
             ("attend dense", pairs * 64, 0.05, 1.0),
         ):
