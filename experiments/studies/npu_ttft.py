@@ -92,9 +92,10 @@ class NpuTtft(Study):
                 raise InputError(f"study: expected published rows {_path(name)}, found none; publish a run of +exp={name} first")
         rates, asked = read_reference(_path(self.rates)), lab.of("retention")
         if asked not in (of := set(rates.retention[rates.stage == "one task"])):
+            known = ", ".join(map(str, of)) or "no retention"
             raise InputError(
-                f"retention: the rates of one task are of {', '.join(map(str, of)) or 'no retention'}, got {asked}; measure them with "
-                f"+exp=roofline model=smollm2_q4 retention={asked}, publish, and say study.rates=NAME"
+                f"retention: the rates of one task are of {known}, got {asked}; measure them with +exp=roofline model=smollm2_q4 "
+                f"retention={asked}, publish them, and set study.rates to their name"
             )
         compiled = read_reference(_path(self.compiled))
         compiled = compiled[(compiled.chunk_rows == self.rows) & compiled.platform.isin(self.platforms)]
