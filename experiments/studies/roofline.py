@@ -216,7 +216,7 @@ def _attention(decoder: Decoder, retention: float, rows: int, batch: int, keys: 
 
     def select() -> None:
         for of in scores:
-            kernels.select(of.float(), lists)  # as `Graph.run` gives them to the kernels
+            kernels.select(of, lists)
 
     def together() -> None:
         for one, chunk in zip(estimators, chunks, strict=True):

@@ -102,7 +102,7 @@ class Graph:
         row_block, key_block = self.form.pool
         out = self._output.view(self.shape.heads, self.shape.rows // row_block, -1)[:heads, : -(-rows // row_block)]
         out = out if self.form.indices else out[..., : -(-keys // key_block)]
-        return out.float() if out.dtype == torch.float16 else out  # the kernels select by float32 or int8
+        return out
 
     def infer(self) -> None:
         """One inference on whatever the inputs hold: what a call costs without the copies."""

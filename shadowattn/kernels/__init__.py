@@ -46,7 +46,7 @@ class Kernels(Protocol):
         ...
 
     def select(self, scores: Tensor, lists: Lists) -> Selection:
-        """The best keys of every list by scores [H, B, K], float32 or int8 and free of NaN, ties to the lower key."""
+        """The best keys of every list by scores [H, B, K], float32, float16 or int8 and free of NaN, ties to the lower key."""
         ...
 
 

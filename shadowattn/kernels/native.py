@@ -55,7 +55,7 @@ class _Lists(Structure):
 
 
 class _Select(Structure):
-    _fields_ = _fields("threads int8 heads lists", ("scores", _Tensor), ("to", _Lists))
+    _fields_ = _fields("threads dtype heads lists", ("scores", _Tensor), ("to", _Lists))
 
 
 class _Pack(Structure):
@@ -95,6 +95,7 @@ class _Rows(Structure):
     _fields_ = (("choose", _Estimate), ("attend", _Attend))
 
 
+_SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 _FUNCTIONS = {
     "attend": _Attend,
     "select": _Select,
@@ -247,10 +248,10 @@ def select(
     recent: int,
     self_first: bool,
 ) -> None:
-    """Writes the lists that `scores` [H, B, K], int8 or float32, call for into `indices`."""
+    """Writes the lists that `scores` [H, B, K], float32, float16 or int8, call for into `indices`."""
     heads, lists, _ = scores.shape
     to = _lists(candidates, tail, indptr, indices, sinks, recent, self_first)
-    _run("select", _Select(torch.get_num_threads(), scores.dtype == torch.int8, heads, lists, _Tensor.of(scores), to))
+    _run("select", _Select(torch.get_num_threads(), _SCORES[scores.dtype], heads, lists, _Tensor.of(scores), to))
 
 
 def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:

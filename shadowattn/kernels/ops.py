@@ -112,7 +112,7 @@ def select(
     scores: Tensor, candidates: Tensor, tail: Tensor, indptr: Tensor, size: int, sinks: int, recent: int, self_first: bool
 ) -> Tensor:
     """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
-    checks.tensors((torch.float32, torch.int8), scores=scores)
+    checks.tensors((torch.float32, torch.float16, torch.int8), scores=scores)
     checks.placed(checks.CPU, scores=scores)
     if scores.dim() != 3 or scores.shape[0] < 1:
         raise InputError(f"scores: expected [H, B, K], got {list(scores.shape)}")

@@ -46,7 +46,7 @@ def check_estimator(
 
     Random q [heads, rows, head_dim] and k [kv_heads, keys, head_dim], a chunk of an even number of `rows` at the end of `keys`,
     are estimated in several ways; without a bank once more at the end of 300 keys, since blocks of many keys hide what they look
-    at. Scores are float32 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
+    at. Scores are float32, float16 or int8 [H, Q, K] and finite; inputs are left as they were; the same input
     gives the same scores; and a row ranks the keys that it sees the same way whatever tokens come later, whether its chunk comes
     whole or in halves, with what it derived from the keys of the first half, and whichever heads it comes with. One that `sees`
     earlier rows may rank otherwise in halves, and one that sees its chunk also when later tokens change. Of an estimator

@@ -202,7 +202,19 @@ def test_some_heads_read_their_own_groups(name):
     torch.testing.assert_close(out, whole[which], atol=1e-6, rtol=1e-6)
 
 
-KINDS = ["normal", "ties", "equal", "huge", "tiny", "int8", "spike", "negative zero"]
+KINDS = [
+    "normal",
+    "ties",
+    "equal",
+    "huge",
+    "tiny",
+    "int8",
+    "spike",
+    "negative zero",
+    "float16",
+    "float16, subnormal",
+    "float16, all",
+]
 
 
 def scores_of(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -210,6 +222,11 @@ def scores_of(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     if kind == "int8":
         return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
     scores = torch.randn(shape, generator=generator)
+    if kind == "float16, all":  # of its finite values
+        bits = torch.randint(-(1 << 15), 1 << 15, shape, generator=generator).to(torch.int16)
+        return bits.view(torch.float16).nan_to_num(0.0)
+    if kind.startswith("float16"):
+        return (scores * (1e-6 if kind.endswith("subnormal") else 1.0)).half()
     if kind == "ties":
         return scores.round()
     if kind == "equal":

@@ -153,7 +153,7 @@ REASONS = {
     WrongRank: r"scores of WrongRank: expected \[H, Q, K\]",
     TooFewKeys: r"scores of TooFewKeys: expected \[H, Q, K\]",
     OneForAllRows: r"scores of OneForAllRows: expected \[H, Q, K\]",
-    Double: "scores of Double: expected float32 or int8, got torch.float64",
+    Double: "scores of Double: expected float32, float16 or int8, got torch.float64",
     Array: "scores of Array: expected a torch.Tensor, got ndarray",
     OneNan: "scores of OneNan: got NaN",
 }

@@ -391,7 +391,7 @@ def test_the_pool_keeps_the_largest_memory():
     """A second prompt starts with short chunks again."""
     pool, seen = ScorePool(), []
     for keys in (64, 16, 64):
-        for dtype in (torch.float32, torch.int8):
+        for dtype in (torch.float32, torch.float16, torch.int8):
             scores = torch.arange(2 * keys).view(1, 2, keys).to(dtype)
             copy = pool.copy(scores)
             assert copy.equal(scores)

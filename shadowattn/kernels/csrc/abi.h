@@ -55,8 +55,10 @@ typedef struct {
   int64_t self_first;     // 1: the very last one, the row's own key, comes before the sinks
 } SaLists;
 
+enum { SA_FLOAT32 = 0, SA_FLOAT16 = 1, SA_INT8 = 2 };
+
 typedef struct {
-  int64_t threads, int8;  // scores are int8 or float32
+  int64_t threads, dtype;  // of scores, one of the three
   int64_t heads, lists;
   SaTensor scores;  // [H, B, K]
   SaLists to;

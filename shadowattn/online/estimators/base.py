@@ -101,7 +101,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def scores(self, chunk: Chunk) -> Tensor:
-        """Scores float32 or int8 [H, Q, K], finite; larger is more important ([G, Q, K] or [1, Q, K] by `granularity`).
+        """Scores float32, float16 or int8 [H, Q, K], finite; larger is more important ([G, Q, K] or [1, Q, K] by `granularity`).
 
         For the rows of `chunk`, all of its heads and all of its keys. Causality is not the estimator's business: selection never
         offers a key to a row before it. But the score of a key must not depend on keys after the row, or it would leak them
@@ -226,7 +226,7 @@ def check_scores(scores: Tensor, estimator: Estimator, chunk: Chunk) -> Tensor:
     are finite.
     """
     name = f"scores of {type(estimator).__name__}"
-    checks.tensors((torch.float32, torch.int8), **{name: scores})
+    checks.tensors((torch.float32, torch.float16, torch.int8), **{name: scores})
     checks.placed(chunk.q.device, **{name: scores})
     groups, counts = chunk.heads.kv.unique_consecutive(return_counts=True)
     rankings = {"head": len(chunk.heads), "group": len(groups), "layer": 1}[estimator.granularity]

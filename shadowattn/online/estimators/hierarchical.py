@@ -63,7 +63,7 @@ class Hierarchical(Estimator):
         wide = rule.lists((chunk.retention * self.candidates).clamp(max=1.0), chunk.positions)
         through = kernels.select(self.first.scores(chunk), wide)
         members = _members(through, len(chunk.heads), chunk.keys)
-        scores = self.second.scores(chunk)
+        scores = self.second.scores(chunk).float()  # of INT8, one less than the least may not exist
         return kernels.select(torch.where(members, scores, scores.amin() - 1), lists)
 
 
