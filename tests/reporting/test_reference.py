@@ -8,6 +8,7 @@ import pytest
 from experiments.provenance import sidecar
 from experiments.publish import ROOT, read_reference, study_of
 from shadowattn.artifacts import sha256
+from shadowattn.device_check import CASES
 from shadowattn.reporting import predictions
 from shadowattn.reporting.figures.parameters import draw as draw_parameters
 from shadowattn.reporting.rows import MEASURED
@@ -123,3 +124,10 @@ def test_a_target_is_held_where_the_whole_interval_is_and_fitted_chunks_do_not_c
     assert one.cells()[-2:] == ("4 of 4", "held")
     (one,) = predictions.prediction_errors(rows.assign(value=rows.value - 0.25))
     assert one.verdict == "missed"
+
+
+def test_every_form_was_checked_on_the_cpu_and_compiled():
+    """Whoever adds a case to the self-check measures it."""
+    compiled = read_reference(REFERENCE / "npu_compile.csv")
+    assert set(read_reference(REFERENCE / "npu_selfcheck.csv").method) == set(CASES)
+    assert set(compiled.method[compiled.part == "form"]) == set(CASES)

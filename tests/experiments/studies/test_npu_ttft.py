@@ -7,6 +7,7 @@ import pytest
 
 from experiments.publish import ROOT, read_reference
 from experiments.studies.npu_ttft import CPU_DENSE, NPU_FULL, ONE_TASK, OURS, NpuTtft, NpuTtftRow
+from shadowattn.artifacts import read_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu.compiler import PLATFORMS
 from shadowattn.online.simulation.description import load_device
@@ -76,7 +77,9 @@ def test_the_devices_that_ship_are_those_of_the_published_rows(platform):
     compiled_rows, rates = (
         read_reference(ROOT / "results" / "reference" / f"{name}.csv") for name in ("npu_compile", "roofline")
     )
-    expected = npu_device(platform, compiled_rows, rates, Layer(9, 3, 64), "2 cores of AMD EPYC")
+    machine = read_json(ROOT / "results" / "reference" / "roofline.json", "publish it again")["machine"]
+    processor = f"{machine['cores']} cores of {machine['processor'].split(' (')[0]}"
+    expected = npu_device(platform, compiled_rows, rates, Layer(9, 3, 64), processor)
     shipped = load_device(f"intel_npu_{platform}")
     assert shipped.name == expected.name
     for name in ("launch_us", "estimate_ns", "select_us", "select_ns", "attend_us", "attend_ns", "dense_ns"):
