@@ -5,11 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from queue import Queue
 from threading import Thread
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -34,9 +35,7 @@ Read = Callable[[list[int], int], Iterable[int]]
 
 @dataclass(frozen=True)
 class Runner(ABC):
-    """One way to run a model. `retention` is that of its attention, 1 where it is dense; with `gives_logits` it has a loss."""
-
-    gives_logits: ClassVar[bool] = True
+    """One way to run a model. `retention` is that of its attention, 1 where it is dense."""
 
     @property
     def retention(self) -> float:
@@ -48,7 +47,7 @@ class Runner(ABC):
 
     @abstractmethod
     def losses(self, lab: Lab, windows: Tensor) -> list[float]:
-        """The loss of each window [W, T], nat; never asked for where it gives no logits."""
+        """The loss of each window [W, T], nat."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +114,11 @@ class OwnEngine(Runner):
 
 @dataclass(frozen=True)
 class GenAI(Runner):
-    """openvino-genai's LLMPipeline on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model.
+    """openvino-genai on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model.
 
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
-    it keeps. How many keys it keeps is not known, and it gives no logits. `cache_gb`: of its KV cache.
+    it keeps. How many keys xattention keeps is not known. A prompt is read in one piece, by trishape in pieces of `piece` tokens:
+    it leaves out keys of earlier pieces, and with one piece it would be dense. `cache_gb`: of its KV cache.
     """
 
     path: str
@@ -128,13 +128,13 @@ class GenAI(Runner):
     stride: int = 8
     start: int = 128
     recent: int = 1920
+    piece: int = 512
     cache_gb: int = 2
-    gives_logits: ClassVar[bool] = False
 
     def __post_init__(self):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
-        if not Path(self.path).expanduser().exists():
-            raise InputError(f"path: expected a GGUF file or an OpenVINO folder, got {self.path!r}; set path=FILE")
+        checks.integer("piece", self.piece, least=1)
+        _check_path(self.path)
 
     @property
     def retention(self) -> float:
@@ -142,17 +142,7 @@ class GenAI(Runner):
 
     def reader(self, lab: Lab) -> Read:
         genai = _openvino_genai()
-        scheduler = genai.SchedulerConfig()
-        scheduler.cache_size, scheduler.enable_prefix_caching = self.cache_gb, False
-        scheduler.max_num_batched_tokens = lab.shape.context_tokens  # a prompt in one piece
-        if self.sparse != "none":
-            scheduler.use_sparse_attention = True
-            sparse = scheduler.sparse_attention_config
-            sparse.mode = getattr(genai.SparseAttentionMode, self.sparse.upper())
-            sparse.xattention_threshold, sparse.xattention_block_size = self.threshold, self.block
-            sparse.xattention_stride = self.stride
-            sparse.num_retained_start_tokens_in_cache, sparse.num_retained_recent_tokens_in_cache = self.start, self.recent
-        options = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        options = {"scheduler_config": self._scheduler(genai, lab), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         pipeline = genai.LLMPipeline(str(Path(self.path).expanduser()), "CPU", options)
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
@@ -164,7 +154,84 @@ class GenAI(Runner):
         return read
 
     def losses(self, lab: Lab, windows: Tensor) -> list[float]:
-        raise NotImplementedError("openvino-genai gives no logits")
+        """By the log-probabilities of a prompt that is echoed: of its first token there is none."""
+        genai = _openvino_genai()
+        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        scheduler = self._scheduler(genai, lab)
+        pipeline = genai.ContinuousBatchingPipeline(str(Path(self.path).expanduser()), scheduler, "CPU", options)
+        how = genai.GenerationConfig(max_new_tokens=1, echo=True, logprobs=1, ignore_eos=True, do_sample=False)
+        found = []
+        for number, window in enumerate(windows):
+            handle = pipeline.add_request(number, ov.Tensor(window[None].numpy()), how)
+            while pipeline.has_non_finished_requests():
+                pipeline.step()
+            (out,) = handle.read_all()
+            found.append(-float(np.mean(out.generated_log_probs[1 : len(window)])))
+        return found
+
+    def _scheduler(self, genai: ModuleType, lab: Lab) -> Any:
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size, scheduler.enable_prefix_caching = self.cache_gb, False
+        scheduler.max_num_batched_tokens = self.piece if self.sparse == "trishape" else lab.shape.context_tokens
+        if self.sparse != "none":
+            scheduler.use_sparse_attention = True
+            sparse = scheduler.sparse_attention_config
+            sparse.mode = getattr(genai.SparseAttentionMode, self.sparse.upper())
+            sparse.xattention_threshold, sparse.xattention_block_size = self.threshold, self.block
+            sparse.xattention_stride = self.stride
+            sparse.num_retained_start_tokens_in_cache, sparse.num_retained_recent_tokens_in_cache = self.start, self.recent
+        return scheduler
+
+
+@dataclass(frozen=True)
+class LlamaCpp(Runner):
+    """llama.cpp by llama-cpp-python on the CPU, of `path`: a GGUF file of the lab's model, `batch` tokens at a time."""
+
+    path: str
+    batch: int = 512
+
+    def __post_init__(self):
+        checks.integer("batch", self.batch, least=1)
+        _check_path(self.path)
+
+    def reader(self, lab: Lab) -> Read:
+        model = self._model(lab)
+
+        def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
+            return islice(model.generate(prompt, top_k=1, temp=0.0), new_tokens)
+
+        return read
+
+    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
+        model, found = self._model(lab, logits_all=True), []
+        for window in windows:
+            model.reset()
+            model.eval(window.tolist())
+            logits = torch.from_numpy(model.scores[: len(window) - 1])
+            found.append(float(torch.nn.functional.cross_entropy(logits, window[1:])))
+        return found
+
+    def _model(self, lab: Lab, **options: bool) -> Any:
+        threads = torch.get_num_threads()
+        return _llama_cpp().Llama(
+            str(Path(self.path).expanduser()), n_ctx=lab.shape.context_tokens, n_threads=threads, n_threads_batch=threads,
+            n_batch=self.batch, verbose=False, **options,
+        )  # fmt: skip
+
+
+def _check_path(path: str) -> None:
+    if not Path(path).expanduser().exists():
+        raise InputError(f"path: expected a GGUF file or an OpenVINO folder, got {path!r}; set path=FILE")
+
+
+def _llama_cpp() -> ModuleType:
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise InputError(
+            f"llama_cpp: expected the package, found none ({error}); install it with: pip install llama-cpp-python"
+        ) from error
+    return llama_cpp
 
 
 def _openvino_genai() -> ModuleType:

@@ -53,10 +53,6 @@ class Ttft(Study):
                 )
         if self.baseline not in self.runners:
             raise InputError(f"study.baseline: expected one of {', '.join(self.runners) or 'study.runners'}, got {self.baseline}")
-        if not self.runners[self.baseline].gives_logits:
-            raise InputError(
-                f"study.baseline: expected a runner that gives logits, which losses are held to, got {self.baseline}"
-            )
         if not self.prompts:
             raise InputError("study.prompts: expected at least one length, got none")
         for name, least in (("new_tokens", 2), ("rounds", 1)):
@@ -116,7 +112,6 @@ class Ttft(Study):
         losses = {
             name: units.get(name, partial(runner.losses, lab, windows))
             for name, runner in bar(list(self.runners.items()), "loss")
-            if runner.gives_logits
         }
         rows, base = [], losses[self.baseline]
         for name, of in losses.items():
@@ -143,9 +138,9 @@ class Ttft(Study):
             "CPU seconds", "tokens/s after it", "loss above, nat", title=title, title_justify="left",
         )  # fmt: skip
         for name in self.runners:
-            said = f"{loss[name]:+.3f} ± {error[name]:.3f}" if name in loss else "not measured"
             cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
-            table.add_row(name, *cells, *(f"{values[name]:.2f}" for values in at.values()), said)
+            cells += [f"{values[name]:.2f}" for values in at.values()]
+            table.add_row(name, *cells, f"{loss[name]:+.3f} ± {error[name]:.3f}")
         return table
 
 

@@ -1,12 +1,15 @@
 """Time to the first token, on a tiny model."""
 
+import math
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from experiments.studies.prefill_runners import _pulled
+from experiments.studies.prefill_runners import GenAI, LlamaCpp, _pulled
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
@@ -65,13 +68,67 @@ def test_openvino_genai_is_asked_for_by_name(run, capsys, tiny_folder, monkeypat
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, *GENAI, "+study.runners.genai.path=nowhere.gguf")
     assert "path: expected a GGUF file or an OpenVINO folder, got 'nowhere.gguf'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run("ttft", *SHORT, *GENAI, f"+study.runners.genai.path={tiny_folder / 'text.txt'}", "study.baseline=genai")
-    assert "study.baseline: expected a runner that gives logits" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, *GENAI, f"+study.runners.genai.path={tiny_folder / 'text.txt'}")
     assert "install it with: pip install openvino-genai==2" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    llama = ["+study.runners.llama._target_=experiments.studies.prefill_runners.LlamaCpp"]
+    with pytest.raises(SystemExit):
+        run("ttft", *SHORT, *llama, f"+study.runners.llama.path={tiny_folder / 'text.txt'}")
+    assert "install it with: pip install llama-cpp-python" in capsys.readouterr().err
+
+
+def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
+    """Without pieces it leaves nothing out."""
+    genai = SimpleNamespace(
+        SchedulerConfig=lambda: SimpleNamespace(sparse_attention_config=SimpleNamespace()),
+        SparseAttentionMode=SimpleNamespace(XATTENTION="x", TRISHAPE="t"),
+    )
+    lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=4096))
+    pieces = {
+        sparse: GenAI(str(tiny_folder), sparse)._scheduler(genai, lab).max_num_batched_tokens
+        for sparse in ("none", "xattention", "trishape")
+    }
+    assert pieces == {"none": 4096, "xattention": 4096, "trishape": 512}
+
+
+class Prophet:
+    """Gives every token of a window the probability 1/2, by the interfaces of both packages; the first has none."""
+
+    def __init__(self, *_, **options):
+        self.options, self.window = options, None
+
+    def add_request(self, number, ids, how):
+        assert how.echo
+        self.window = ids.data
+        return self
+
+    def has_non_finished_requests(self):
+        return False
+
+    def read_all(self):
+        return [SimpleNamespace(generated_log_probs=[1.0, *[math.log(0.5)] * self.window.size])]
+
+    def reset(self):
+        self.scores = None
+
+    def eval(self, tokens):
+        self.scores = np.full((len(tokens) + 9, 10), -np.inf, np.float32)
+        self.scores[: len(tokens), :2] = 0
+
+    def generate(self, prompt, **_):
+        return iter(range(99))
+
+
+def test_losses_of_the_peers_are_those_of_the_tokens_after_the_first(tiny_folder, monkeypatch):
+    settings = SimpleNamespace(SchedulerConfig=SimpleNamespace, GenerationConfig=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "openvino_genai", SimpleNamespace(ContinuousBatchingPipeline=Prophet, **vars(settings)))
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Prophet))
+    lab, windows = SimpleNamespace(shape=SimpleNamespace(context_tokens=64)), torch.randint(0, 2, (3, 40))
+    for runner in (GenAI(str(tiny_folder)), LlamaCpp(str(tiny_folder))):
+        assert runner.losses(lab, windows) == pytest.approx([math.log(2)] * 3)
+    assert list(LlamaCpp(str(tiny_folder)).reader(lab)([1, 2], 4)) == [0, 1, 2, 3]
 
 
 def test_tokens_are_pulled_from_a_streamer_as_they_come():
