@@ -61,6 +61,11 @@ def headline_more() -> str:
     return _losses("headline_wikitext_more", most=0.7)
 
 
+def headline_stdlib() -> str:
+    """The headline's methods on other text."""
+    return _losses("headline_stdlib")
+
+
 def headline_qwen2_5_coder() -> str:
     """Loss above dense on Qwen2.5-Coder-1.5B."""
     return _losses("headline_qwen2_5_coder")
