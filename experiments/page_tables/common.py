@@ -70,7 +70,12 @@ def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
 
 def loss_marks(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
     """The marks of every method and retention, one for each flag of its loss; and what they say."""
-    flags = rows[rows.metric == "loss_increase"].set_index(["method", "retention"]).flag.str.split("; ")
+    return flag_marks(rows[rows.metric == "loss_increase"].set_index(["method", "retention"]).flag)
+
+
+def flag_marks(flags: pd.Series) -> tuple[dict[tuple, str], str]:
+    """The marks of every flagged place, one for each of its flags; and what they say."""
+    flags = flags.fillna("").str.split("; ")
     found = dict.fromkeys(flag for cell in flags for flag in cell if flag)
     if len(found) > len(_MARKS):
         raise ValueError(f"expected at most {len(_MARKS)} different flags, got {', '.join(found)}; add marks")

@@ -35,16 +35,27 @@ def test_pages_are_those_of_the_repository():
 
 def test_a_table_of_the_harness_has_its_task_versions_and_what_methods_change():
     row = {"task": "records_choice", "metric": "acc", "filter": "none", "version": "1.0", "n": 100, "value": 0.5, "error": 0.05}
+    row["flag"] = ""
     rows = pd.DataFrame(
         [
             {"method": "dense", "retention": 1.0, **row},
-            {"method": "shadowattn", "retention": 0.2, **row, "value": 0.25},
-            {"method": "shadowattn", "retention": 0.2, **row, "metric": "acc_change", "value": -0.25, "low": -0.4, "high": -0.1},
+            {"method": "shadowattn", "retention": 0.2, **row, "value": 0.75},
+            {
+                "method": "shadowattn",
+                "retention": 0.2,
+                **row,
+                "metric": "acc_change",
+                "value": 0.25,
+                "low": 0.1,
+                "high": 0.4,
+                "flag": "above",
+            },
         ]
     )
     lines = _harness_table("quickstart", rows).splitlines()
     assert lines[0] == "|  | records_choice v1.0, acc, n = 100 |"
     assert lines[2:4] == [
         "| `dense` | 0.5 ± 0.05 |",
-        "| `shadowattn`, 20% of the keys | 0.25 ± 0.05, change -0.40 to -0.10 |",
+        "| `shadowattn`, 20% of the keys | 0.75 ± 0.05, change +0.10 to +0.40 † |",
     ]
+    assert "; † above; " in lines[-1]
