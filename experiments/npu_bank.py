@@ -24,13 +24,16 @@ def main() -> None:
     folder = bank.with_name(f"{bank.name}-npu{options.platform}")
     try:
         with NpuCompiler() as compiler:
-            bank = GraphBank.load(options.bank)
-            bank.compile_ahead(options.platform, folder, compiler, progress=lambda graphs: bar(graphs, "compile"))
+            graphs = GraphBank.load(bank)
+            graphs.compile_ahead(options.platform, folder, compiler, progress=lambda names: bar(names, "compile"))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; nothing is written", file=sys.stderr)
+        sys.exit(130)
     size = sum(path.stat().st_size for path in folder.glob("*.blob"))
-    say(f"{len(bank)} graphs for NPU {options.platform}, {size / 1e6:.2f} MB; compiled, not run")
+    say(f"{len(graphs)} graphs for NPU {options.platform}, {size / 1e6:.2f} MB; compiled, not run")
     print(folder)
 
 

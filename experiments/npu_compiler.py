@@ -6,6 +6,7 @@ system: packages of Debian are unpacked into the folder. The same command goes o
 python -m experiments.npu_compiler
 """
 
+import json
 import platform
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from experiments.progress import say
-from shadowattn.artifacts import read_json, sha256, write_json
+from shadowattn.artifacts import sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu import compiler
 from shadowattn.graphs.npu.compiler import MANIFEST, SETUP, compiler_folder
@@ -32,22 +33,36 @@ def install(folder: Path) -> Path:
 
     Raises `InputError` where this is no Linux on x86-64, where apt-get or dpkg is missing, and where a download fails.
     """
-    host = sha256(_HOST)
-    if (folder / MANIFEST).is_file() and read_json(folder / MANIFEST, f"rm -r {folder}, then {SETUP}")["host"] == host:
+    host, openvino = sha256(_HOST), version("openvino")
+    before = _installed(folder)
+    if (before.get("host"), before.get("openvino")) == (host, openvino) and all((folder / name).is_dir() for name in _STEPS):
         return folder
     _check_system()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"npu compiler: {folder} cannot be made ({error}); set SHADOWATTN_CACHE to a folder that can") from error
     with FileLock(folder.with_suffix(".lock")):
-        if (folder / MANIFEST).is_file():  # by another version of our program
+        if (folder / MANIFEST).is_file():  # by another version of our program, or of another OpenVINO
             (folder / MANIFEST).unlink()
-            shutil.rmtree(folder / "app", ignore_errors=True)
+            for name in ("app", *(["wheels"] if before.get("openvino") != openvino else [])):
+                shutil.rmtree(folder / name, ignore_errors=True)
         for name, step in _STEPS.items():
             if not (folder / name).is_dir():
                 say(f"npu compiler: {step.__doc__.splitlines()[0]}")
                 _staged(folder, name, step)
-        versions = {"openvino": version("openvino"), "host": host, **dict(_deb_versions(folder / "debs"))}
+        versions = {"openvino": openvino, "host": host, **dict(_deb_versions(folder / "debs"))}
         write_json(folder / MANIFEST, versions)
     return folder
+
+
+def _installed(folder: Path) -> dict:
+    """What a setup wrote here; nothing where none did, or where it cannot be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _check_system() -> None:

@@ -18,8 +18,8 @@ from shadowattn.artifacts import Stage, library_code
 from shadowattn.data.text import token_windows
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
-from shadowattn.graphs.bank import GraphBank
-from shadowattn.graphs.estimation import FLOAT, GraphForm
+from shadowattn.graphs.bank import GraphBank, check_device
+from shadowattn.graphs.estimation import GraphForm, inputs_for
 from shadowattn.graphs.planner import chunk_lengths, launch_sizes, plan_capacities, plan_shapes
 from shadowattn.models.layerwise import check_layerwise
 from shadowattn.models.shape import ModelShape, fingerprint, model_shape
@@ -236,14 +236,16 @@ class Calibration:
             name=type(self.allocator).__name__,
         )
 
-    def bank(self, max_tokens: int, *, device: str = "CPU", form: GraphForm = FLOAT, graphs: int = 108) -> GraphBank:
-        """Compiled graphs for prompts of up to `max_tokens` tokens, at most so many of them.
+    def bank(self, max_tokens: int, *, device: str = "CPU", form: GraphForm | None = None, graphs: int = 108) -> GraphBank:
+        """Compiled graphs for prompts of up to `max_tokens` tokens, at most so many of them. `form`: as in `GraphBank.build`.
 
         With a folder they are kept there too. Raises `InputError` beyond the model's context, and where not even one shape fits
         into the number of graphs.
         """
         max_tokens = checks.integer("max_tokens", max_tokens, least=1, most=self.shape.context_tokens)
         checks.integer("graphs", graphs, least=1)
+        check_device(device)
+        form = GraphForm(inputs_for("auto", device)) if form is None else form
         heads = {"heads": self.shape.heads, "kv_heads": self.shape.kv_heads, "launch_heads": (1, 2, 4)}
         each = len(launch_sizes(**heads)) * (len(self.scales.pairs) if form.bakes_scales else 1)
         if graphs < each:

@@ -20,6 +20,7 @@ from shadowattn.interleave import repeated
 from shadowattn.isolated import run_apart
 
 _RUNS, _LONG_S = 30, 2.0
+_MOST_DIFFERENCE = 0.05
 _LEAST, _MOST = -127, 128
 # Inputs of blocks that are no data (`decoder.tensors`): of activations up to 3, and weights of a standard deviation of 0.02.
 _STEP, _SCALE = 127 / 3, 3 / 127 * 0.08 / 127
@@ -48,6 +49,11 @@ class GraphOutcome:
     p95_ms: float = float("nan")
     difference: float = float("nan")
     runs: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it ran, and differs from the CPU's by no more than roundings of 16 bits and of INT8 steps do."""
+        return not self.error and self.difference <= _MOST_DIFFERENCE
 
 
 def check_graphs(device: str, graphs: Sequence[GraphFile], *, progress: Callable = iter) -> list[GraphOutcome]:

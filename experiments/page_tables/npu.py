@@ -29,7 +29,12 @@ def npu_compiles() -> str:
         counts = [f"{one.value.notna().sum()} of {len(one)}" for one in of]
         kinds = sorted({kind for unpriced in cell.unpriced for kind in str(unpriced).split(", ") if kind and kind != "nan"})
         lines.append([part, *counts, ", ".join(kinds) or "–"])
-    return table(["graphs that compile", *map(_named, platforms), "not priced"], lines, _COMPILED, "compiled, not run")
+    return table(
+        ["graphs that compile", *map(_named, platforms), "not priced"],
+        lines,
+        _COMPILED,
+        "not priced: the compiler's names of kernels",
+    )
 
 
 def npu_forms() -> str:
@@ -77,8 +82,24 @@ def npu_occupancy() -> str:
         by = cell.set_index("platform")
         of = [by.loc[platform] for platform in _platforms(rows)]
         lines.append([name, *(f"{one.per_cycle:.0f} × {one.dpu_tiles:.0f}" if one.value == one.value else "fails" for one in of)])
-    note = "multiply-accumulates of a tile in a cycle × tiles that the graph uses; of products alone; compiled, not run"
+    note = "multiply-accumulates of a tile in a cycle × tiles that the graph uses; of products alone"
     return table(["launch of the form int8, D 64", *map(_named, _platforms(rows))], lines, _COMPILED, note)
+
+
+def npu_selection() -> str:
+    """Scores, indices of the chosen keys, and dense attention, of all heads of a layer, at the most keys."""
+    rows = rows_of(_COMPILED)
+    rows = rows[rows.part.isin(("bank", "attention"))]
+    lines = []
+    for model in rows.model[rows.part == "attention"].unique():
+        of = rows[(rows.model == model) & (rows.heads == rows.heads[rows.model == model].max())]
+        of = of[of.context_tokens == of.context_tokens[of.part == "attention"].max()]
+        for method, name in (("int8", "scores"), ("int8, mask, TopK 20 %", "indices of a fifth"), ("float16", "dense attention")):
+            by = of[of.method == method].set_index("platform").value
+            keys = int(of.context_tokens.iloc[0])
+            lines.append([model, f"{name}, {keys} keys", *(f"{by[platform]:.0f}" for platform in _platforms(rows))])
+    header = ["model", "all heads of a layer, 256 rows", *(f"{_named(platform)}, µs" for platform in _platforms(rows))]
+    return table(header, lines, _COMPILED, "indices: a lower bound; without launch cost")
 
 
 def npu_bank() -> str:
@@ -102,11 +123,11 @@ def npu_blocks() -> str:
     for (model, form), cell in rows.groupby(["model", "method"], sort=False):
         by = [cell[cell.platform == platform] for platform in _platforms(rows)]
         shown = [f"{one.value.sum():.0f}" if one.value.notna().all() else "–" for one in by]
-        floats = cell.fp_ops.sum() > 0
-        lines.append([model, form, *shown, "floating point" if floats else "INT8"])
+        known = cell.fp_ops.notna().any()
+        lines.append([model, form, *shown, ("floating point" if cell.fp_ops.sum() > 0 else "INT8") if known else "not known"])
     chunk = int(rows.chunk_rows.iloc[0])
     header = ["model", "blocks", *(f"{_named(platform)}, µs" for platform in _platforms(rows)), "products (not known of 3720)"]
-    return table(header, lines, _COMPILED, f"one layer, both blocks, {chunk} rows; compiled, not run")
+    return table(header, lines, _COMPILED, f"one layer, both blocks, {chunk} rows; lower bounds: RMS normalisation is not priced")
 
 
 def npu_ttft() -> str:
@@ -133,7 +154,7 @@ def _by_method(rows: pd.DataFrame, title: str) -> str:
     for name, cell in rows.groupby("method", sort=False):
         by = cell.set_index("platform")
         lines.append([name, *(_cell(by.loc[platform]) for platform in platforms)])
-    note = "compiled, not run; share: of the published INT8 peak; * not all operations are priced"
+    note = "share: of the published INT8 peak; * not all operations are priced"
     return table([title, *(f"{_named(platform)}, µs (share)" for platform in platforms)], lines, _COMPILED, note)
 
 

@@ -88,7 +88,9 @@ class NpuCompile(Study):
             for one in getattr(self, name):
                 check_choice(f"study.{name}", one, tuple(options))
         for name in ("keys", "attention_keys", "launch_heads"):
-            check_count(f"study.{name}", min(getattr(self, name), default=0))
+            if not getattr(self, name):
+                raise InputError(f"study.{name}: expected at least one number, got none")
+            check_count(f"study.{name}", min(getattr(self, name)))
         check_count("study.rows", self.rows)
         for platform, peak in self.peak_tops.items():
             check_choice("study.peak_tops", str(platform), tuple(PLATFORMS))

@@ -72,8 +72,10 @@ class NpuTtft(Study):
         for name in ("platforms", "models", "blocks", "tokens", "launch_us"):
             if not getattr(self, name):
                 raise InputError(f"study.{name}: expected at least one, got none")
-        if min(self.launch_us) < 0:
-            raise InputError(f"study.launch_us: expected microseconds from 0 on, got {min(self.launch_us)}")
+        check_count("study.rows", self.rows)
+        for launch_us in self.launch_us:
+            if not 0 <= launch_us < math.inf:
+                raise InputError(f"study.launch_us: expected microseconds from 0 on, got {launch_us}")
         for name, options in (("platforms", PLATFORMS), ("models", MODELS), ("blocks", BLOCK_FORMS)):
             for one in getattr(self, name):
                 check_choice(f"study.{name}", one, tuple(options))
@@ -91,13 +93,18 @@ class NpuTtft(Study):
             if not _path(name).is_file():
                 raise InputError(f"study: expected published rows {_path(name)}, found none; publish a run of +exp={name} first")
         rates, asked = read_reference(_path(self.rates)), lab.of("retention")
+        compiled = read_reference(_path(self.compiled))
+        for name, rows, columns, of in (
+            ("compiled", compiled, {"platform", "part"}, "npu_compile"), ("rates", rates, {"stage", "phase"}, "roofline"),
+        ):  # fmt: skip
+            if not columns <= set(rows.columns):
+                raise InputError(f"study.{name}: expected published rows of +exp={of}, and {getattr(self, name)} has others")
         if asked not in (of := set(rates.retention[rates.stage == "one task"])):
             known = ", ".join(map(str, of)) or "no retention"
             raise InputError(
                 f"retention: the rates of one task are of {known}, got {asked}; measure them with +exp=roofline model=smollm2_q4 "
                 f"retention={asked}, publish them, and set study.rates to their name"
             )
-        compiled = read_reference(_path(self.compiled))
         compiled = compiled[(compiled.chunk_rows == self.rows) & compiled.platform.isin(self.platforms)]
         for model in self.models:
             of = compiled[compiled.model == model]

@@ -116,13 +116,13 @@ def _check_import(device: str) -> list[GraphOutcome]:
     if device.split(".")[0] != "NPU":
         return []
     name = f"{IMPORTED}: {_IMPORTED.name}"
-    try:
-        compiler = NpuCompiler()
-    except InputError as error:
-        return [GraphOutcome(name, error=str(error))]
-    with tempfile.TemporaryDirectory() as folder, compiler:
+    with tempfile.TemporaryDirectory() as folder:
         blob = Path(folder) / "graph.blob"
-        made = compiler.compile(_IMPORTED.build(), device_architecture(device), blob)
+        try:
+            with NpuCompiler() as compiler:
+                made = compiler.compile(_IMPORTED.build(), device_architecture(device).removeprefix("NPU"), blob)
+        except InputError as error:
+            return [GraphOutcome(name, error=str(error))]
         if made.error:
             return [GraphOutcome(name, error=made.error)]
         graph = _saved(_IMPORTED, Path(folder) / "graph.xml")

@@ -27,7 +27,9 @@ class Checked:
 def report(devices: Sequence[Capability], checked: Mapping[str, Checked]) -> str:
     """All of it: the devices, what ran on each, and an NPU's times beside the predicted ones."""
     npu = next(device for device in devices if device.name == "NPU")
-    verdict = "an NPU was found and works" if not npu.problem else f"**no NPU was checked**: {npu.problem}"
+    npus = {name: done for name, done in checked.items() if done.architecture}
+    verdicts = [_verdict(name, done) for name, done in npus.items()] or [f"**no NPU was checked**: {npu.problem}"]
+    verdict = "; ".join(verdicts)
     lines = ["# Device self-check", "", f"Made by `{SELFCHECK}`. Please send this file back.", "", f"Verdict: {verdict}.", ""]
     lines += ["## Devices", "", "| device | name | driver | capabilities | a small INT8 graph |", "|---|---|---|---|---|"]
     for device in devices:
@@ -39,11 +41,23 @@ def report(devices: Sequence[Capability], checked: Mapping[str, Checked]) -> str
             lines += ["", f"## {name}: whole graphs", "", *_whole(done.whole)]
         if done.architecture:
             lines += ["", f"## {name}: measured against predicted", "", *_against_predictions(done)]
-    if npu.problem:
+    if not npus:
         lines += ["", "## Not verified, for want of an NPU", "", *(f"- {what}" for what in UNVERIFIED)]
     lines += ["", "## Machine", ""]
     lines += [f"- {key}: {value}" for key, value in (describe_machine() | versions()).items()]
     return "\n".join(lines) + "\n"
+
+
+def _verdict(name: str, done: Checked) -> str:
+    """Of every form and graph of an NPU, not of the small one that it was first tried with."""
+    failed = [one.case for one in (*done.forms, *done.whole) if one.error]
+    wrong = [one.case for one in done.forms if not one.error and not one.ranks] + [
+        one.case for one in done.whole if not one.error and not one.agrees
+    ]
+    right = len(done.forms) + len(done.whole) - len(failed) - len(wrong)
+    parts = [f"on {name} {right} of {len(done.forms) + len(done.whole)} graphs ran and were right"]
+    parts += [f"**{what}**: {', '.join(cases)}" for what, cases in (("failed", failed), ("wrong", wrong)) if cases]
+    return "; ".join(parts)
 
 
 def _forms(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -69,5 +83,6 @@ def _whole(outcomes: Sequence[GraphOutcome]) -> Iterator[str]:
 def _against_predictions(done: Checked) -> list[str]:
     if not _COMPILED.is_file():
         return [f"No `{_COMPILED.relative_to(ROOT)}` here to compare with: run this in a checkout of the repository."]
-    times = {o.case: o.median_ms for o in (*done.forms, *done.whole)}
+    right = [o for o in done.forms if o.ranks] + [o for o in done.whole if o.agrees]
+    times = {o.case: o.median_ms for o in right}  # of a wrong result the time says nothing
     return comparison(compared(times, read_reference(_COMPILED), done.architecture), done.architecture)

@@ -20,7 +20,7 @@ from shadowattn.graphs import storage
 from shadowattn.graphs.buckets import DISTANCES, GraphShape, nearest_pair
 from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints, multiplies_exactly, runs_in_int8
-from shadowattn.graphs.estimation import FLOAT, GraphForm, estimation_graph
+from shadowattn.graphs.estimation import GraphForm, estimation_graph, inputs_for
 from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.npu.blobs import read_ahead, write_ahead
 from shadowattn.graphs.npu.compiler import NpuCompiler
@@ -67,14 +67,17 @@ class GraphBank:
         shapes: tuple[GraphShape, ...],
         *,
         device: str = "CPU",
-        form: GraphForm = FLOAT,
+        form: GraphForm | None = None,
         distance: str = "raw",
     ) -> "GraphBank":
-        """Graphs of one form for the profile's scale pairs and each shape. `device` as OpenVINO names it.
+        """Graphs of one form for the profile's scale pairs and each shape. `device` as OpenVINO names it. `form` None: int8
+        inputs on an NPU, the paper's form elsewhere.
 
         Raises `InputError` on any argument of a wrong type, on no shapes, and on an unknown `distance` or device.
         """
         checks.instance("profile", profile, RetentionProfile, "run the offline stage, or read one with load_profile")
+        check_device(device)
+        form = GraphForm(inputs_for("auto", device)) if form is None else form
         checks.instance("form", form, GraphForm, "see shadowattn.graphs.GraphForm")
         checks.one_of("lookup", distance, DISTANCES)
         shapes = tuple(checks.sequence("shapes", shapes))
@@ -82,7 +85,6 @@ class GraphBank:
             raise InputError("shapes: expected at least one GraphShape, got none; see shadowattn.graphs.planner.plan_shapes")
         for shape in shapes:
             checks.instance("shapes", shape, GraphShape, "see shadowattn.graphs.planner.plan_shapes")
-        _check_device(device)
         pairs = profile.scales.pairs
         slots = range(len(pairs) if form.bakes_scales else 1)
         models = {(shape, slot): estimation_graph(shape, form, *pairs[slot]) for shape in shapes for slot in slots}
@@ -93,7 +95,7 @@ class GraphBank:
     def load(cls, folder: str | Path, *, device: str = "CPU") -> "GraphBank":
         """Reads a saved bank. A missing, altered or foreign file is refused with the reason."""
         saved = storage.load(_folder(folder))
-        _check_device(device)
+        check_device(device)
         return cls(
             saved.built_for, saved.shapes, device, saved.form, saved.distance,
             lambda shape, slot: core().read_model(saved.files[shape, slot]),
@@ -323,7 +325,8 @@ class GraphBank:
         return len(self.keys)
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raises `InputError` on a device that OpenVINO does not list here."""
     checks.instance("device", device, str, "give a device as OpenVINO names it, such as CPU")
     devices = core().available_devices
     if device not in devices and device.split(".")[0] not in devices:

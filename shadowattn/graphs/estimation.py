@@ -125,7 +125,10 @@ def estimation_graph(
     _check(shape, form)
     batch, rows = shape.kv_heads, shape.group * shape.rows
     dtype = ov.Type.i8 if form.takes_int8 else ov.Type.f32
-    inputs = [_input("q", [1, batch, rows, shape.head_dim], dtype), _input("k", [1, batch, shape.keys, shape.head_dim], dtype)]
+    inputs = [
+        named_input("q", [1, batch, rows, shape.head_dim], dtype),
+        named_input("k", [1, batch, shape.keys, shape.head_dim], dtype),
+    ]
     q, k = inputs
     step = 1.0
     if form.inputs == "static":
@@ -137,7 +140,7 @@ def estimation_graph(
         q, k = (quantised(op.convert(x, ov.Type.f32), 1.0, largest=largest) for x in (q, k))
         step = INT8_STEP
     else:
-        steps = [_input("q_steps", [1, batch, rows, 1], ov.Type.f32), _input("k_steps", [1, batch, 1, 1], ov.Type.f32)]
+        steps = [named_input("q_steps", [1, batch, rows, 1], ov.Type.f32), named_input("k_steps", [1, batch, 1, 1], ov.Type.f32)]
         inputs += steps
         q, k = (quantised(op.multiply(x, inverse), 1.0) for x, inverse in zip((q, k), steps, strict=True))
     out = op.matmul(q, k, transpose_a=False, transpose_b=True)
@@ -145,7 +148,7 @@ def estimation_graph(
         # Rounding changes nothing here, and keeps the plugin from moving the step in front of the product.
         out = op.multiply(op.round(out, "half_to_even"), op.constant(np.float32(step)))
     if form.mask:
-        inputs.append(_input("positions", [2], ov.Type.i32))
+        inputs.append(named_input("positions", [2], ov.Type.i32))
         out = _mask(out, inputs[-1], shape, form)
     lead = [batch, rows]
     if shape.group > 1 and (form.pool != (1, 1) or form.indices):
@@ -155,7 +158,7 @@ def estimation_graph(
     if form.pool != (1, 1):
         out = op.max_pool(out, list(form.pool), [1, 1], [0, 0], [0, 0], list(form.pool), "floor", "explicit").output(0)
     if form.needs_multiplier:
-        inputs.append(_input("multiplier", [1, lead[0], lead[1] // form.pool[0], 1], ov.Type.f32))
+        inputs.append(named_input("multiplier", [1, lead[0], lead[1] // form.pool[0], 1], ov.Type.f32))
         out = _requantise(op.multiply(out, inputs[-1]), 1.0 / step)
     elif form.requant is not None:
         out = _requantise(out, form.requant.multiplier(q_scale, k_scale) / step)
@@ -182,7 +185,8 @@ def _check(shape: GraphShape, form: GraphForm) -> None:
         raise InputError(f"top_k: {shape.top_k} indices are asked of a form that returns scores; set indices=True")
 
 
-def _input(name: str, shape: list[int], dtype: ov.Type):
+def named_input(name: str, shape: list[int], dtype: ov.Type):
+    """A parameter with a name of its own."""
     parameter = op.parameter(shape, dtype)
     parameter.output(0).set_names({name})
     return parameter

@@ -71,11 +71,18 @@ def save(folder: Path, built_for: BuiltFor, form: GraphForm, distance: str, mode
 def load(folder: Path) -> Saved:
     """Reads the manifest and checks itself and every file it names. Raises `InputError` on what is not as it was written."""
     remedy = f"rebuild it with: rm -r {folder}, then the same command, or GraphBank.build(profile, shapes).save in Python"
+    if not (folder / MANIFEST).is_file():
+        raise InputError(
+            f"bank {folder}: expected a folder that a run or GraphBank.save wrote, found no {MANIFEST} in it; give another, "
+            "or rebuild it with GraphBank.build(profile, shapes).save in Python"
+        )
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, digest = manifest["schema_version"], manifest.pop("content_hash", None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"bank {folder}: no readable {MANIFEST} ({error}); {remedy}") from error
+    if platform := manifest.get("platform"):
+        raise InputError(f"bank {folder}: compiled ahead for NPU {platform}; give the saved bank that it was compiled from")
     if version != SCHEMA_VERSION:
         raise InputError(f"bank {folder}: expected schema version {SCHEMA_VERSION}, got {version}; {remedy}")
     if digest != content_hash(manifest):

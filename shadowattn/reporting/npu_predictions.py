@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from shadowattn.online.simulation.npu import Line
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -29,7 +31,8 @@ def case_name(part: str, model: str, method: str, *, heads: int, group: int, row
 def compared(median_ms: Mapping[str, float], compiled: pd.DataFrame, architecture: str) -> list[Compared]:
     """The cases that ran and that were compiled for `architecture`, such as 4000; rows of `+exp=npu_compile`.
 
-    Only rows in which the compiler chose the number of tiles itself, as it does on a device.
+    Only rows in which the compiler chose the number of tiles itself. Without a device it may choose fewer than beside one: 4 of 6
+    on NPU 4000.
     """
     rows = compiled[(compiled.platform == architecture.removeprefix("NPU")) & compiled.value.notna() & (compiled.tiles == 0)]
     predicted = {
@@ -48,7 +51,8 @@ def compared(median_ms: Mapping[str, float], compiled: pd.DataFrame, architectur
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """A line through measured over predicted microseconds: `fixed_us` + `slope` × predicted, by least squares through `n` cases.
+    """A line through measured over predicted microseconds: `fixed_us` + `slope` × predicted, by least squares of relative errors
+    through `n` cases; neither part is negative.
 
     `worst`: the largest distance of a case from it, as a share of what was measured.
     """
@@ -65,9 +69,10 @@ def launch_cost(cases: list[Compared]) -> LaunchCost | str:
     predicted, measured = (np.array([getattr(one, name) for one in priced]) for name in ("predicted_us", "measured_us"))
     if len(priced) < 3 or np.ptp(predicted) == 0:
         return f"Too few different cases are priced in full for a launch cost: {len(priced)}, at least 3 are needed."
-    slope, fixed = map(float, np.polyfit(predicted, measured, 1))
-    if slope <= 0:
+    if np.corrcoef(predicted, measured)[0, 1] <= 0:
         return "No launch cost: cases that are predicted to take longer took less time, so that the predictions do not hold here."
+    line = Line.through(predicted, measured)
+    slope, fixed = 1e-3 * line.ns, line.fixed_us
     worst = float(np.abs((fixed + slope * predicted) / measured - 1).max())
     return LaunchCost(fixed, slope, worst, len(priced))
 

@@ -1,6 +1,9 @@
 """The setup of the NPU compiler, without its downloads: what it refuses, and that it goes on where it stopped."""
 
+import json
+import shutil
 import subprocess
+from importlib.metadata import version
 
 import pytest
 
@@ -61,6 +64,30 @@ def test_a_failed_download_names_its_reason_and_the_remedy(monkeypatch, tmp_path
     monkeypatch.setattr(npu_compiler.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(InputError, match=r"E: Unable to locate package wine64.*apt-get update, then the same command"):
         npu_compiler._debs(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("found", ['{"openvino": "2025.1.0"}', "[]", "{", "{}"])
+def test_a_setup_of_another_openvino_or_a_broken_one_is_made_anew(steps, tmp_path, found):
+    done, _ = steps
+    npu_compiler.install(tmp_path / "it")
+    (tmp_path / "it" / MANIFEST).write_text(found)
+    npu_compiler.install(tmp_path / "it")
+    assert done == ["wheels", "debs", "wheels"]
+    assert json.loads((tmp_path / "it" / MANIFEST).read_text())["openvino"] == version("openvino")
+
+
+def test_a_missing_part_is_brought_back(steps, tmp_path):
+    done, _ = steps
+    npu_compiler.install(tmp_path / "it")
+    shutil.rmtree(tmp_path / "it" / "debs")
+    npu_compiler.install(tmp_path / "it")
+    assert done == ["wheels", "debs", "debs"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(steps, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="set SHADOWATTN_CACHE to a folder that can"):
+        npu_compiler.install(tmp_path / "file" / "it")
 
 
 def test_another_version_of_the_program_is_built_anew(steps, tmp_path, monkeypatch):

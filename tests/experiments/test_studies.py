@@ -16,6 +16,7 @@ from experiments.studies import graph_banks, pipeline_speed, query_block, valida
 from experiments.studies.answers import AnswerRow, _change_rows, means
 from experiments.studies.schedulers import schedulers
 from experiments.studies.self_check import _check_import, whole_cases
+from experiments.studies.self_check_report import Checked, report
 from experiments.studies.validate_simulator import MODES, ValidateSimulator
 from shadowattn import device_check, graph_check
 from shadowattn.devices import Capability
@@ -314,6 +315,32 @@ def test_a_self_check_without_the_compiler_says_what_sets_it_up(monkeypatch, tmp
     assert _check_import("GPU") == []
 
 
+def test_an_import_that_cannot_be_tried_is_one_line_of_the_report(monkeypatch):
+    study = "experiments.studies.self_check"
+    monkeypatch.setattr(f"{study}.device_architecture", lambda name: "6000")
+
+    class Refuses(StandInCompiler):
+        def __exit__(self, *_):
+            pass
+
+        def compile(self, model, platform, blob):
+            raise InputError(f"expected another platform than {platform}")
+
+    monkeypatch.setattr(f"{study}.NpuCompiler", Refuses)
+    (outcome,) = _check_import("NPU")
+    assert outcome.error == "expected another platform than 6000"
+
+
+def test_the_verdict_is_of_every_form_and_graph():
+    """Not of the small graph that a device was first tried with."""
+    npu = Capability("NPU", "a stand-in", "1.0", ("INT8",), "")
+    right = device_check.Outcome("smallest", compile_s=1.0, median_ms=1.0, p95_ms=1.0, steps_off=0, exact=1.0, recall=1.0)
+    forms = [right, device_check.Outcome("int8", error="no"), replace(right, case="static", recall=0.3)]
+    whole = [graph_check.GraphOutcome("block", "", 1.0, 1.0, 1.0, 0.01), graph_check.GraphOutcome("attention", "", 1, 1, 1, 0.5)]
+    text = report([npu], {"NPU": Checked(forms, whole, "4000")})
+    assert "Verdict: on NPU 2 of 5 graphs ran and were right; **failed**: int8; **wrong**: static, attention." in text
+
+
 def test_a_self_check_of_an_npu_holds_its_times_against_the_predictions(run, monkeypatch):
     """The CPU stands in for an NPU 4000, with a few of the graphs."""
     study = "experiments.studies.self_check"
@@ -329,7 +356,7 @@ def test_a_self_check_of_an_npu_holds_its_times_against_the_predictions(run, mon
     monkeypatch.setattr(f"{study}.NpuCompiler", StandInCompiler)
     folder = run("npu_selfcheck", "+exp=npu_selfcheck")
     text = (folder / "report.md").read_text()
-    assert "Verdict: an NPU was found and works" in text
+    assert f"Verdict: on NPU {len(few) + len(sizes) + 1} of {len(few) + len(sizes) + 1} graphs ran and were right." in text
     assert "## NPU: whole graphs" in text
     assert "| layout: int8 in, float16 out, 4 heads × 128 × 1024, D 64 |" in text.split("## NPU: measured against predicted")[1]
     assert "| compiled ahead and imported: int8 in, float16 out | 0." in text

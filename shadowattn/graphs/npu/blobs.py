@@ -11,15 +11,15 @@ from pathlib import Path
 
 import openvino as ov
 
-from shadowattn.artifacts import sha256, write_json
+from shadowattn.artifacts import content_hash, sha256, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu.compiler import NpuCompiler
 from shadowattn.graphs.npu.content import graph_content
 from shadowattn.graphs.storage import MANIFEST, check_files, staged_folder
 
 _WHAT = "compiled bank"
-_REMEDY = "compile it again with: python -m experiments.npu_bank BANK PLATFORM"
-_SCHEMA = 5  # 4 did not say of which graphs
+_REMEDY = "compile the bank of this form with: python -m experiments.npu_bank BANK PLATFORM; an NPU's form is graphs.inputs=int8"
+_SCHEMA = 6  # 5 had no hash of itself
 
 
 def write_ahead(
@@ -40,7 +40,8 @@ def write_ahead(
                 )
             files[blob.name], graphs[name] = sha256(blob), graph_content(model)
         manifest = {"schema_version": _SCHEMA, "platform": platform, "openvino": ov.get_version(), "compiler": compiler.version}
-        write_json(staged / MANIFEST, manifest | {"graphs": graphs, "files": files})
+        manifest |= {"graphs": graphs, "files": files}
+        write_json(staged / MANIFEST, manifest | {"content_hash": content_hash(manifest)})
     return folder
 
 
@@ -80,6 +81,8 @@ def _fitting(folder: Path, here: str, contents: Mapping[str, str]) -> dict[str, 
         raise InputError(f"{_WHAT} {folder}: no readable {MANIFEST} ({error}); {_REMEDY}") from error
     if schema != _SCHEMA:
         raise InputError(f"{_WHAT} {folder}: expected schema version {_SCHEMA}, got {schema}; {_REMEDY}")
+    if manifest.pop("content_hash", None) != content_hash(manifest):
+        raise InputError(f"{_WHAT} {folder}: {MANIFEST} is altered; {_REMEDY}")
     if here != f"is NPU {platform}":
         raise InputError(f"{_WHAT} {folder}: compiled for NPU {platform}, and the device {here}; {_REMEDY}")
     if version != ov.get_version():

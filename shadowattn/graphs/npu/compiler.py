@@ -10,12 +10,14 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import openvino as ov
 
-from shadowattn.artifacts import Units, cache_folder, content_hash, read_json
+from shadowattn.artifacts import Units, cache_folder, content_hash, read_json, sha256
 from shadowattn.errors import InputError
+from shadowattn.graphs.npu import log as log_reader
 from shadowattn.graphs.npu.content import save_by_order
 from shadowattn.graphs.npu.log import CompiledGraph, compiler_version, read_log
 
@@ -51,7 +53,21 @@ class NpuCompiler:
     def __post_init__(self):
         if not (self.folder / MANIFEST).is_file():
             raise InputError(f"npu compiler: expected it in {self.folder}, found none; set it up with: {SETUP}")
-        self.installed = read_json(self.folder / MANIFEST, f"set it up again with: rm -r {self.folder}, then {SETUP}")
+        again = f"set it up again with: rm -r {self.folder}, then {SETUP}"
+        self.installed = read_json(self.folder / MANIFEST, again)
+        missing = [path for path in (self._wine, self.folder / "app") if not path.exists()]
+        if missing or not isinstance(self.installed, dict):
+            what = missing[0] if missing else f"an object in {self.folder / MANIFEST}"
+            raise InputError(f"npu compiler: expected {what}, found none; {again}")
+        if (of := self.installed.get("openvino")) != version("openvino"):
+            raise InputError(
+                f"npu compiler: it is that of OpenVINO {of}, here is {version('openvino')}, whose compiler may make other "
+                f"blobs; set it up anew with: {SETUP}"
+            )
+
+    @property
+    def _wine(self) -> Path:
+        return self.folder / "wine" / "usr" / "lib" / "wine" / "wine64"
 
     def __enter__(self) -> "NpuCompiler":
         return self
@@ -67,7 +83,7 @@ class NpuCompiler:
         A graph that the compiler refuses, dies of twice or does not finish within a quarter of an hour, is an outcome with an
         `error`.
         Without `blob` what the compiler itself answered is kept in its folder, and found again for the same graph, whatever code
-        built it. Raises `InputError` where the compiler does not start.
+        built it, as long as its log is read by the same code. Raises `InputError` where the compiler does not start.
         """
         if platform not in PLATFORMS:
             raise InputError(f"npu platform: expected one of {', '.join(PLATFORMS)}, got {platform!r}")
@@ -76,7 +92,7 @@ class NpuCompiler:
             self._tiles = tiles
         with tempfile.TemporaryDirectory() as folder:
             path, made = Path(folder) / "graph.xml", Path(folder) / "graph.blob"
-            graph = [*save_by_order(model, path), platform, tiles, self.installed]
+            graph = [*save_by_order(model, path), platform, tiles, self.installed, sha256(Path(log_reader.__file__))]
             known = Units(self.folder / "outcomes")
             if blob is None and known.has(content_hash(graph)):
                 record = known.read(content_hash(graph))
@@ -87,9 +103,11 @@ class NpuCompiler:
             if not finished:  # killed by another, perhaps, or short of memory
                 log, finished = self._ask(line)
             self.version = self.version or compiler_version(log)
-            if not finished and not self.version:
-                raise InputError(f"npu compiler: it does not start; set it up again with: rm -r {self.folder}, then {SETUP}")
             outcome = read_log(log, blob_bytes=made.stat().st_size if made.is_file() else None)
+            if not self.version:
+                raise InputError(
+                    f"npu compiler: it does not start ({outcome.error}); set it up again with: rm -r {self.folder}, then {SETUP}"
+                )
             if blob is None and finished:
                 known.put(content_hash(graph), asdict(outcome) | {"compiler": self.version})
             elif not outcome.error:
@@ -121,7 +139,7 @@ class NpuCompiler:
 
     def _started(self) -> subprocess.Popen:
         if self._process is None:
-            wine = self.folder / "wine" / "usr" / "lib"
+            wine = self._wine.parents[1]
             libraries = wine / "x86_64-linux-gnu"
             environment = os.environ | {
                 "WINEPREFIX": str(self.folder / "prefix"), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": _OVERRIDES,
@@ -129,7 +147,7 @@ class NpuCompiler:
                 "LD_LIBRARY_PATH": str(libraries),
             }  # fmt: skip
             self._process = subprocess.Popen(
-                [str(wine / "wine" / "wine64"), "host.exe"], cwd=self.folder / "app", env=environment,
+                [str(self._wine), "host.exe"], cwd=self.folder / "app", env=environment,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         return self._process
@@ -145,6 +163,7 @@ class NpuCompiler:
 
 
 def _is_done(read: bytes) -> bool:
+    read = b"\n" + read
     at = read.rfind(b"\n@result\t")
     return at >= 0 and read.find(b"\n", at + 1) >= 0
 

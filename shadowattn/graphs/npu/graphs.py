@@ -11,7 +11,7 @@ from openvino import opset13 as op
 from openvino.preprocess import PrePostProcessor
 
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.graphs.estimation import quantised
+from shadowattn.graphs.estimation import named_input, quantised
 
 _F16, _F32, _I8 = ov.Type.f16, ov.Type.f32, ov.Type.i8
 _SCALE = 0.033  # of float inputs that the graph quantises; a constant, which decides no time
@@ -34,8 +34,10 @@ def attention_graph(shape: GraphShape, *, int8: bool) -> ov.Model:
     """
     batch, rows = shape.kv_heads, shape.group * shape.rows
     sizes = {"q": rows, "k": shape.keys, "v": shape.keys}
-    q, k, v = inputs = [_input(name, [1, batch, size, shape.head_dim], _I8 if int8 else _F16) for name, size in sizes.items()]
-    mask = _input("mask", [1, 1, rows, shape.keys], _F16)
+    q, k, v = inputs = [
+        named_input(name, [1, batch, size, shape.head_dim], _I8 if int8 else _F16) for name, size in sizes.items()
+    ]
+    mask = named_input("mask", [1, 1, rows, shape.keys], _F16)
     q, k, v = (_unit(x) if int8 else op.convert(x, _F32) for x in (q, k, v))
     scores = op.multiply(op.matmul(q, k, False, True), op.constant(np.float32(shape.head_dim**-0.5)))
     probabilities = op.softmax(op.add(scores, op.convert(mask, _F32)), -1)
@@ -49,7 +51,7 @@ def _plain(shape: GraphShape) -> ov.Model:
 
 def _transposed_keys(shape: GraphShape) -> ov.Model:
     q, _ = _qk(shape, _I8)
-    k = _input("k", [1, shape.kv_heads, shape.head_dim, shape.keys], _I8)
+    k = named_input("k", [1, shape.kv_heads, shape.head_dim, shape.keys], _I8)
     return _model(op.matmul(_unit(q), _unit(k), False, False), [q, k])
 
 
@@ -60,7 +62,7 @@ def _keys_by_rows(shape: GraphShape) -> ov.Model:
 
 def _heads_inside(shape: GraphShape) -> ov.Model:
     rows = shape.group * shape.rows
-    q, k = (_input(n, [1, count, shape.kv_heads, shape.head_dim], _I8) for n, count in (("q", rows), ("k", shape.keys)))
+    q, k = (named_input(n, [1, count, shape.kv_heads, shape.head_dim], _I8) for n, count in (("q", rows), ("k", shape.keys)))
     moved = [op.transpose(_unit(x), op.constant(np.int64([0, 2, 1, 3]))) for x in (q, k)]
     return _model(op.matmul(*moved, False, True), [q, k])
 
@@ -77,7 +79,7 @@ def _float16_quantised(shape: GraphShape) -> ov.Model:
 
 def _added_mask(shape: GraphShape) -> ov.Model:
     q, k = _qk(shape, _I8)
-    mask = _input("mask", [1, 1, shape.group * shape.rows, shape.keys], _F16)
+    mask = named_input("mask", [1, 1, shape.group * shape.rows, shape.keys], _F16)
     return _model(op.add(op.matmul(_unit(q), _unit(k), False, True), op.convert(mask, _F32)), [q, k, mask])
 
 
@@ -93,15 +95,9 @@ LAYOUTS: dict[str, Callable[[GraphShape], ov.Model]] = {
 }
 
 
-def _input(name: str, shape: list[int], dtype: ov.Type):
-    parameter = op.parameter(shape, dtype)
-    parameter.output(0).set_names({name})
-    return parameter
-
-
 def _qk(shape: GraphShape, dtype: ov.Type) -> list:
     lengths = {"q": shape.group * shape.rows, "k": shape.keys}
-    return [_input(name, [1, shape.kv_heads, length, shape.head_dim], dtype) for name, length in lengths.items()]
+    return [named_input(name, [1, shape.kv_heads, length, shape.head_dim], dtype) for name, length in lengths.items()]
 
 
 def _unit(x):

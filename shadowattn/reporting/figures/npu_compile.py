@@ -59,17 +59,23 @@ def _forms(axis, rows: pd.DataFrame) -> None:
     axis.set_yticks(range(len(names)), [_FORMS[name] for name in names], fontsize=7)
     axis.grid(axis="y", color="0.9")
     axis.set(xlim=(0, None))
+    axis.set_title("Forms of the estimate", fontsize=8)
     axis.set_xlabel("predicted µs of 4 heads × 128 rows × 1024 keys × 64", fontsize=7)
     axis.legend(fontsize=6)
 
 
 def _sizes(axis, rows: pd.DataFrame) -> None:
     sizes = rows[rows.part.isin(("rows", "keys", "heads")) | ((rows.part == "layout") & (rows.method == "int8 in, float16 out"))]
-    sizes = sizes[sizes.peak_share.notna()]
-    for platform, marker in _platforms(sizes):
-        cell = sizes[sizes.platform == platform].sort_values("macs")
+    known = sizes[sizes.peak_share.notna()]
+    for platform, marker in _platforms(known):
+        cell = known[known.platform == platform].sort_values("macs")
         axis.plot(cell.macs / 1e6, 100 * cell.peak_share, marker, markersize=5, label=f"NPU {platform}")
     axis.set(xscale="log", ylim=(0, None))
+    unknown = sorted(set(sizes.platform) - set(known.platform))
+    of = f"; the peak of {', '.join(map(str, unknown))} is not known" if unknown else ""
+    axis.set_title(f"Launches of other rows, keys and heads{of}", fontsize=8)
+    if len(known):
+        axis.legend(fontsize=6)
     axis.set_xlabel("10⁶ multiply-accumulates of a launch, D 64", fontsize=7)
     axis.set_ylabel("% of the published INT8 peak", fontsize=7)
 
@@ -84,6 +90,7 @@ def _blocks(axis, rows: pd.DataFrame) -> None:
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.grid(axis="y", color="0.9")
     axis.set(xscale="log")
+    axis.set_title("Decoder blocks; RMS normalisation is not priced", fontsize=8)
     axis.set_xlabel(f"predicted µs of one layer's blocks, {model}, one chunk", fontsize=7)
 
 
@@ -97,6 +104,7 @@ def _attention(axis, rows: pd.DataFrame) -> None:
             label = f"NPU {platform}: {'dense attention, FP16' if part == 'attention' else 'estimate'}"
             axis.plot(cell.context_tokens, cell.value, marker + line, color=f"C{index}", markersize=4, linewidth=1, label=label)
     axis.set(xscale="log", yscale="log")
+    axis.set_title("Estimate and dense attention", fontsize=8)
     axis.set_xlabel(f"keys; all heads of a layer of {model}, one chunk", fontsize=7)
     axis.set_ylabel("predicted µs", fontsize=7)
-    axis.legend(fontsize=5, loc="upper left")
+    axis.legend(fontsize=5, loc="upper left", handlelength=4, bbox_to_anchor=(1, 1))

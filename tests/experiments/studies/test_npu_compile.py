@@ -1,8 +1,10 @@
 """The study of compiled graphs, by a program that stands in for the compiler: its cases, rows and figure; and its refusal."""
 
+import json
 import math
 import re
 import sys
+from importlib.metadata import version
 
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from experiments.publish import ROOT, read_reference
 from experiments.studies import npu_cases
 from experiments.studies.npu_cases import BANK_FORMS, bank_shapes, cases
 from shadowattn.graphs.npu import compiler
+from shadowattn.models.known import KNOWN_MODELS
 from shadowattn.reporting.figures.npu_compile import draw
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -39,7 +42,7 @@ def stand_in(tmp_path, monkeypatch):
     wine.write_text(STAND_IN.format(python=sys.executable))
     wine.chmod(0o755)
     (tmp_path / "npu_compiler" / "app").mkdir()
-    (tmp_path / "npu_compiler" / compiler.MANIFEST).write_text('{"openvino": "1"}')
+    (tmp_path / "npu_compiler" / compiler.MANIFEST).write_text(json.dumps({"openvino": version("openvino")}))
     monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
 
 
@@ -120,5 +123,15 @@ def test_every_part_builds_and_counts_its_products():
         model = case.build()
         assert case.macs > 0
         assert model.inputs
+    known = KNOWN_MODELS["smollm2"].shape
+    macs = {case.part: case.macs for case in few(**ONE) if case.model == "smollm2"}
+    wide = (known.heads + 2 * known.kv_heads) * known.head_dim
+    assert macs["block before"] == 32 * known.hidden * wide
+    assert macs["block behind"] == 32 * known.hidden * (known.heads * known.head_dim + 3 * known.intermediate)
+    assert macs["attention"] == 2 * known.heads * 32 * 64 * known.head_dim
+    chosen = next(case.shape for case in cases(**ONE) if case.part == "bank" and case.shape.top_k)
+    assert chosen.top_k == 13  # a fifth of 64 keys
+    blocks = [case.build() for case in few(**ONE) if case.part.startswith("block")]
+    assert {port.get_element_type().get_type_name() for block in blocks for port in block.outputs} == {"f16"}
     names = {case.name for case in cases(**ONE)}
     assert set(BANK_FORMS) | set(npu_cases.BLOCK_FORMS) <= names

@@ -101,9 +101,17 @@ def test_without_published_rows_the_study_names_the_command():
         NpuTtft(compiled="nothing").check(SimpleNamespace(of=lambda name: 0.2))
 
 
+@pytest.mark.parametrize(("name", "of"), [("compiled", "roofline"), ("rates", "npu_compile"), ("rates", "table4")])
+def test_rows_of_another_experiment_are_refused(name, of):
+    with pytest.raises(InputError, match=f"study.{name}: expected published rows of .*, and {of} has others"):
+        NpuTtft(**{name: of}).check(SimpleNamespace(of=lambda name: 0.2))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"launch_us": [float("inf")]}, "study.launch_us: expected microseconds from 0 on, got inf"),
+        ({"rows": 0}, "study.rows: expected at least 1"),
         ({"platforms": []}, "study.platforms: expected at least one"),
         ({"launch_us": []}, "study.launch_us: expected at least one"),
         ({"launch_us": [-500.0]}, "study.launch_us: expected microseconds from 0 on"),

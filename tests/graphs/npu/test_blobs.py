@@ -10,7 +10,7 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from shadowattn.artifacts import write_json
+from shadowattn.artifacts import content_hash, write_json
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.bank import core
@@ -57,6 +57,28 @@ def npu(monkeypatch):
     return lambda: monkeypatch.setattr(ov.Core, "compile_model", compile_model)
 
 
+def rewrite(folder, manifest):
+    """A manifest that its own hash fits."""
+    whole = {key: value for key, value in manifest.items() if key != "content_hash"}
+    write_json(folder / MANIFEST, whole | {"content_hash": content_hash(whole)})
+
+
+def test_by_default_a_bank_has_the_form_of_its_device(monkeypatch):
+    monkeypatch.setattr("shadowattn.graphs.bank.check_device", lambda device: None)
+    profile = profile_for(tiny_model(), 1.0)
+    forms = {device: GraphBank.build(profile, SHAPES, device=device).form.inputs for device in ("CPU", "NPU", "NPU.0")}
+    assert forms == {"CPU": "static", "NPU": "int8", "NPU.0": "int8"}
+
+
+def test_a_compiled_bank_is_not_taken_for_a_saved_one_and_nothing_is_to_be_deleted(tmp_path):
+    folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
+    with pytest.raises(InputError, match="compiled ahead for NPU 4000; give the saved bank"):
+        GraphBank.load(folder)
+    with pytest.raises(InputError) as refused:
+        GraphBank.load(tmp_path)
+    assert "rm -r" not in str(refused.value)
+
+
 def test_the_manifest_names_the_platform_and_the_compiler(tmp_path):
     compiler = StandIn()
     folder = bank().compile_ahead("4000", tmp_path / "ahead", compiler)
@@ -88,8 +110,12 @@ def test_so_are_another_bank_another_openvino_and_altered_files(tmp_path, npu):
     with pytest.raises(InputError, match="from other graphs than this bank's"):
         bank(device="NPU", form=GraphForm("int8", mask=True)).compile(ahead=folder)
     manifest = json.loads((folder / MANIFEST).read_text())
-    write_json(folder / MANIFEST, manifest | {"openvino": "2020.1"})
+    rewrite(folder, manifest | {"openvino": "2020.1"})
     with pytest.raises(InputError, match="compiled with OpenVINO 2020"):
+        bank(device="NPU").compile(ahead=folder)
+    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest | {"platform": "5010"})
+    with pytest.raises(InputError, match=r"manifest.json is altered"):
         bank(device="NPU").compile(ahead=folder)
     write_json(folder / MANIFEST, manifest)
     next(folder.glob("*.blob")).write_bytes(b"other")
@@ -101,7 +127,7 @@ def test_so_is_an_older_folder_by_its_schema(tmp_path, npu):
     folder = bank().compile_ahead("4000", tmp_path / "ahead", StandIn())
     manifest = json.loads((folder / MANIFEST).read_text())
     write_json(folder / MANIFEST, manifest | {"schema_version": 4})
-    with pytest.raises(InputError, match="expected schema version 5, got 4"):
+    with pytest.raises(InputError, match="expected schema version 6, got 4"):
         bank(device="NPU").compile(ahead=folder)
 
 

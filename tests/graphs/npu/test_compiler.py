@@ -1,8 +1,9 @@
 """The process around the compiler, by a program that stands in for it: asked, dying, hanging, missing."""
 
+import json
 import sys
+from importlib.metadata import version
 
-import openvino as ov
 import pytest
 
 from shadowattn.errors import InputError
@@ -10,6 +11,7 @@ from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.npu import compiler
 from shadowattn.graphs.npu.compiler import NpuCompiler
+from shadowattn.graphs.npu.content import save_by_order
 from shadowattn.graphs.npu.graphs import attention_graph
 
 GRAPH = estimation_graph(GraphShape(1, 16, 64, 16), GraphForm("int8"))
@@ -38,7 +40,7 @@ def folder(tmp_path):
     wine.write_text(STAND_IN.format(python=sys.executable))
     wine.chmod(0o755)
     (tmp_path / "app").mkdir()
-    (tmp_path / compiler.MANIFEST).write_text('{"openvino": "1"}')
+    (tmp_path / compiler.MANIFEST).write_text(json.dumps({"openvino": version("openvino")}))
     return tmp_path
 
 
@@ -63,27 +65,60 @@ def test_an_outcome_is_found_again_for_the_same_graph_alone(folder):
 
 
 def test_what_a_killed_or_late_compiler_leaves_is_not_kept(folder, monkeypatch):
+    monkeypatch.setattr(compiler, "_TIMEOUT_S", 1.0)
     with NpuCompiler(folder) as made:
         made.compile(GRAPH, "5010")
+        made.compile(GRAPH, "5020")
     assert not (folder / "outcomes").exists() or not list((folder / "outcomes").iterdir())
 
 
 def test_a_compiler_that_does_not_start_is_refused(folder):
     (folder / "wine" / "usr" / "lib" / "wine" / "wine64").write_text("#!/bin/sh\nexit 1\n")
-    with NpuCompiler(folder) as made, pytest.raises(InputError, match=r"does not start; set it up again with: rm -r"):
+    with NpuCompiler(folder) as made, pytest.raises(InputError, match=r"does not start .*; set it up again with: rm -r"):
+        made.compile(GRAPH, "3720")
+
+
+def test_each_number_of_tiles_has_a_process_and_an_outcome_of_its_own(folder):
+    """The compiler does not take a number back."""
+    wine = folder / "wine" / "usr" / "lib" / "wine" / "wine64"
+    wine.write_text(wine.read_text().replace("% (number + 1)", "% (10 * int(tiles) + number + 1)"))
+    with NpuCompiler(folder) as made:
+        found = [made.compile(GRAPH, "4000", tiles=tiles).predicted_us for tiles in (0, 2, 4, 2)]
+        more = made.compile(GRAPH, "3720", tiles=4).predicted_us
+    assert found == [1, 21, 41, 21]
+    assert more == 41  # the process for 2 was ended when nothing had to be asked of it
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"openvino": "2025.1.0"}, r"that of OpenVINO 2025.1.0, here is 20.*set it up anew with: make npu-compile"),
+        ([], "expected an object in"),
+    ],
+)
+def test_a_compiler_of_another_openvino_and_a_broken_setup_are_refused(folder, manifest, message):
+    (folder / compiler.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=message):
+        NpuCompiler(folder)
+    (folder / "wine" / "usr" / "lib" / "wine" / "wine64").unlink()
+    with pytest.raises(InputError, match="wine64, found none; set it up again"):
+        NpuCompiler(folder)
+
+
+def test_a_program_that_finds_no_library_says_so(folder):
+    wine = folder / "wine" / "usr" / "lib" / "wine" / "wine64"
+    wine.write_text("#!/bin/sh\nprintf '@result\\t9\\t0\\tno library\\n'\nexec sleep 9\n")
+    with NpuCompiler(folder) as made, pytest.raises(InputError, match=r"it does not start \(no library\)"):
         made.compile(GRAPH, "3720")
 
 
 def test_a_graph_built_again_is_the_same_graph(tmp_path):
     shape = GraphShape(1, 16, 64, 16)
-    built = []
-    for name in ("one", "two"):
-        graph = attention_graph(shape, int8=False)
-        for index, node in enumerate(graph.get_ordered_ops()):
-            node.set_friendly_name(f"n{index}")
-        ov.save_model(graph, tmp_path / f"{name}.xml")
-        built.append((tmp_path / f"{name}.xml").read_text())
-    assert built[0] == built[1]
+    one, two, other = (
+        save_by_order(attention_graph(shape, int8=int8), tmp_path / f"{name}.xml")
+        for name, int8 in (("one", False), ("two", False), ("other", True))
+    )
+    assert one == two != other
 
 
 def test_a_compiler_that_dies_is_an_outcome_and_is_started_again(folder):
