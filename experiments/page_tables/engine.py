@@ -51,6 +51,41 @@ def look_ahead_smollm2() -> str:
     return table(["layers ahead", *heads], lines, name, f"means over heads; n = {int(rows.n.iloc[0])} rows of queries")
 
 
+_RUNNERS = {
+    "transformers": "transformers, float32",
+    "transformers_bfloat16": "transformers, bfloat16",
+    "engine_float32": "engine, float32, dense",
+    "engine_w8a8": "engine, W8A8, dense",
+    "engine_w8a8_20": "engine, W8A8, 20 % of the keys",
+    "engine_w8a8_10": "engine, W8A8, 10 % of the keys",
+    "engine_w8a8_5": "engine, W8A8, 5 % of the keys",
+    "genai": "openvino-genai, GGUF, dense",
+    "genai_xattention": "openvino-genai, GGUF, XAttention",
+    "genai_trishape": "openvino-genai, GGUF, tri-shape",
+}
+
+
+def ttft_smollm2() -> str:
+    """Seconds to the first token of every runner on SmolLM2, what follows it, and what each loses."""
+    name = "ttft_smollm2"
+    rows = rows_of(name)
+    first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
+    lengths = sorted(rows.context_tokens[rows.metric == "time_to_first_token"].unique())
+    at = rows[rows.context_tokens == lengths[-1]].set_index(["metric", "method"]).value
+    losses, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
+    lines = []
+    for runner, words in _RUNNERS.items():
+        seconds = [f"{first[runner, length]:.2f}" for length in lengths]
+        rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
+        lines.append([words, *seconds, *rest, f"{losses.value[runner]:+.3f} ± {errors.value[runner]:.3f}"])
+    header = ["seconds to the first token", *(f"{length} tokens" for length in lengths)]
+    header += [f"CPU seconds, {lengths[-1]}", "tokens a second after it", "loss above transformers, nat"]
+    rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
+    tokens = int(losses.n.iloc[0]) // windows + 1
+    n = f"medians of {rounds} interleaved rounds; losses of {windows} windows of {tokens} tokens, ± one standard error, paired"
+    return table(header, lines, name, n)
+
+
 def roofline() -> str:
     """Time of every stage in all layers, the share of its roof that it reaches, and which roof that is."""
     rows = rows_of("roofline")

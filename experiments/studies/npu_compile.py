@@ -147,7 +147,10 @@ class NpuCompile(Study):
         for part, cell in rows.groupby("part", sort=False):
             done = [cell[cell.platform == platform].value.notna() for platform in platforms]
             counts.add_row(part, *(f"{one.sum()} of {len(one)}" for one in done))
-        forms = Table("predicted µs, share of the INT8 peak", *platforms, title_justify="left")
+        forms = Table(
+            "predicted µs, share of the INT8 peak", *platforms, title_justify="left",
+            caption="* not all operations are priced", caption_justify="left",
+        )  # fmt: skip
         for (part, name), cell in rows[rows.part.isin(("form", "layout"))].groupby(["part", "method"], sort=False):
             by = cell.set_index("platform")
             forms.add_row(f"{part}: {name}", *(_shown(by.loc[platform]) for platform in platforms))
