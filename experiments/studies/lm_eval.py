@@ -50,6 +50,7 @@ class LmEval(Study):
         *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
         *("kernel", "dense_above", "decode", "pipeline", "scheduler"),
     )
+    headline: ClassVar[tuple[str, ...]] = ("acc", "acc_norm", "exact_match", "word_perplexity", "bits_per_byte")
 
     def __post_init__(self):
         if not self.tasks:

@@ -118,7 +118,8 @@ class GenAI(Runner):
 
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. How many keys xattention keeps is not known. A prompt is read in one piece, by trishape in pieces of `piece` tokens:
-    it leaves out keys of earlier pieces, and with one piece it would be dense. `cache_gb`: of its KV cache.
+    it leaves out keys of earlier pieces, and with one piece it would be dense. `cache_gb`: of its KV cache. `properties` of
+    OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
     """
 
     path: str
@@ -130,6 +131,7 @@ class GenAI(Runner):
     recent: int = 1920
     piece: int = 512
     cache_gb: int = 2
+    properties: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
@@ -142,7 +144,7 @@ class GenAI(Runner):
 
     def reader(self, lab: Lab) -> Read:
         genai = _openvino_genai()
-        options = {"scheduler_config": self._scheduler(genai, lab), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        options = {"scheduler_config": self._scheduler(genai, lab)} | self._properties
         pipeline = genai.LLMPipeline(str(Path(self.path).expanduser()), "CPU", options)
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
@@ -156,9 +158,8 @@ class GenAI(Runner):
     def losses(self, lab: Lab, windows: Tensor) -> list[float]:
         """By the log-probabilities of a prompt that is echoed: of its first token there is none."""
         genai = _openvino_genai()
-        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         scheduler = self._scheduler(genai, lab)
-        pipeline = genai.ContinuousBatchingPipeline(str(Path(self.path).expanduser()), scheduler, "CPU", options)
+        pipeline = genai.ContinuousBatchingPipeline(str(Path(self.path).expanduser()), scheduler, "CPU", self._properties)
         how = genai.GenerationConfig(max_new_tokens=1, echo=True, logprobs=1, ignore_eos=True, do_sample=False)
         found = []
         for number, window in enumerate(windows):
@@ -168,6 +169,10 @@ class GenAI(Runner):
             (out,) = handle.read_all()
             found.append(-float(np.mean(out.generated_log_probs[1 : len(window)])))
         return found
+
+    @property
+    def _properties(self) -> dict[str, Any]:
+        return {"INFERENCE_NUM_THREADS": torch.get_num_threads()} | self.properties
 
     def _scheduler(self, genai: ModuleType, lab: Lab) -> Any:
         scheduler = genai.SchedulerConfig()

@@ -1,6 +1,8 @@
 """What a study may ask for, and what it may not."""
 
+import json
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import pytest
 
@@ -108,8 +110,11 @@ def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tm
         most += [f"study.include_path={write_tasks(tmp_path)}", "study.tasks=[choice]"]
     if chosen.study._target_.endswith("NpuCompile"):
         monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
-        compiler_folder().mkdir()
-        (compiler_folder() / MANIFEST).write_text("{}")
+        (compiler_folder() / "app").mkdir(parents=True)
+        wine = compiler_folder() / "wine" / "usr" / "lib" / "wine" / "wine64"
+        wine.parent.mkdir(parents=True)
+        wine.touch()
+        (compiler_folder() / MANIFEST).write_text(json.dumps({"openvino": version("openvino")}))
     most += ["prompt=def"] if "prompt" in needs else []
     config = composed([f"+exp={name}", *most])
     complete(config)

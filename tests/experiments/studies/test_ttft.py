@@ -126,7 +126,9 @@ def test_losses_of_the_peers_are_those_of_the_tokens_after_the_first(tiny_folder
     monkeypatch.setitem(sys.modules, "openvino_genai", SimpleNamespace(ContinuousBatchingPipeline=Prophet, **vars(settings)))
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Prophet))
     lab, windows = SimpleNamespace(shape=SimpleNamespace(context_tokens=64)), torch.randint(0, 2, (3, 40))
-    for runner in (GenAI(str(tiny_folder)), LlamaCpp(str(tiny_folder))):
+    with_hint = GenAI(str(tiny_folder), properties={"INFERENCE_PRECISION_HINT": "f32"})
+    assert with_hint._properties == {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    for runner in (with_hint, LlamaCpp(str(tiny_folder))):
         assert runner.losses(lab, windows) == pytest.approx([math.log(2)] * 3)
     assert list(LlamaCpp(str(tiny_folder)).reader(lab)([1, 2], 4)) == [0, 1, 2, 3]
 
