@@ -30,7 +30,7 @@ def origin_of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
         "machine": on,
         **{name: meta[name] for name in ("versions", "started", "finished")},
         **({"int8": meta["int8"]} if "int8" in meta else {}),
-        **({"study": meta["config"]["study"]} if "study" in meta.get("config", {}) else {}),
+        **({"study": portable_settings(meta["config"]["study"])} if "study" in meta.get("config", {}) else {}),
     }
 
 
@@ -60,6 +60,15 @@ def portable(command: str) -> str:
     words = [word for word in shlex.split(command) if not word.startswith("paths.")]
     matches = [(word, _PATH.match(word)) for word in words]
     return shlex.join([f"{match['key'] or ''}{Path(match['path']).name}" if match else word for word, match in matches])
+
+
+def portable_settings(settings: Any) -> Any:
+    """Settings without the folders of files that they name."""
+    if isinstance(settings, Mapping):
+        return {key: portable_settings(value) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [portable_settings(value) for value in settings]
+    return Path(settings).name if isinstance(settings, str) and settings.startswith(("/", "~")) else settings
 
 
 def write_csv(rows: pd.DataFrame, path: Path, source: Mapping[str, Any]) -> None:

@@ -41,6 +41,9 @@ class Runner(ABC):
     def retention(self) -> float:
         return 1.0
 
+    def check(self) -> None:  # noqa: B027 - most need nothing
+        """Raises `InputError` where what it needs is not here."""
+
     @abstractmethod
     def reader(self, lab: Lab) -> Read:
         """What reads prompts with the lab's model."""
@@ -136,7 +139,10 @@ class GenAI(Runner):
     def __post_init__(self):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
         checks.integer("piece", self.piece, least=1)
+
+    def check(self) -> None:
         _check_path(self.path)
+        _openvino_genai()
 
     @property
     def retention(self) -> float:
@@ -197,7 +203,10 @@ class LlamaCpp(Runner):
 
     def __post_init__(self):
         checks.integer("batch", self.batch, least=1)
+
+    def check(self) -> None:
         _check_path(self.path)
+        _llama_cpp()
 
     def reader(self, lab: Lab) -> Read:
         model = self._model(lab)

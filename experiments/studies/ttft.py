@@ -60,6 +60,8 @@ class Ttft(Study):
         check_count("study.prompts", min(self.prompts))
 
     def check(self, lab: Lab) -> None:
+        for runner in self.runners.values():
+            runner.check()
         longest = max(self.prompts) + self.new_tokens
         if longest > lab.shape.context_tokens:
             raise InputError(

@@ -12,8 +12,8 @@ import pytest
 
 from experiments import provenance, source
 from experiments.environment import describe_machine
-from experiments.provenance import measured_on, origin_line, origin_of_run, portable, state, write_csv
-from experiments.publish import ROOT, check, publish, read_reference, redraw, reflag
+from experiments.provenance import measured_on, origin_line, origin_of_run, portable, portable_settings, state, write_csv
+from experiments.publish import ROOT, check, publish, read_reference, redraw, reflag, study_of
 from experiments.source import current_code, source_hash
 from shadowattn import machine as hardware
 from shadowattn.artifacts import sha256, versions, write_json
@@ -123,6 +123,18 @@ def test_a_command_names_no_folder_of_this_machine():
     command = "python -m experiments.run --config-dir /home/me/conf 'data.path=~/a b.txt' paths.results=/x model.path=models/m"
     expected = "python -m experiments.run --config-dir conf 'data.path=a b.txt' model.path=models/m"
     assert portable(command) == expected
+
+
+def test_settings_name_no_folder_of_this_machine():
+    settings = {"runners": {"a": {"path": "/home/me/model.gguf", "lengths": [1, "~/x.txt"]}}, "name": "a/b"}
+    assert portable_settings(settings) == {"runners": {"a": {"path": "model.gguf", "lengths": [1, "x.txt"]}}, "name": "a/b"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "reference").glob("*.json")), ids=lambda path: path.stem)
+def test_published_rows_name_no_folder_and_their_study_is_built_anywhere(path):
+    source = json.loads(path.read_text())
+    assert source.get("study") == portable_settings(source.get("study"))
+    assert study_of(source)
 
 
 def test_processors_of_one_name_are_told_apart(monkeypatch):
