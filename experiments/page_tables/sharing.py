@@ -50,6 +50,21 @@ def sharing() -> str:
     return table(header, lines, "study_query_block_smollm2", n)
 
 
+def sharing_more() -> str:
+    """The same of `probability` at several retentions, with smaller blocks."""
+    rows = rows_of("study_query_block_smollm2_more")
+    comparisons = gains(rows)
+    comparisons = comparisons[comparisons.rival == "per_row"].set_index(["retention", "method"])
+    blocks = sorted(rows.query_block[rows.query_block > 1].unique())
+    lines = [
+        [f"{at:.0%} of the keys", *(_loss_and_interval(comparisons.loc[at, f"probability_{block}"]) for block in blocks)]
+        for at in sorted(rows.retention[rows.retention < 1].unique())
+    ]
+    header = ["`probability`, loss above per-row lists, nat", *(f"{block} rows" for block in blocks)]
+    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
+    return table(header, lines, "study_query_block_smollm2_more", n)
+
+
 def _loss_and_interval(comparison: pd.Series) -> str:
     return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f})"
 
