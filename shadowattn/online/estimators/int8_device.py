@@ -10,21 +10,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import Estimator
-from shadowattn.online.estimators.int8_graph import Buckets, launch
+from shadowattn.online.estimators.int8_graph import Buckets, OfBank, launch
 from shadowattn.online.selection import Rule
-from shadowattn.types import EstimateCost, Lists, Selection
+from shadowattn.types import Lists, Selection
 
 _NOWHERE = torch.iinfo(torch.int32).max
 
 
 @dataclass
-class Int8Device(Estimator):
+class Int8Device(OfBank, Estimator):
     """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
 
     With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`). Where rows share a
@@ -38,16 +37,6 @@ class Int8Device(Estimator):
     lists_are_sound: ClassVar[bool] = True  # of whole blocks of keys they are longer than those that are called for
     clipped: int = field(default=0, init=False)  # as for `Int8Graph`
     launched: int = field(default=0, init=False)
-
-    def __post_init__(self):
-        checks.instance("bank", self.bank, GraphBank, "build one with GraphBank.build")
-
-    @property
-    def graphs(self) -> GraphBank:
-        return self.bank
-
-    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self.bank.key_offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         """Never: its graphs return indices."""

@@ -57,8 +57,24 @@ class Buckets:
         return plan
 
 
+class OfBank:
+    """What estimators by a bank of graphs share."""
+
+    bank: GraphBank
+
+    def __post_init__(self):
+        checks.instance("bank", self.bank, GraphBank, "build one with GraphBank.build")
+
+    @property
+    def graphs(self) -> GraphBank:
+        return self.bank
+
+    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
+        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self.bank.key_offset)
+
+
 @dataclass
-class Int8Graph(Estimator):
+class Int8Graph(OfBank, Estimator):
     """Scores from the bank. Heads whose scales fall into one bucket share launches.
 
     For work that holds the bank (`use`), scores are valid until the next call: where one launch serves all heads, they are
@@ -74,16 +90,6 @@ class Int8Graph(Estimator):
     clipped: int = field(default=0, init=False)  # heads whose measured Q or K scale exceeded their bucket's
     launched: int = field(default=0, init=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self):
-        checks.instance("bank", self.bank, GraphBank, "build one with GraphBank.build")
-
-    @property
-    def graphs(self) -> GraphBank:
-        return self.bank
-
-    def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        return EstimateCost.of(head_dim, 8) + EstimateCost.quantising(head_dim, keys=keys, offset=self.bank.key_offset)
 
     def scores(self, chunk: Chunk) -> Tensor:
         with self.use() as outermost:
