@@ -15,6 +15,7 @@ from shadowattn.artifacts import cache_folder
 from shadowattn.errors import InputError
 from shadowattn.models import hub
 from shadowattn.models.known import KNOWN_MODELS, KnownModel
+from shadowattn.models.linear import widen_linears
 from shadowattn.models.place import find_place
 from shadowattn.models.shape import fingerprint
 
@@ -156,15 +157,20 @@ def _load(source: str, name: str, dtype: str, device: str, **options) -> LoadedM
 
 
 def _moved(model: PreTrainedModel, place: torch.device) -> PreTrainedModel:
-    """The model on a device. Raises `InputError` where the device has no room for it."""
+    """The model on a device, its linear layers by products that the device has.
+
+    Raises `InputError` where the device has no room for it.
+    """
     try:
-        return model.to(place)
+        model = model.to(place)
     except torch.OutOfMemoryError as error:
         size = model.get_memory_footprint() / 2**30
         raise InputError(
             f"model.device: expected room for {size:.1f} GiB of weights on {place}, got less; use model.dtype=bfloat16, a "
             "smaller model, or model.device=cpu"
         ) from error
+    widen_linears(model)
+    return model
 
 
 def load_random(
