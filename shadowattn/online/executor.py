@@ -73,7 +73,9 @@ class ScorePool:
 
 # What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
 # keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
-_SCORE_BYTES, _LIST_BYTES = 64 << 20, 8 << 20
+# An estimator that rounds keys anew holds those of a launch in float32 while it does: where no heads share them, they outgrow
+# the scores.
+_SCORE_BYTES, _KEY_BYTES, _LIST_BYTES = 64 << 20, 64 << 20, 8 << 20
 
 
 def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
@@ -102,14 +104,15 @@ def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ra
 
 def batches(stages: Stages) -> list[Group]:
     """Runs of neighbouring heads that go through estimate, select and attend together."""
-    heads, rows, _ = stages.chunk.q.shape
+    heads, rows, dim = stages.chunk.q.shape
     if stages.rule.query_block > 1 and stages.rule.pooling == "rows":
         rows = -(-rows // stages.rule.query_block)
     row_bytes = 4 * rows * stages.chunk.keys
     if stages.selects_in_estimate:
         count = int(_LIST_BYTES / (row_bytes * float(stages.chunk.retention.max())))
     else:
-        count = _SCORE_BYTES // row_bytes
+        groups = max(1, _KEY_BYTES // (4 * stages.chunk.keys * dim))
+        count = min(_SCORE_BYTES // row_bytes, groups * heads // len(stages.chunk.heads.grouped()))
     count = max(1, count)
     return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
 
@@ -250,6 +253,7 @@ class _Run:
                 span.bytes += len(group.heads) * chunk.q[0].nbytes
                 span.bytes += len({kv_head[head] for head in group.heads}) * chunk.k[0].nbytes
             ready.update(zip(parts, outputs, strict=True))
+            scores = outputs = None  # or they would live beside the next launch's
             while following in ready:
                 yield _places(following), ready.pop(following)
                 following = next(order, None)
@@ -265,6 +269,7 @@ class _Run:
                 span.bytes = scores.nbytes + selection.indices.nbytes
             if self._pool is not None:
                 self._pool.give_back(scores)
+            del scores
             yield heads, selection
 
     def attend(self, source: Iterable[tuple[slice, Selection]]) -> None:

@@ -4,6 +4,7 @@ import _thread
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 from shadowattn.errors import InputError, StageError
 from shadowattn.graphs import GraphBank, GraphShape
 from shadowattn.kernels import choose
+from shadowattn.online import executor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
-from shadowattn.online.executor import ScorePool, Threads, run_overlapped, run_serial
+from shadowattn.online.executor import ScorePool, Threads, batches, run_overlapped, run_serial
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan
 from shadowattn.online.selection import Rule
@@ -430,3 +432,34 @@ def test_options_are_checked(options, message):
 def test_thread_budgets_are_checked():
     with pytest.raises(InputError, match="select_threads: expected an integer of 1"):
         Threads(select=0)
+
+
+class ScoresAlive(Oracle):
+    """Exact scores, and how many launches' scores are alive whenever one begins."""
+
+    def __init__(self):
+        object.__setattr__(self, "launched", [])
+        object.__setattr__(self, "alive", [])
+
+    def scores(self, chunk):
+        self.alive.append(sum(ref() is not None for ref in self.launched))
+        scores = super().scores(chunk)
+        self.launched.append(weakref.ref(scores.untyped_storage()))
+        return scores
+
+
+@pytest.mark.parametrize("query_block", [1, 8])
+@pytest.mark.parametrize("limit", ["_SCORE_BYTES", "_KEY_BYTES"])
+def test_a_launch_holds_no_more_than_its_limit_and_leaves_before_the_next(monkeypatch, limit, query_block):
+    whole = make_stages(Oracle(), query_block=query_block)
+    expected = Pipeline("batched").run(whole, keep_lists=True)
+    scores, keys = 4 * ROWS // query_block * KEYS, 4 * KEYS * DIM
+    monkeypatch.setattr(executor, limit, {"_SCORE_BYTES": 2 * scores, "_KEY_BYTES": keys}[limit])
+    stages = make_stages(ScoresAlive(), query_block=query_block)
+    parts = batches(stages)
+    most = 2 if limit == "_SCORE_BYTES" else HEADS // KV_HEADS
+    assert [len(group.heads) for group in parts] == [most] * (HEADS // most)
+    ran = Pipeline("batched").run(stages, keep_lists=True)
+    assert stages.estimator.alive == [0] * len(parts)
+    assert ran.selected.indices.equal(expected.selected.indices)
+    assert ran.out.equal(expected.out)
