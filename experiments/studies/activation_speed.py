@@ -1,0 +1,230 @@
+"""The whole sparse path against dense attention on the queries, keys and values of a model, and not on random tensors.
+
+Real rows rank keys that lie together and change slowly from row to row; random ones do neither. Both decide how fast lists are
+made and read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+from torch import Tensor
+
+from experiments.lab import Lab
+from experiments.progress import bar, say
+from experiments.random_layers import Case, Tensors
+from experiments.refusals import check_choice, check_count
+from experiments.studies import attention_candidates as candidates
+from experiments.studies.base import Study
+from experiments.studies.estimator_speed import break_even_keys, said_break_even
+from shadowattn.engine.observe import observe_prefill
+from shadowattn.errors import InputError
+from shadowattn.interleave import Timing, interleave, ratio
+from shadowattn.kernels import native
+from shadowattn.machine import processor
+from shadowattn.models.load import DTYPES
+from shadowattn.online.chunk import Chunk
+from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
+from shadowattn.reporting.rows import PlacedRow
+
+_WARMUP = 1
+_SCORE = "probability"  # the block score that loses least
+
+
+@dataclass(frozen=True)
+class ActivationRow(PlacedRow):
+    """A row about all layers of a chunk of `chunk_rows` rows at the end of a context, or about one layer.
+
+    `low` and `high` are the quartiles of the rounds.
+    """
+
+    chunk_rows: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    dtype: str = ""
+    processor: str = ""
+    threads: int = 0
+
+
+class Captured(Tensors):
+    """The queries, keys and values of a chunk that a model computed, in `dtype`, each head at `retention`."""
+
+    def __init__(self, chunk: Chunk, dtype: torch.dtype, retention: float):
+        self.q, self.k, self.v = (x.to(dtype).contiguous() for x in (chunk.q, chunk.k, chunk.v))
+        self.case = Case("", dtype, chunk.keys, chunk.q.shape[1], retention)
+        self.heads, self.scale, self.positions = chunk.heads, chunk.scale, chunk.positions
+        self.retention = torch.full((len(chunk.heads),), retention, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ActivationSpeed(Study):
+    """The last `rows` rows of the first `lengths` tokens of every held-out window, in a dense prefill, of every layer.
+
+    At each of `retentions`: lists for every row, and for blocks of `query_blocks` rows by estimated probabilities. Candidates
+    take turns layer by layer for `rounds` rounds; a time is the median over rounds of the sum over layers and windows.
+    """
+
+    lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
+    retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2])
+    query_blocks: list[int] = field(default_factory=lambda: [8, 32])
+    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
+    rows: int = 512
+    rounds: int = 7
+    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads")
+    headline: ClassVar[tuple[str, ...]] = ("times_faster_than_own_dense", "times_faster_than_sdpa", "break_even_keys")
+
+    def __post_init__(self):
+        for name in ("lengths", "retentions", "dtypes"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise InputError(f"study.{name}: expected at least one and none twice, got {list(values)}")
+        for dtype in self.dtypes:
+            check_choice("study.dtypes", dtype, tuple(DTYPES))
+        if not all(0 < retention < 1 for retention in self.retentions):
+            raise InputError(f"study.retentions: expected shares of the visible keys, in (0, 1), got {list(self.retentions)}")
+        check_count("study.rows", self.rows)
+        check_count("study.rounds", self.rounds)
+        for length in self.lengths:
+            if length < self.rows or length % self.rows:
+                raise InputError(f"study.lengths: expected multiples of study.rows={self.rows}, got {length}")
+        for block in self.query_blocks:
+            check_count("study.query_blocks", block, least=2)
+
+    def check(self, lab: Lab) -> None:
+        native.require()
+        if max(self.lengths) > lab.context_tokens:
+            raise InputError(
+                f"study.lengths: expected at most the {lab.context_tokens} tokens of a window, got {max(self.lengths)}; set "
+                "study.lengths or evaluation.context_tokens"
+            )
+
+    def measure(self, lab: Lab) -> list[ActivationRow]:
+        windows, units, rows = lab.heldout(), lab.units("times"), []
+        say(f"time: {lab.shape.layers} layers, {len(windows)} windows, {self.rounds} rounds, candidates take turns")
+        pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
+        seconds: dict[int, list[dict[str, list[list[float]]]]] = {}
+        for length, index in bar(pieces, "times"):
+            measured = units.get(f"{length}@{index}", partial(self._seconds, lab, windows[index][:length]))
+            seconds.setdefault(length, []).append(measured)
+        for dtype in self.dtypes:
+            of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, seconds[length])]
+            rows += [*of_dtype, *_break_evens(of_dtype)]
+        return rows
+
+    def _seconds(self, lab: Lab, window: Tensor) -> dict[str, list[list[float]]]:
+        """Seconds of each round in each layer, by dtype and candidate."""
+        seconds: dict[str, list[list[float]]] = {}
+
+        def observe(chunk: Chunk) -> None:
+            if chunk.keys < len(window):
+                return
+            for dtype in self.dtypes:
+                for name, timing in interleave(self.calls(chunk, dtype), rounds=self.rounds, warmup=_WARMUP).items():
+                    seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
+            shown.update(1)
+
+        with bar([], f"layers of {len(window)} tokens", total=lab.shape.layers) as shown:
+            observe_prefill(lab.loaded.model, window[None], observe, chunk_tokens=self.rows)
+        return seconds
+
+    def calls(self, chunk: Chunk, dtype: str) -> dict[str, candidates.Call]:
+        """Dense attention, then the whole path at every retention: by name, or by retention and rows that share a list."""
+        calls: dict[str, candidates.Call] = {}
+        for retention in self.retentions:
+            tensors = Captured(chunk, DTYPES[dtype], retention)
+            calls = calls or {name.replace(" ", "_"): call for name, call in candidates.baselines(tensors).items()}
+            for block in (1, *self.query_blocks):
+                (call,) = candidates.totals(tensors, block, _SCORE, estimators=("int8_fused",)).values()
+                calls[_key(retention, block)] = call
+        return calls
+
+    def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, list[list[float]]]]) -> Iterator[ActivationRow]:
+        common = replace(
+            lab.row(ActivationRow), path_kind="timing", kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds,
+            context_tokens=length, chunk_rows=self.rows, dtype=dtype, processor=processor(), threads=torch.get_num_threads(),
+        )  # fmt: skip
+        # Candidate → [layers, rounds], the sum over windows.
+        names = [name.removeprefix(f"{dtype} ") for name in windows[0] if name.startswith(f"{dtype} ")]
+        layers = {name: torch.tensor([one[f"{dtype} {name}"] for one in windows], dtype=torch.float64).sum(0) for name in names}
+        wholes = {name: Timing(tuple(each.sum(0).tolist())) for name, each in layers.items()}
+
+        def described(name: str) -> ActivationRow:
+            if name in ("sdpa", "own_dense"):
+                return replace(common, method=name)
+            retention, block = _read(name)
+            score = {"block_score": _SCORE} if block > 1 else {}
+            return replace(
+                common, method=_method(block), retention=retention, estimator="int8_fused", allocator="uniform",
+                query_block=block, **score,
+            )  # fmt: skip
+
+        for name, whole in wholes.items():
+            row, (low, high) = described(name), whole.quartiles_s
+            yield replace(row, metric="time", value=1e3 * whole.median_s, low=1e3 * low, high=1e3 * high, unit="ms")
+            for baseline in ("own_dense", "sdpa"):
+                if name == baseline:
+                    continue
+                quotients = torch.tensor(wholes[baseline].seconds) / torch.tensor(whole.seconds)
+                low, high = torch.quantile(quotients, torch.tensor([0.25, 0.75])).tolist()
+                value = ratio(wholes[baseline], whole)
+                yield replace(row, metric=f"times_faster_than_{baseline}", value=value, low=low, high=high)
+            if name not in ("sdpa", "own_dense"):
+                for layer, (dense, sparse) in enumerate(zip(layers["own_dense"].tolist(), layers[name].tolist(), strict=True)):
+                    value = ratio(Timing(tuple(dense)), Timing(tuple(sparse)))
+                    yield replace(row, metric="layer_times_faster_than_own_dense", value=value, layer=layer)
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"activation_speed": draw_activation_speed(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        """A table a dtype: times faster than our dense attention at each length, and from how many keys on."""
+        tables = []
+        for dtype, some in rows.groupby("dtype", sort=False):
+            ratios = some[some.metric == "times_faster_than_own_dense"]
+            even = some[some.metric == "break_even_keys"].set_index(["method", "retention"]).value
+            lengths = sorted(some.context_tokens.unique())
+            table = Table(
+                "method", "retention", "break-even, keys", *(f"{keys} keys" for keys in lengths), "slowest layer", "fastest",
+                title=f"{title} · {dtype}, times faster than our dense attention, medians of {some.n.iloc[0]} rounds",
+                title_justify="left",
+            )  # fmt: skip
+            by_layer = some[(some.metric == "layer_times_faster_than_own_dense") & (some.context_tokens == lengths[-1])]
+            for (method, retention), cell in ratios[ratios.method != "sdpa"].groupby(["method", "retention"], sort=False):
+                values = cell.set_index("context_tokens").value
+                of = by_layer[(by_layer.method == method) & (by_layer.retention == retention)].value
+                table.add_row(
+                    str(method), f"{retention:g}", said_break_even(even[method, retention], lengths[-1]),
+                    *(f"{values[keys]:.2f}" for keys in lengths), f"{of.min():.2f}", f"{of.max():.2f}",
+                )  # fmt: skip
+            tables.append(table)
+        return Group(*tables)
+
+
+def _break_evens(rows: list[ActivationRow]) -> Iterator[ActivationRow]:
+    """One a method and retention: the fewest of `lengths` from which on it is faster than our dense attention at each."""
+    found: dict[tuple[str, float], list[ActivationRow]] = {}
+    for row in rows:
+        if row.metric == "times_faster_than_own_dense" and row.method != "sdpa":
+            found.setdefault((row.method, row.retention), []).append(row)
+    for some in found.values():
+        value = break_even_keys({row.context_tokens: row.value for row in some})
+        yield replace(some[-1], metric="break_even_keys", value=value, unit="keys", low=value, high=value)
+
+
+def _key(retention: float, block: int) -> str:
+    return f"{retention:g} {block}"
+
+
+def _read(key: str) -> tuple[float, int]:
+    retention, block = key.split()
+    return float(retention), int(block)
+
+
+def _method(block: int) -> str:
+    return "per_row" if block == 1 else f"shared_{block}"

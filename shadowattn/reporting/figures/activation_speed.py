@@ -1,0 +1,46 @@
+"""How much faster than dense attention the sparse path is on a model's own activations, by the number of keys."""
+
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from shadowattn.reporting.style import MARKERS, new_figure, subject
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """A row of panels a dtype, a panel a way to share lists, a line a retention; bands: the layers, from slowest to fastest."""
+    ratios = rows[rows.metric == "times_faster_than_own_dense"]
+    layers = rows[rows.metric == "layer_times_faster_than_own_dense"]
+    dtypes, blocks = list(ratios.dtype.unique()), sorted(ratios.query_block[ratios.method != "sdpa"].unique())
+    lengths = sorted(ratios.context_tokens.unique())
+    drawn, axes = new_figure(columns=len(blocks), rows=len(dtypes))
+    panels = axes.reshape(len(dtypes), len(blocks)) if hasattr(axes, "reshape") else [[axes]]
+    for dtype, line in zip(dtypes, panels, strict=True):
+        for block, axis in zip(blocks, line, strict=True):
+            here = ratios[(ratios.dtype == dtype) & (ratios.query_block == block) & (ratios.method != "sdpa")]
+            retentions = sorted(here.retention.unique())
+            for index, retention in enumerate(retentions):
+                colour = colormaps["viridis"](0.85 * index / max(1, len(retentions) - 1))
+                cell = here[here.retention == retention].sort_values("context_tokens")
+                spread = [cell.value - cell.low, cell.high - cell.value]
+                look = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": colour, "capsize": 2}
+                axis.errorbar(cell.context_tokens, cell.value, yerr=spread, label=f"{retention:.0%} of the keys", **look)
+                of = layers[(layers.dtype == dtype) & (layers.query_block == block) & (layers.retention == retention)]
+                reach = of.groupby("context_tokens").value.agg(["min", "max"])
+                axis.fill_between(reach.index, reach["min"], reach["max"], color=colour, alpha=0.15)
+            dense = ratios[(ratios.dtype == dtype) & (ratios.method == "sdpa")].sort_values("context_tokens")
+            axis.plot(dense.context_tokens, dense.value, color="0.4", linestyle=":", label="SDPA")
+            axis.axhline(1, color="0.6", linewidth=1)
+            axis.set_xscale("log")
+            axis.set_xticks(lengths, [str(keys) for keys in lengths])
+            axis.minorticks_off()
+            axis.set(xlabel="keys", ylabel="times faster than our dense attention")
+            axis.set_title(f"{dtype}, {'a list for each row' if block == 1 else f'a list for {block} rows'}", fontsize=9)
+    panels[0][0].legend(fontsize=7)
+    first = ratios.iloc[0]
+    drawn.suptitle(
+        f"{subject(rows)}, {first.chunk_rows} rows; bands: from the slowest to the fastest layer · measured, medians and "
+        f"quartiles of {first.n} rounds, {first.kernel}",
+        fontsize=9,
+    )
+    return drawn
