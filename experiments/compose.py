@@ -13,6 +13,9 @@ CONF = Path(__file__).parents[1] / "conf"
 # A setting of a part, which the part's class may have though no YAML names it.
 _OF_A_PART = re.compile(rf"(?:{'|'.join(schema.PARTS)}|compare\.\w+\.(?:estimator|allocator)|full\.\w+)\.[\w.]+=")
 
+# What may be said shortly: the tasks of lm_eval.
+_SHORT = "tasks="
+
 # Taken as it stands: commas, colons, quotes and braces of a text are none of Hydra's.
 _TEXT = "prompt="
 
@@ -24,6 +27,8 @@ def settable(override: str) -> str:
     if override.startswith(_TEXT):
         text = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", override.removeprefix(_TEXT))  # no interpolation
         return _TEXT + "'" + re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text) + "'"
+    if override.startswith(_SHORT):
+        return f"study.{override}"
     return f"++{override}" if _OF_A_PART.match(override) else override
 
 

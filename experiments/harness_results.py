@@ -71,14 +71,15 @@ def task_rows(row: HarnessRow, results: dict[str, Any], dense: dict[str, Any]) -
             row, task=task, version=result["version"], shots=result["shots"], n=n, source=result["source"], cut=result["side"],
             tokens=tokens, context_tokens=min(tokens, context),
         )  # fmt: skip
-        cut_flags = [f"{cut} of {n} prompts cut to the context of {context} tokens, from the left"] if cut else []
+        run_flags = [row.flag] if row.flag else []
+        run_flags += [f"{cut} of {n} prompts cut to the context of {context} tokens, from the left"] if cut else []
         for key, value in result["metrics"].items():
             metric, name = key.split(",", 1)
             if metric.endswith("_stderr"):
                 continue
             answers, before = _answers(result, key), _answers(dense[task], key)
             better = result["higher_is_better"].get(metric, True)
-            mean, flags = Interval(value, math.nan, math.nan, n), cut_flags
+            mean, flags = Interval(value, math.nan, math.nan, n), run_flags
             if len(answers) > 1:
                 mean = mean_interval(answers)
             if better and before and _are_hits([*answers, *before]):

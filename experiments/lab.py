@@ -294,7 +294,8 @@ class Lab:
         longest = max((question.tokens for question in questions), default=0)
         if longest > self.shape.context_tokens:
             raise InputError(
-                f"task: the model's context is {self.shape.context_tokens} tokens, got a prompt of {longest}; make it shorter"
+                f"task: the model's context is {self.shape.context_tokens} tokens, got a prompt of {longest}; make it "
+                "shorter, where the task has such a setting by task.tokens"
             )
         return Asked.of(task.name, task, questions) if questions else None
 

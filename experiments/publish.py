@@ -4,7 +4,7 @@ Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in 
 its study draws of that file becomes `docs/EXPERIMENT.png`.
 
     python -m experiments.publish --redraw         every published figure once more, of the committed rows
-    python -m experiments.publish --reflag         sets the flags of published losses by today's rules
+    python -m experiments.publish --reflag         sets the flags of published losses and scores by today's rules
     python -m experiments.publish --check          what is published, how old it is, and whether today's code made it
 """
 
@@ -28,7 +28,7 @@ from experiments.source import source_hash
 from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256
 from shadowattn.errors import InputError
-from shadowattn.reporting.flags import quality_flags
+from shadowattn.reporting.flags import answer_flags, quality_flags
 from shadowattn.reporting.style import save
 
 # Columns in which nothing means not a number.
@@ -86,8 +86,8 @@ def redraw(path: Path, root: Path = ROOT) -> list[Path]:
 
 
 def reflag(path: Path, root: Path = ROOT) -> list[Path]:
-    """Sets the flags of committed losses by today's rules, which may be newer than the rows; draws anew what changed, and
-    returns what it wrote. The JSON beside the rows names the code of the rules.
+    """Sets the flags of committed losses and scores by today's rules, which may be newer than the rows; draws anew what changed,
+    and returns what it wrote. The JSON beside the rows names the code of the rules.
 
     Raises `InputError` on rows that were altered since, or that nobody recorded.
     """
@@ -96,7 +96,7 @@ def reflag(path: Path, root: Path = ROOT) -> list[Path]:
     rows = read_reference(path)
     if "flag" not in rows:
         return []
-    flags = quality_flags(rows)
+    flags = answer_flags(rows.assign(flag=quality_flags(rows)))
     if flags.equals(rows.flag):
         return []
     source = read_json(sidecar(path), "publish the run again")
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--anyway", action="store_true", help="though its code is not what is checked out; its JSON then says so")
     parser.add_argument("--other-command", action="store_true", help="though the published rows are of another command")
     parser.add_argument("--redraw", action="store_true", help="draw the figures of all published rows anew")
-    parser.add_argument("--reflag", action="store_true", help="set the flags of published losses by today's rules")
+    parser.add_argument("--reflag", action="store_true", help="set the flags of published losses and scores by today's rules")
     parser.add_argument("--check", action="store_true", help="list what is published, and whether it is of today's code")
     options = parser.parse_args()
     if options.check + options.redraw + options.reflag + (options.run is not None) != 1:

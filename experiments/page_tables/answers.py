@@ -3,7 +3,7 @@
 import pandas as pd
 
 from experiments.page_tables.common import rows_of, table
-from shadowattn.reporting.flags import SAME
+from shadowattn.reporting.flags import NOT_CLAIMED, SAME
 
 
 def accuracy_smollm2() -> str:
@@ -17,7 +17,8 @@ def _accuracy(name: str) -> str:
     means = rows[rows.metric.isin(["accuracy", "rouge_l"])]
     changes = rows[rows.metric.str.endswith("_change")].set_index(["method", "retention", "task"])
     dense = means[means.method == "dense"].set_index("task")
-    asked = [task for task in dense.index if task in set(changes.index.get_level_values("task"))]
+    told = changes[~changes.flag.fillna("").str.contains(NOT_CLAIMED)]
+    asked = [task for task in dense.index if task in set(told.index.get_level_values("task"))]
     lines = []
     for (method, at), values in means.groupby(["method", "retention"], sort=False):
         of_task, label = values.set_index("task"), f"`{method}`" if at == 1 else f"`{method}`, {at:.0%} of the keys"
@@ -30,8 +31,8 @@ def _accuracy(name: str) -> str:
     corrected = int(rows.metric.str.endswith("_change_p").sum())
     same = f"p > 0.05 of a sign-flip test, Holm-corrected over {corrected} changes" if corrected else "holds zero, not corrected"
     n = f"mean score, 95 % interval of dense attention's and of what a method changes, paired; = {same}"
-    below = f"\n\nDense attention cannot do these, and no method was asked: {', '.join(unable)}." if unable else ""
-    return table(header, lines, name, n) + below
+    below = f"\n\nDense attention cannot do these, and no difference is claimed: {', '.join(unable)}."
+    return table(header, lines, name, n) + (below if unable else "")
 
 
 def _said(value: pd.Series, changes: pd.DataFrame, cell: tuple[str, float, str]) -> str:

@@ -19,7 +19,7 @@ from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError
 from shadowattn.evaluation.comparison import holm, sign_flip_p
 from shadowattn.evaluation.tasks import Task, mean_change, mean_score, scores
-from shadowattn.reporting.flags import difference_flags
+from shadowattn.reporting.flags import LEAST_SCORE, NOT_CLAIMED, UNUSED, difference_flags
 from shadowattn.reporting.rows import TaskRow
 
 
@@ -87,7 +87,8 @@ class Answers(Study):
             if task.tokens > longest:
                 raise InputError(
                     f"study.tasks.{task.name}: expected prompts of at most the model's context of {longest} tokens, got "
-                    f"{task.tokens} with the answer; make them shorter"
+                    f"{task.tokens} with the answer; make them shorter, where the task has such a setting by "
+                    f"study.tasks.{task.name}.tokens"
                 )
 
     def measure(self, lab: Lab) -> list[AnswerRow]:
@@ -103,7 +104,7 @@ class Answers(Study):
         able = [task for task in tasks if not flags[task.key]]
         rows, changes = [], []
         for task in tasks:
-            row = replace(lab.row(AnswerRow), flag=flags[task.key])
+            row = replace(lab.row(AnswerRow), flag=flags[task.key] or self._not_claimed(task, dense[task.key]))
             rows += [_row(row, task, dense[task.key]), *_depth_rows(row, task, dense[task.key])]
         say(f"tasks: {len(able)} of {len(tasks)} answered often enough to compare methods on")
         cells = self._cells(lab) if able else []
@@ -117,10 +118,13 @@ class Answers(Study):
             for task in able:
                 found = units.read(f"{task.key}_{cell.key}")
                 answers = found["scores"]
-                rows += [_row(cell.row, task, answers), *_depth_rows(cell.row, task, answers)]
+                unused = cell.row.retention < 1 and not found["sparse_rows"]
+                said = (UNUSED if unused else "", self._not_claimed(task, dense[task.key]))
+                row = replace(cell.row, flag="; ".join(filter(None, said)))
+                rows += [_row(row, task, answers), *_depth_rows(row, task, answers)]
                 if len(answers) > 1:  # one question has no interval
-                    changes.append((cell.row, task, answers, dense[task.key]))
-                density = replace(task.row(cell.row), metric="density", value=found["density"], n=len(answers))
+                    changes.append((row, task, answers, dense[task.key]))
+                density = replace(task.row(row), metric="density", value=found["density"], n=len(answers))
                 rows.append(replace(density, low=math.nan, high=math.nan))
         return rows + _change_rows(changes)
 
@@ -147,15 +151,21 @@ class Answers(Study):
         reason = task.unable(found, least=self.least)
         return f"{reason}: no method is asked" if reason else ""
 
+    def _not_claimed(self, task: Asked, found: Sequence[float]) -> str:
+        """Why methods that are asked all the same, as `least` allows, are not told apart; empty where they are."""
+        reason = task.unable(found, least=LEAST_SCORE)
+        return f"{reason}: {NOT_CLAIMED}" if reason else ""
+
     def _answers(self, lab: Lab, task: Asked, attached: Attachment | FullAttachment | None) -> dict[str, Any]:
-        """The scores of all questions, and the share of the visible keys that the prompts' rows attended to."""
+        """The scores of all questions, the share of the visible keys that the prompts' rows attended to, and how many (head, row)
+        pairs had lists."""
         model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
         if attached is None:
             return {"scores": scores(model, task.questions, **how, progress=lambda questions: bar(questions, task.key))}
         with attached.attached(lab, ()) as run:
             found = scores(model, task.questions, **how)
         attached.check(lab, run.counters)
-        return {"scores": found, "density": run.counters.density}
+        return {"scores": found, "density": run.counters.density, "sparse_rows": run.counters.sparse_rows}
 
 
 def ask(name: str, task: Task, lab: Lab, tokens: int | None = None) -> Asked:
@@ -193,8 +203,9 @@ def _change_rows(changes: Sequence[tuple[AnswerRow, Asked, Sequence[float], Sequ
     corrected = holm([sign_flip_p(np.subtract(found, dense)) for _, _, found, dense in changes])
     for (row, task, found, dense), p in zip(changes, corrected, strict=True):
         change = mean_change(task.metric, found, dense)
-        flags = difference_flags(change.value, change.low, change.high, p)
-        changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag="; ".join(flags))
+        differences = [] if NOT_CLAIMED in row.flag else difference_flags(change.value, change.low, change.high, p)
+        flags = "; ".join(filter(None, (row.flag, *differences)))
+        changed = replace(_row(row, task, found), value=change.value, low=change.low, high=change.high, flag=flags)
         rows.append(replace(changed, metric=f"{changed.metric}_change"))
         rows.append(replace(changed, metric=f"{changed.metric}_change_p", value=p, low=math.nan, high=math.nan, flag=""))
     return rows

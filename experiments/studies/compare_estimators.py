@@ -15,6 +15,8 @@ from experiments.part_building import part_name
 from experiments.studies.quality import Quality, answer_flags
 from shadowattn.errors import InputError
 from shadowattn.evaluation.fidelity import measure_on_dense
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.top_p import TopP
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.cost import draw as draw_cost
 from shadowattn.reporting.flags import flag_lines
@@ -63,6 +65,11 @@ class CompareEstimators(Quality):
 
     def check(self, lab: Lab) -> None:
         main = lab.main
+        if main.rule.query_block != 1:
+            raise InputError(
+                f"selection: expected lists for single rows, whose costs and rankings are compared, got query_block="
+                f"{main.rule.query_block}; use selection=per_row, or +exp=study_query_block for shared lists"
+            )
         for name, method in lab.methods.items():
             if (method.allocator, method.selection) != (main.allocator, main.selection):
                 raise InputError(
@@ -92,7 +99,7 @@ class CompareEstimators(Quality):
             ranked_rows, ranked_keys = estimator.ranked_together
             row = replace(
                 lab.row(EstimatorRow), method=name, estimator=part_name(method.estimator), measured="counted",
-                granularity=estimator.granularity, sees=estimator.goes_by, needs=" ".join(sorted(estimator.needs)),
+                granularity=estimator.granularity, sees=estimator.goes_by, needs=" ".join(sorted(_needs(estimator))),
                 ranked_rows=ranked_rows, ranked_keys=ranked_keys,
             )  # fmt: skip
             for at in (at for at in lab.retentions if at < 1):
@@ -133,6 +140,11 @@ class CompareEstimators(Quality):
         flags = flag_lines(rows[rows.metric == "loss"])  # those of its perplexity and its increase are the same
         dense += answer_flags(rows)
         return Group(*tables, _LEGEND, *mixed, *dense, *flags, verdicts.comparisons(rows))
+
+
+def _needs(estimator: Estimator) -> frozenset[str]:
+    """What it needs, and what the one that it ranks by."""
+    return estimator.needs | (_needs(estimator.estimator) if isinstance(estimator, TopP) else frozenset())
 
 
 def kind_of(row: pd.Series) -> list[str]:

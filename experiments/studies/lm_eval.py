@@ -22,7 +22,7 @@ from experiments.studies.quality import cell_key
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.online.attention import Counters
-from shadowattn.reporting.flags import flag_lines
+from shadowattn.reporting.flags import UNUSED, flag_lines
 
 _BUNDLED = Path(__file__).parents[1] / "lm_eval_tasks"
 _INSTALL = 'pip install "shadowattn[lm-eval]"'
@@ -54,7 +54,7 @@ class LmEval(Study):
 
     def __post_init__(self):
         if not self.tasks:
-            raise InputError("study.tasks: expected the names of tasks, got none; python -m lm_eval ls tasks lists them")
+            raise InputError("tasks: expected the names of tasks, got none; python -m lm_eval ls tasks lists them")
         for name in ("limit", "shots"):
             value = getattr(self, name)
             if value is not None and value < (name == "limit"):
@@ -90,14 +90,14 @@ class LmEval(Study):
         task_names = set(manager.all_tasks)
         if missing := sorted(name for name in self.tasks if name not in task_names):
             raise InputError(
-                f"study.tasks: {', '.join(missing)}: the harness has no such task; python -m lm_eval ls tasks lists all, and "
+                f"tasks: {', '.join(missing)}: the harness has no such task; python -m lm_eval ls tasks lists all, and "
                 "study.include_path=FOLDER adds those of a folder"
             )
         try:
             self._loaded  # noqa: B018 - reads their data
         except (OSError, ValueError) as error:
             raise InputError(
-                f"study.tasks: their data could not be read ({type(error).__name__}: {error}); with no model hub, use tasks of "
+                f"tasks: their data could not be read ({type(error).__name__}: {error}); with no model hub, use tasks of "
                 "local files: study.include_path=FOLDER"
             ) from error
 
@@ -117,13 +117,16 @@ class LmEval(Study):
         rows: list[HarnessRow] = []
         dense = None
         for row, key, attached in bar(cells, "methods"):
-            results = units.get(key, lambda attached=attached: self._evaluate(lab, attached))
+            found = units.get(key, lambda attached=attached: self._evaluate(lab, attached))
+            results = found["tasks"]
             dense = results if dense is None else dense
-            rows += task_rows(row, results, dense)
+            unused = row.retention < 1 and not found["sparse_rows"]
+            rows += task_rows(replace(row, flag=UNUSED if unused else ""), results, dense)
         return rows
 
     def _evaluate(self, lab: Lab, attached: Attachment | FullAttachment | None) -> dict[str, Any]:
-        """What the harness says of one method: of every task its version, shots, metrics, their values by question, and more."""
+        """What the harness says of one method: of every task its version, shots, metrics, their values by question, and more; and
+        how many (head, row) pairs had lists."""
         from lm_eval import simple_evaluate
 
         from shadowattn.evaluation.harness import ShadowAttnLM
@@ -142,10 +145,10 @@ class LmEval(Study):
         )  # fmt: skip
         if attached is not None:
             self._check_ran(attached, lab, model.counters)
+        found = [task for task in results["results"] if task in results["n-samples"]]
         return {
-            task: task_result(self._loaded[task], task, results, model)
-            for task in results["results"]
-            if task in results["n-samples"]
+            "tasks": {task: task_result(self._loaded[task], task, results, model) for task in found},
+            "sparse_rows": model.counters.sparse_rows,
         }
 
     def _check_ran(self, attached: Attachment | FullAttachment, lab: Lab, counters: Counters) -> None:

@@ -63,10 +63,11 @@ class Retrieval(Answers):
         return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        drawn = {"study_retrieval": draw_retrieval(means(rows))}
+        """Depth by length, where a task has depths, stands for the study: it shows what means over depths hide."""
+        drawn = {}
         if not (at_depth := rows[rows.metric == "accuracy_at_depth"]).empty:
             drawn["needle_depths"] = draw_depths(at_depth)
-        return drawn
+        return drawn | {"study_retrieval": draw_retrieval(means(rows))}
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A line a method and retention, a column a task and length; empty where dense attention answers too few."""

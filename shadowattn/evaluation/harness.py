@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -25,6 +26,7 @@ from shadowattn.online.attention import Counters
 Attach = Callable[[PreTrainedModel], AbstractContextManager]
 
 _METHOD_OPTIONS = {option.name for option in fields(Method)} - {"observers", "pipeline"}
+_NOT_GIVEN = object()
 
 
 @register_model("shadowattn")
@@ -33,7 +35,8 @@ class ShadowAttnLM(HFLM):
 
     `method`: a `Method`, or any function that makes a context manager of the model; None: dense attention. From the harness's
     command line (`--model_args`) the fields of `Method` are given by name instead: `retention`, a number or a profile's file;
-    `bank`, a folder; `estimator`, a name; and so on. Everything else is `HFLM`'s. `counters` sums up what ran.
+    `bank`, a folder; `estimator`, a name; and so on. Everything else is `HFLM`'s, but that `device` is the CPU where torch has no
+    CUDA. `counters` sums up what ran; a warning says where a method of a retention below 1 left every head dense.
 
     Prompts are never padded to a common length, since a padded row would be ranked and selected like any other: whatever
     `batch_size` says, each goes alone.
@@ -45,21 +48,21 @@ class ShadowAttnLM(HFLM):
     A prompt begins with one BOS at most. Rolled text has the one that the harness puts before it, as it does for tokenizers that
     put none; `HFLM` would give text of a tokenizer that puts its own two.
 
-    Raises `InputError` where a model is not a causal one, where options do not fit, on a doubled BOS, and on a prompt that would
-    be cut unless `allow_cut`.
+    Raises `InputError` where a model is not a causal one, where no method is given or options do not fit, on a doubled BOS, and
+    on a prompt that would be cut unless `allow_cut`.
     """
 
     def __init__(
         self,
         pretrained: str | PreTrainedModel,
         *,
-        method: Attach | None = None,
+        method: Attach | None = _NOT_GIVEN,
         batch_size: Any = 1,
         allow_cut: bool = True,
         **options,
     ):
         method_options = {name: options.pop(name) for name in sorted(_METHOD_OPTIONS & set(options))}
-        if method is not None and method_options:
+        if method is not _NOT_GIVEN and method_options:
             raise InputError(f"method: expected either a method or its options, got both: {', '.join(method_options)}")
         unknown = sorted(set(options) - set(inspect.signature(HFLM.__init__).parameters))
         if unknown:  # HFLM would hand them to the model's configuration
@@ -67,7 +70,14 @@ class ShadowAttnLM(HFLM):
                 f"model_args: expected options of HFLM, or of Method ({', '.join(sorted(_METHOD_OPTIONS))}), got "
                 f"{', '.join(unknown)}"
             )
+        if method is _NOT_GIVEN and "retention" not in method_options:
+            raise InputError(
+                "model_args: expected a retention, a share of the keys or a profile's file, got none; dense attention is the "
+                "harness's --model hf, or in Python method=None"
+            )
         self.attach = _method(method_options) if method_options else method
+        if not torch.cuda.is_available() and options.get("device") is None:
+            options["device"] = "cpu"
         if str(batch_size) != "1":
             warnings.warn(f"batch_size={batch_size}: prompts go one at a time, so that none is padded", stacklevel=2)
         super().__init__(pretrained, batch_size=1, **options)
@@ -160,6 +170,8 @@ class ShadowAttnLM(HFLM):
             yield
         if run is not None:
             self.counters += run.counters
+            if isinstance(self.attach, Method) and self.attach.retention != 1 and not run.counters.sparse_rows:
+                warnings.warn("the sparse path was not used: every head went dense", stacklevel=2)
 
 
 def _method(options: dict[str, Any]) -> Method:
@@ -179,6 +191,9 @@ def main() -> int:
         cli_evaluate()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:  # a folder or a task that is not there, in the words of those who looked for it
+        print(f"error: {type(error).__name__}: {error}; python -m lm_eval ls tasks lists the tasks", file=sys.stderr)
         return 2
     return 0
 

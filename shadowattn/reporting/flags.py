@@ -87,6 +87,27 @@ def quality_flags(rows: pd.DataFrame) -> pd.Series:
     return flags
 
 
+def answer_flags(rows: pd.DataFrame) -> pd.Series:
+    """The flag of every row, where it is one of a task's score or of what a method changes of it, and dense attention may score
+    below `LEAST_SCORE`: no difference is claimed. `rows` of a study of tasks; others keep what they have.
+    """
+    flags = rows.flag.fillna("").copy()
+    if not {"task", "low"} <= {*rows.columns}:
+        return flags
+    scores = rows[rows.metric.isin(("accuracy", "rouge_l")) & (rows.method == "dense")]
+    for dense in scores[pd.to_numeric(scores.low) < LEAST_SCORE].itertuples():
+        of_task = (rows.task == dense.task) & rows.metric.str.startswith(dense.metric) & ~rows.metric.str.endswith("_p")
+        for column in {"tokens", "chat"} & {*rows.columns}:
+            of_task &= rows[column] == getattr(dense, column)
+        mean = Interval(float(dense.value), float(dense.low), float(dense.high), int(dense.n))
+        reason = unable(mean, chance=0, least=LEAST_SCORE)
+        for index in rows.index[of_task]:
+            if "no method is asked" not in flags[index]:
+                kept = [flag for flag in flags[index].split("; ") if flag == UNUSED]
+                flags[index] = "; ".join([*kept, f"{reason}: {NOT_CLAIMED}"])
+    return flags
+
+
 def difference_flags(change: float, low: float, high: float, p: float | None = None) -> list[str]:
     """The flags of what a method changes against dense attention, more being better, with its 95 % interval.
 

@@ -134,7 +134,7 @@ def putting_bos(tasks):
     bos = loaded.tokenizer.bos_token
     template = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, loaded.tokenizer.bos_token_id)])
     loaded.tokenizer._tokenizer.post_processor = template
-    model, prompts = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer), []
+    model, prompts = harness.ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=None), []
     loaded.model.register_forward_pre_hook(
         lambda _, args, kwargs: prompts.append((args or [kwargs["input_ids"]])[0]), with_kwargs=True
     )
@@ -198,7 +198,10 @@ def test_options_of_a_command_line_make_a_method(tmp_path):
     assert get_model("shadowattn") is harness.ShadowAttnLM
     loaded = load_bundled()
     how = {"tokenizer": loaded.tokenizer}
-    assert harness.ShadowAttnLM(loaded.model, **how).attach is None
+    assert harness.ShadowAttnLM(loaded.model, method=None, **how).attach is None
+    for options in ({}, {"estimator": "oracle"}):
+        with pytest.raises(InputError, match=r"model_args: expected a retention, .* got none; dense attention is"):
+            harness.ShadowAttnLM(loaded.model, **options, **how)
     model = harness.ShadowAttnLM(loaded.model, retention=0.2, estimator="oracle", query_block=16, **how)
     assert model.attach == Method(0.2, estimator="oracle", query_block=16)
     profile = profile_for(loaded.model, 0.4)

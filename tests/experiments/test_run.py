@@ -160,6 +160,17 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["estimator._target_=null"], "estimator._target_: expected MODULE.NAME, got None"),
         (["+exp=fig10", "study.lengths=[]"], "study.lengths: expected at least one number of tokens"),
         (["retention=0.1,0.2"], "retention=0.1,0.2: expected one value, got several; a sweep over them begins with -m"),
+        (
+            ["+exp=headline", "task=[needle,copy]"],
+            "task=[needle,copy]: expected one choice, got a list; a sweep over several begins with -m, several tasks",
+        ),
+        (["estimator=[oracle,streaming]"], "estimator=[oracle,streaming]: expected one choice, got a list"),
+        (["+exp=headline", "task=needle,copy"], "several tasks in one run are those of +exp=study_accuracy"),
+        (
+            ["+exp=compare_estimators", "selection=shared_32"],
+            "selection: expected lists for single rows, whose costs and rankings",
+        ),
+        (["+exp=headline", "estimator=hierarchical", "selection=shared_32"], "hierarchical looks twice for single rows, got"),
         (["+exp=sweep_retention", "+study.rivals.oracle=nobody"], "study.rivals: expected two different methods of shadowattn"),
         (["+exp=sweep_retention", "+study.rivals.oracle=shadowattn"], "oracle and shadowattn are compared in any case"),
         (["+exp=study_query_block", "method=max_8"], "is the name of a block's method"),

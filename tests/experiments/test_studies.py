@@ -794,7 +794,7 @@ def test_accuracy_of_the_papers_methods_on_a_models_exact_heads(run, tmp_path):
     for row in changes.itertuples():
         assert row.value == pytest.approx(values[row.method, row.retention, row.task] - dense[row.task])
         assert row.low <= row.value <= row.high
-        assert "no difference can be shown" in row.flag
+        assert row.flag == "dense may score below 0.05: no difference is claimed"  # though study.least=0 lets methods be asked
     assert (folder / "accuracy.png").is_file()
 
 
@@ -816,6 +816,15 @@ def test_a_sparse_method_whose_heads_all_go_dense_says_so(run):
     flags = rows[rows.metric == "loss"].set_index("method").flag
     assert "the sparse path was not used: every head went dense" in flags["oracle"]
     assert "not used" not in flags["dense"]
+
+
+def test_a_task_that_sparse_attention_never_ran_on_says_so(run, capsys):
+    rows = rows_of(run("study_accuracy", *ACCURACY, "study.least=0", "retentions=[0.1]", "dense_above=0.05"))
+    flagged = rows.flag.str.contains("the sparse path was not used: every head went dense")
+    sparse = (rows.retention < 1) & ~rows.metric.str.endswith("_p")
+    assert sparse.any()
+    assert flagged.equals(sparse)
+    assert "the sparse path was not used: every head went dense: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

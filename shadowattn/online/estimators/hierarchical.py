@@ -57,8 +57,8 @@ class Hierarchical(Estimator):
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         if rule.query_block != 1:
             raise InputError(
-                f"hierarchical: looks twice for single rows, got query_block={rule.query_block}; use query_block=1 or "
-                "estimator=int8_fused"
+                f"hierarchical: looks twice for single rows, got query_block={rule.query_block}; use query_block=1 "
+                "(selection=per_row) or estimator=int8_fused"
             )
         wide = rule.lists((chunk.retention * self.candidates).clamp(max=1.0), chunk.positions)
         through = kernels.select(self.first.scores(chunk), wide)

@@ -14,8 +14,9 @@ _MAPS = {
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Layer by source layer, the list and the attention mass; then a row's list by how many rows before its source is."""
-    drawn, axes = new_figure(columns=3)
+    """Layer by source layer, the list and the attention mass; a row's list by how many rows before its source is; row by row."""
+    between = rows[rows.metric == "row_overlap"]
+    drawn, axes = new_figure(columns=3 + (not between.empty))
     retention = rows.retention.iloc[0]
     for axis, (metric, title) in zip(axes, _MAPS.items(), strict=False):
         values = rows[rows.metric == metric].pivot_table(index="layer", columns="source_layer", values="value")
@@ -25,6 +26,15 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set(xlabel="source layer", ylabel="layer")
         axis.set_title(title, fontsize=9)
     _rows(axes[2], rows[rows.metric == "row_reuse"], retention)
+    if not between.empty:
+        values = between.pivot_table(index="position", columns="source_position", values="value")
+        last = int(values.index.max())
+        image = axes[3].imshow(
+            values.to_numpy(), cmap="viridis", norm=matplotlib.colors.Normalize(retention, 1), extent=(0, last, last, 0)
+        )
+        drawn.colorbar(image, ax=axes[3])
+        axes[3].set(xlabel="source row", ylabel="row")
+        axes[3].set_title("of a row's list, share in the source's\n(or after it); mean over heads", fontsize=9)
     first, pairs = rows.iloc[0], rows[rows.metric == "layer_overlap"].n.iloc[0]
     drawn.suptitle(
         f"{subject(rows)}, exact top {retention:.0%} of {first.context_tokens} tokens, n = {pairs} rows for a pair of layers · "

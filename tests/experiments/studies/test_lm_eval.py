@@ -39,7 +39,7 @@ def ending_folder(tiny_folder, tmp_path):
 def test_dense_and_sparse_in_one_table(run, folder, ending_folder, capsys):
     asked = [
         f"model.path={ending_folder}",
-        "study.tasks=[choice,answer,text]",
+        "tasks=[choice,answer,text]",
         f"study.include_path={folder}",
         "study.limit=2",
         "retentions=[0.3]",
@@ -82,7 +82,7 @@ def test_cut_prompts_are_told_or_refused(run, folder, ending_folder, capsys):
     """The model's context is made shorter than every prompt."""
     config = json.loads((ending_folder / "config.json").read_text())
     (ending_folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
-    asked = [f"model.path={ending_folder}", "study.tasks=[choice,answer]", f"study.include_path={folder}", "study.limit=3"]
+    asked = [f"model.path={ending_folder}", "tasks=[choice,answer]", f"study.include_path={folder}", "study.limit=3"]
     with pytest.raises(SystemExit):
         run("lm_eval", "+exp=lm_eval", *asked, "study.allow_cut=false")
     assert "choice: expected prompts of at most the context of 128 tokens, got " in capsys.readouterr().err
@@ -99,22 +99,22 @@ def test_cut_prompts_are_told_or_refused(run, folder, ending_folder, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_harness_does_not_have_is_refused_before_any_work(run, folder, capsys):
     with pytest.raises(SystemExit):
-        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice,psychic]", f"study.include_path={folder}")
+        run("lm_eval", "+exp=lm_eval", "tasks=[choice,psychic]", f"study.include_path={folder}")
     assert "psychic: the harness has no such task" in capsys.readouterr().err
     (folder / "questions.jsonl").unlink()
     with pytest.raises(SystemExit):
-        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice]", f"study.include_path={folder}", "seed=1")
-    assert "study.tasks: their data could not be read" in capsys.readouterr().err
+        run("lm_eval", "+exp=lm_eval", "tasks=[choice]", f"study.include_path={folder}", "seed=1")
+    assert "tasks: their data could not be read" in capsys.readouterr().err
 
 
 def test_graphs_of_fixed_lengths_are_refused(run, folder, capsys):
     with pytest.raises(SystemExit):
-        run("lm_eval", "+exp=lm_eval", "study.tasks=[choice]", f"study.include_path={folder}", "estimator=int8_graph")
+        run("lm_eval", "+exp=lm_eval", "tasks=[choice]", f"study.include_path={folder}", "estimator=int8_graph")
     assert "shadowattn: int8_graph runs graphs of fixed lengths (bank)" in capsys.readouterr().err
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"study.tasks: expected the names"):
+    with pytest.raises(InputError, match=r"^tasks: expected the names"):
         LmEval()
     for wrong in ({"limit": 0}, {"shots": -1}, {"include_path": str(tmp_path / "nowhere")}):
         with pytest.raises(InputError, match=f"study.{next(iter(wrong))}"):
@@ -153,7 +153,7 @@ def test_the_bundled_tasks_need_a_text_file_at_most(tmp_path, monkeypatch):
     assert read["data"] == {"records_choice": [], "wikitext_pieces": [sha256(tmp_path / "valid.txt")]}
     assert set(read["own_tasks"]) == {"__init__.py", "questions.py", "records_choice.yaml", "wikitext_pieces.yaml"}
     loaded = load_bundled()
-    model = ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer)
+    model = ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=None)
     found = simple_evaluate(model, tasks=list(study.tasks), task_manager=study._manager(), limit=1, bootstrap_iters=0)
     assert found["versions"] == {"records_choice": 1.0, "wikitext_pieces": 1.0}
     assert found["results"]["records_choice"]["acc,none"] in (0, 1)
@@ -176,3 +176,14 @@ def test_bundled_questions_are_what_they_say(tmp_path):
     assert [one["text"] for one in made] == ["one two\none two\n"] * 3
     with pytest.raises(ValueError, match="expected text for 9 pieces of 20 characters, got 4"):
         pieces(path=str(tmp_path / "text.txt"), documents=9, characters=20)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_method_whose_heads_all_go_dense_says_so(run, folder, ending_folder, capsys):
+    asked = [f"model.path={ending_folder}", "tasks=[choice]", f"study.include_path={folder}", "study.limit=2"]
+    rows = pd.read_parquet(
+        run("lm_eval", "+exp=lm_eval", *asked, "retentions=[0.3]", "allocator=uniform", "dense_above=0.1") / "rows.parquet"
+    )
+    flagged = rows.flag.str.contains("the sparse path was not used: every head went dense")
+    assert flagged.tolist() == (rows.retention < 1).tolist()
+    assert "the sparse path was not used: every head went dense: " in capsys.readouterr().out

@@ -1,12 +1,14 @@
 """The study of reuse: lists and overlaps by definition, and its rows from the command line."""
 
+import itertools
+
 import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.overlap_maps import OverlapMaps, layer_overlaps, row_reuse
+from experiments.studies.overlap_maps import OverlapMaps, layer_overlaps, row_overlaps, row_reuse
 from shadowattn.evaluation.recall import top_keys
 from shadowattn.reference import select
 from tests.experiments.test_pipeline import run
@@ -33,6 +35,11 @@ def test_lists_and_their_reuse_are_those_of_the_definition(seed, rows, before, r
                 new = set(range(before + row - distance + 1, keys))
                 shares.append(len(own & (source | new)) / len(own))
             assert found[head, distance - 1].item() == pytest.approx(sum(shares) / len(shares))
+    between = row_overlaps(kept, positions)
+    for head, row, source in itertools.product(range(2), range(rows), range(rows)):
+        own, other = (set(kept[head, one].nonzero()[:, 0].tolist()) for one in (row, source))
+        share = len(own & (other | set(range(before + source + 1, keys)))) / len(own)
+        assert between[head, row, source].item() == pytest.approx(share)
 
 
 def test_a_layer_has_all_of_its_own_list_and_the_mass_on_another():
@@ -44,6 +51,7 @@ def test_a_layer_has_all_of_its_own_list_and_the_mass_on_another():
 
 def test_rows_from_the_command_line(run, capsys):
     where = ("+exp=study_overlap_maps", "evaluation.windows=2", "evaluation.context_tokens=64", "study.rows=16")
+    where += ("study.map_rows=4",)
     folder = run("study_overlap_maps", *where)
     rows = pd.read_parquet(folder / "rows.parquet")
     overlap = rows[rows.metric == "layer_overlap"]
@@ -55,9 +63,18 @@ def test_rows_from_the_command_line(run, capsys):
     reuse = rows[rows.metric == "row_reuse"]
     assert len(reuse) == 2 * 15
     assert (reuse[reuse.distance == 3].n == 2 * 4 * 13).all()
+    between = rows[rows.metric == "row_overlap"]
+    assert len(between) == 4 * 5 / 2
+    assert set(between.position) == {15, 31, 47, 63}
+    assert set(between.value[between.position == between.source_position]) == {1.0}
+    assert set(between.n) == {2 * 2 * 4}  # windows, layers, heads
+    assert (between.distance == between.position - between.source_position).all()
     assert (folder / "overlap_maps.png").is_file()
     table = OverlapMaps().table(rows, "tiny")
     assert table.row_count == 5  # 0, 1, 2, 4 and 8
     with pytest.raises(SystemExit):
         run("study_overlap_maps", *where, "study.rows=24")
     assert "study.rows: expected a divisor of the 64 tokens of a window, got 24" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("study_overlap_maps", *where[:-1], "study.map_rows=65")
+    assert "study.map_rows: expected at most the 64 tokens of a window, got 65" in capsys.readouterr().err
