@@ -19,7 +19,7 @@ from experiments.part_settings import settings_of
 from shadowattn.errors import InputError
 
 _SEVERAL_TASKS = (
-    "several tasks in one run are those of +exp=study_accuracy or +exp=study_retrieval, each as +task@study.tasks.NAME=TASK"
+    "; several tasks in one run are those of +exp=study_accuracy or +exp=study_retrieval, each as +task@study.tasks.NAME=TASK"
 )
 # Whatever a user calls methods.
 _FREE = ("compare", "full")
@@ -67,8 +67,8 @@ def answer(message: str, overrides: Sequence[str]) -> str | None:
         return _misread(overrides)
     if match := _SEVERAL.search(message):
         key, _, values = match["override"].partition("=")
-        remedy = _SEVERAL_TASKS if _is_group(key) else f"a list is {key}=[{values}]"
-        return f"{match['override']}: expected one value, got several; a sweep over them begins with -m, {remedy}"
+        remedy = _several(key) if _is_group(key) else f", a list is {key}=[{values}]"
+        return f"{match['override']}: expected one value, got several; a sweep over them begins with -m{remedy}"
     if match := _APPENDED.search(message):
         return f"+{match['key']}: the setting is there already; leave out the plus"
     if match := _VALUE.search(message):
@@ -120,14 +120,20 @@ def check_used(config: DictConfig, overrides: Sequence[str], needs: Sequence[str
         name, package = re.match(r"[+~]*([\w/]+)(?:@([\w:]+))?", override).groups()
         key = package or name
         if _is_group(name) and "=[" in override.replace(" ", ""):  # Hydra would take the last, with settings of the others
-            remedy = f"a sweep over several begins with -m, {_SEVERAL_TASKS}"
-            raise InputError(f"{override}: expected one choice, got a list; {remedy}")
+            values = override.partition("=")[2].strip().strip("[]")
+            sweep = f"a sweep over several is -m {key}={values}"
+            raise InputError(f"{override}: expected one choice, got a list; {sweep}{_several(name)}")
         if key in settings and key not in (*needs, *ALWAYS):
             raise InputError(f"{key}: {config.experiment} does not use it; it uses {', '.join(needs) or 'no part of the rest'}")
         if key == "retentions" and not config.retentions:
             raise InputError(
                 f"retentions: expected one or more, got an empty list; for one, set retentions=[{config.retention:g}]"
             )
+
+
+def _several(name: str) -> str:
+    """How several of a group are run at once, where that is another thing than a sweep."""
+    return _SEVERAL_TASKS if name.lstrip("+~").partition("@")[0] == "task" else ""
 
 
 def _is_group(name: str) -> bool:

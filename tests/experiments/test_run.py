@@ -162,7 +162,7 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
         (["retention=0.1,0.2"], "retention=0.1,0.2: expected one value, got several; a sweep over them begins with -m"),
         (
             ["+exp=headline", "task=[needle,copy]"],
-            "task=[needle,copy]: expected one choice, got a list; a sweep over several begins with -m, several tasks",
+            "task=[needle,copy]: expected one choice, got a list; a sweep over several is -m task=needle,copy; several tasks",
         ),
         (["estimator=[oracle,streaming]"], "estimator=[oracle,streaming]: expected one choice, got a list"),
         (["+exp=headline", "task=needle,copy"], "several tasks in one run are those of +exp=study_accuracy"),
