@@ -3,6 +3,7 @@
 import itertools
 
 from experiments.page_tables.common import SHAPES, one, rows_of, source, table
+from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.rows import with_graphs_named
 
@@ -54,6 +55,30 @@ def per_row_speed() -> str:
     header = ["times faster than SDPA · than our dense attention", "", *(f"{at:.0%} of the keys" for at in _BY_RETENTION)]
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_BY_RETENTION.items())[1:]]
     return "\n\n".join([table(header, lines, _BY_RETENTION[0.2], f"medians of {rounds} rounds"), *others])
+
+
+def activation_speed_smollm2() -> str:
+    """The whole path on SmolLM2's own queries, keys and values: times faster than dense attention by length, and break-even."""
+    name = "study_activation_speed_smollm2"
+    rows = rows_of(name)
+    lengths = sorted(rows.context_tokens.unique())
+    ratios = rows[rows.metric == "times_faster_than_own_dense"]
+    layers = rows[(rows.metric == "layer_times_faster_than_own_dense") & (rows.context_tokens == lengths[-1])]
+    lines = []
+    for (dtype, block, at, method), cell in ratios.groupby(["dtype", "query_block", "retention", "method"], sort=False):
+        of = {"dtype": dtype, "method": method, "retention": at}
+        values = [f"{one(cell, context_tokens=keys):.2f}" for keys in lengths]
+        if method == "sdpa":
+            lines.append([dtype, "SDPA", "", *values, "", ""])
+            continue
+        even = said_break_even(one(rows, metric="break_even_keys", **of), lengths[-1])
+        by_layer = layers[(layers.dtype == dtype) & (layers.method == method) & (layers.retention == at)].value
+        spread = f"{by_layer.min():.2f} to {by_layer.max():.2f}"
+        lines.append([dtype, "each row" if block == 1 else f"{block} rows", f"{at:.0%}", *values, even, spread])
+    header = ["", "a list for", "of the keys", *(f"{keys} keys" for keys in lengths), "break-even, keys"]
+    header.append(f"layers at {lengths[-1]} keys")
+    n = f"times faster than our dense attention, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds"
+    return table(header, lines, name, n)
 
 
 def peak_memory() -> str:
