@@ -39,8 +39,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     panels[0][0].legend(fontsize=7)
     first = ratios.iloc[0]
     drawn.suptitle(
-        f"{subject(rows)}, {first.chunk_rows} rows; bands: from the slowest to the fastest layer · measured, medians and "
-        f"quartiles of {first.n} rounds, {first.kernel}",
+        f"{subject(rows)}, {first.chunk_rows} rows; bands: from the slowest to the fastest layer\n"
+        f"measured, medians and quartiles of {first.n} rounds, {first.kernel}",
         fontsize=9,
     )
     return drawn
