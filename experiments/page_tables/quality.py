@@ -189,6 +189,16 @@ def estimators_smollm2() -> str:
     return _estimators("compare_estimators_wikitext")
 
 
+def estimators_smollm2_more() -> str:
+    """Those that were changed since the tables of the others, and budgets of rows."""
+    return _estimators("compare_estimators_smollm2_more")
+
+
+def estimators_answers_smollm2_more() -> str:
+    """What SmolLM2 answers with them."""
+    return _answers("compare_estimators_smollm2_more")
+
+
 def estimators_answers() -> str:
     """The share of a task's questions that the bundled model answers with the keys of every estimator, dense attention first."""
     return _answers("compare_estimators")
