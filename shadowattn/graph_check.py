@@ -16,6 +16,7 @@ import numpy as np
 import openvino as ov
 
 from shadowattn.graphs.core import core
+from shadowattn.graphs.cpu import cpu_hints
 from shadowattn.interleave import repeated
 from shadowattn.isolated import run_apart
 
@@ -65,13 +66,13 @@ def check_graphs(device: str, graphs: Sequence[GraphFile], *, progress: Callable
 def run_graph(device: str, graph: GraphFile) -> GraphOutcome:
     """Compiles or imports, runs, compares and times one graph in this process. What the device raises becomes the `error`."""
     model = core().read_model(graph.graph)
-    inputs = _inputs(model)
+    inputs, hints = _inputs(model), cpu_hints() if device == "CPU" else {}
     try:
         start = time.perf_counter()
         if graph.blob:
-            compiled = core().import_model(io.BytesIO(Path(graph.blob).read_bytes()), device, {})
+            compiled = core().import_model(io.BytesIO(Path(graph.blob).read_bytes()), device, hints)
         else:
-            compiled = core().compile_model(model, device, {})
+            compiled = core().compile_model(model, device, hints)
         compile_s = time.perf_counter() - start
         request = compiled.create_infer_request()
         for index, value in enumerate(inputs):
@@ -103,7 +104,7 @@ def _inputs(model: ov.Model) -> list[np.ndarray]:
 
 
 def _on_cpu(model: ov.Model, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    compiled = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = core().compile_model(model, "CPU", cpu_hints())  # INT8 products saturate on processors without VNNI
     results = compiled(inputs)
     return [np.array(results[index], np.float32) for index in range(len(compiled.outputs))]
 

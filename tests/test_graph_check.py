@@ -34,7 +34,7 @@ def times(factor: float) -> ov.Model:
 def test_the_cpu_is_close_to_itself(tmp_path, model):
     outcome = run_graph("CPU", saved(tmp_path, model))
     assert outcome.error == ""
-    assert outcome.difference < 0.01  # the CPU's own choice of precision against float32
+    assert outcome.difference < 1e-6
     assert outcome.p95_ms >= outcome.median_ms > 0
 
 
@@ -44,6 +44,16 @@ def test_a_blob_is_imported_and_not_compiled(tmp_path):
     blob.write_bytes(core().compile_model(times(3.0), "CPU", cpu_hints()).export_model().getvalue())
     assert run_graph("CPU", graph).difference == 0
     assert run_graph("CPU", replace(graph, blob=str(blob))).difference == pytest.approx(0.5)
+
+
+def test_the_cpu_that_others_are_held_to_computes_integers_exactly(tmp_path):
+    """Also on processors whose INT8 products saturate: the largest integers."""
+    model = LAYOUTS["int8 in, float16 out"](SHAPE)
+    q, k = (np.full(tuple(port.get_shape()), 127, np.int8) for port in model.inputs)
+    (scores,) = graph_check._on_cpu(model, [q, k])
+    assert (np.abs(scores - scores.flat[0]) == 0).all()
+    smaller = graph_check._on_cpu(model, [q // 127, k])[0]
+    np.testing.assert_allclose(scores, 127 * smaller, rtol=2e-3)  # float16
 
 
 def test_a_device_that_is_not_there_says_so(tmp_path):

@@ -31,25 +31,10 @@ from shadowattn.machine import processor
 from shadowattn.models.load import DTYPES
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
-from shadowattn.reporting.rows import PlacedRow
+from shadowattn.reporting.rows import LayerTimeRow
 
 _WARMUP = 1
 _SCORE = "probability"  # the block score that loses least
-
-
-@dataclass(frozen=True)
-class ActivationRow(PlacedRow):
-    """A row about all layers of a chunk of `chunk_rows` rows at the end of a context, or about one layer.
-
-    `low` and `high` are the quartiles of the rounds.
-    """
-
-    chunk_rows: int = 0
-    low: float = 0.0
-    high: float = 0.0
-    dtype: str = ""
-    processor: str = ""
-    threads: int = 0
 
 
 class Captured(Tensors):
@@ -104,7 +89,7 @@ class ActivationSpeed(Study):
                 "study.lengths or evaluation.context_tokens"
             )
 
-    def measure(self, lab: Lab) -> list[ActivationRow]:
+    def measure(self, lab: Lab) -> list[LayerTimeRow]:
         windows, units, rows = lab.heldout(), lab.units("times"), []
         say(f"time: {lab.shape.layers} layers, {len(windows)} windows, {self.rounds} rounds, candidates take turns")
         pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
@@ -144,9 +129,9 @@ class ActivationSpeed(Study):
                 calls[_key(retention, block)] = call
         return calls
 
-    def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, list[list[float]]]]) -> Iterator[ActivationRow]:
+    def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, list[list[float]]]]) -> Iterator[LayerTimeRow]:
         common = replace(
-            lab.row(ActivationRow), path_kind="timing", kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds,
+            lab.row(LayerTimeRow), path_kind="timing", kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds,
             context_tokens=length, chunk_rows=self.rows, dtype=dtype, processor=processor(), threads=torch.get_num_threads(),
         )  # fmt: skip
         # Candidate → [layers, rounds], the sum over windows.
@@ -154,7 +139,7 @@ class ActivationSpeed(Study):
         layers = {name: torch.tensor([one[f"{dtype} {name}"] for one in windows], dtype=torch.float64).sum(0) for name in names}
         wholes = {name: Timing(tuple(each.sum(0).tolist())) for name, each in layers.items()}
 
-        def described(name: str) -> ActivationRow:
+        def described(name: str) -> LayerTimeRow:
             if name in ("sdpa", "own_dense"):
                 return replace(common, method=name)
             retention, block = _read(name)
@@ -206,9 +191,9 @@ class ActivationSpeed(Study):
         return Group(*tables)
 
 
-def _break_evens(rows: list[ActivationRow]) -> Iterator[ActivationRow]:
+def _break_evens(rows: list[LayerTimeRow]) -> Iterator[LayerTimeRow]:
     """One a method and retention: the fewest of `lengths` from which on it is faster than our dense attention at each."""
-    found: dict[tuple[str, float], list[ActivationRow]] = {}
+    found: dict[tuple[str, float], list[LayerTimeRow]] = {}
     for row in rows:
         if row.metric == "times_faster_than_own_dense" and row.method != "sdpa":
             found.setdefault((row.method, row.retention), []).append(row)

@@ -16,6 +16,7 @@ from experiments.progress import bar, say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import losses_of
+from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.blocks import draw as draw_blocks
@@ -60,6 +61,14 @@ class BlocksStudy(Study):
         for name in self.sparse:
             if name not in self.forms:
                 raise InputError(f"study.sparse: expected names of study.forms ({', '.join(self.forms)}), got {name}")
+
+    def check(self, lab: Lab) -> None:
+        for name, form in self.forms.items():
+            if form.precision == "bfloat16" and not multiplies_in_bfloat16():
+                raise InputError(
+                    f"study.forms.{name}: bfloat16 needs a processor with such products, which OpenVINO does not find here; "
+                    f"leave the form out with '~study.forms.{name}'"
+                )
 
     def measure(self, lab: Lab) -> list[Row]:
         units, windows = lab.units("cells"), lab.heldout()

@@ -17,6 +17,7 @@ from experiments.progress import bar, say
 from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
+from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from shadowattn.graphs.decoder.blocks import BlockSizes
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.graphs.decoder.runner import Blocks
@@ -97,6 +98,12 @@ class Roofline(Study):
 
     def check(self, lab: Lab) -> None:
         native.require()
+        if "bfloat16" in self.precisions and not multiplies_in_bfloat16():
+            others = ",".join(one for one in self.precisions if one != "bfloat16") or "float32"
+            raise InputError(
+                "study.precisions: bfloat16 needs a processor with such products, which OpenVINO does not find here; use "
+                f"study.precisions=[{others}]"
+            )
         check_count("study.lengths", min(self.lengths), least=lab.of("engine").chunk_tokens)
         if not 0 < lab.of("retention") < 1:
             raise InputError(f"retention: expected a share below 1, where lists leave keys out, got {lab.of('retention')}")

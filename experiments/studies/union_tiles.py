@@ -30,7 +30,7 @@ from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.selection import Rule
 from shadowattn.reporting.figures.union_tiles import draw as draw_union_tiles
-from shadowattn.reporting.rows import PlacedRow
+from shadowattn.reporting.rows import LayerTimeRow
 
 # int8: without static scales, as `sparse_attention` estimates.
 ESTIMATORS: dict[str, type[Estimator]] = {"oracle": Oracle, "int8": Int8Tensor}
@@ -39,17 +39,11 @@ _WARMUP = 1
 
 
 @dataclass(frozen=True)
-class UnionRow(PlacedRow):
+class UnionRow(LayerTimeRow):
     """A row about tiles of `tile` rows (0: no tiles), in the last `chunk_rows` rows of a context. `n` counts tiles of a head, or
     rounds of a time, whose quartiles are `low` and `high`. `retention` of dense attention names what it was timed beside."""
 
     tile: int = 0
-    chunk_rows: int = 0
-    low: float = 0.0
-    high: float = 0.0
-    dtype: str = ""
-    processor: str = ""
-    threads: int = 0
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ def multiplies_exactly() -> bool:
     return all((np.abs(scores) == expected).all() for scores in products)
 
 
+def multiplies_in_bfloat16() -> bool:
+    """Whether the CPU plugin has products in bfloat16 on this processor; elsewhere it would multiply in float32, unsaid."""
+    return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
 def runs_in_int8(compiled: ov.CompiledModel) -> bool:
     """Whether the compiled product really is an INT8 primitive, read from the runtime model.
 

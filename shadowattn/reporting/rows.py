@@ -66,6 +66,21 @@ class PlacedRow(Row):
 
 
 @dataclass(frozen=True)
+class LayerTimeRow(PlacedRow):
+    """A row about time in one layer or in all, of `chunk_rows` rows at the end of a context.
+
+    `low` and `high` are the quartiles of the rounds.
+    """
+
+    chunk_rows: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    dtype: str = ""
+    processor: str = ""
+    threads: int = 0
+
+
+@dataclass(frozen=True)
 class TaskRow(Row):
     """A row about a task's questions, which n counts; the fields say nothing in a row about something else.
 

@@ -11,7 +11,7 @@ from experiments.compose import composed
 from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.part_settings import complete
-from shadowattn.devices import EstimateDevice
+from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.kernels import native
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -97,7 +97,7 @@ def test_a_run_says_it_and_its_rows_and_record_too(run, capsys):
     assert [record.get("int8") for record in records] == [[why], None]
     ours, theirs = (rows[(rows.method == "shadowattn") & (rows.metric == "loss_increase")] for rows in (native_rows, graph_rows))
     assert (ours.estimator.item(), ours.estimate_device.item()) == ("int8_fused", "none")
-    assert (theirs.estimator.item(), theirs.estimate_device.item()) == ("int8_graph", "CPU")
+    assert (theirs.estimator.item(), theirs.estimate_device.item()) == ("int8_graph", find_estimate_device("cpu").label)
     assert ours.value.item() == pytest.approx(theirs.value.item(), abs=1e-5)  # the same keys
     clipped = [rows.value[rows.metric == "clipped_heads"].item() for rows in (native_rows, graph_rows)]
     assert clipped[0] == clipped[1] > 0

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
@@ -13,11 +14,12 @@ SHORT += ["study.forms.w4.group=32"]
 
 
 def test_every_form_is_held_to_float32(run):
-    folder = run("study_blocks", *SHORT, "evaluation.windows=2")
+    without = [] if multiplies_in_bfloat16() else ["~study.forms.bfloat16"]
+    folder = run("study_blocks", *SHORT, "evaluation.windows=2", *without)
     rows = pd.read_parquet(folder / "rows.parquet")
     loss = rows[rows.metric == "loss"].set_index(["method", "retention"]).value
     increase = rows[rows.metric == "loss_increase"].set_index(["method", "retention"]).value
-    assert len(loss) == 13 + 2
+    assert len(loss) == 13 - len(without) + 2
     for cell in loss.index:
         assert increase[cell] == pytest.approx(loss[cell] - loss["float32", 1.0])
     assert increase["float32", 1.0] == 0
@@ -43,3 +45,13 @@ def test_forms_that_there_are_not_are_refused(run, capsys, setting, message):
     with pytest.raises(SystemExit):
         run("study_blocks", *SHORT, setting)
     assert message in capsys.readouterr().err
+
+
+def test_bfloat16_is_refused_before_the_work_where_the_processor_has_no_such_products(run, monkeypatch, capsys):
+    monkeypatch.setattr("experiments.studies.blocks.multiplies_in_bfloat16", lambda: False)
+    with pytest.raises(SystemExit):
+        run("study_blocks", *SHORT)
+    said = capsys.readouterr().err
+    assert "study.forms.bfloat16: bfloat16 needs a processor with such products" in said
+    assert "leave the form out with '~study.forms.bfloat16'" in said
+    assert "blocks:" not in said

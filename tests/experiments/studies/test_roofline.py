@@ -2,12 +2,15 @@ import pandas as pd
 import pytest
 
 from experiments.studies.roofline import bound_by
+from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
 __all__ = ["run", "tiny_folder"]  # fixtures
 
 SHORT = ["study.rounds=2", "study.lengths=[64]", "study.batches=[1,3]", "engine.chunk_tokens=32"]
+PRECISIONS = ["float32", "bfloat16", "w8a8"] if multiplies_in_bfloat16() else ["float32", "w8a8"]
+SHORT += [f"study.precisions=[{','.join(PRECISIONS)}]"]
 
 
 def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys):
@@ -17,9 +20,7 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     assert set(peaks.index) == {"bandwidth", "peak float32", "peak bfloat16", "peak int8"}
     cells = rows[rows.stage != ""].set_index(["metric", "phase", "batch", "stage"]).sort_index()
     stages = {
-        "blocks float32",
-        "blocks bfloat16",
-        "blocks w8a8",
+        *(f"blocks {precision}" for precision in PRECISIONS),
         "attend dense",
         "estimate + select",
         "select",
@@ -51,3 +52,13 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
 def test_what_binds_a_stage_is_the_lesser_roof():
     peaks = pd.DataFrame({"metric": ["bandwidth", "peak float32"], "value": [10.0, 100.0]})
     assert [bound_by(intensity, "float32", peaks) for intensity in (9.9, 10.0)] == ["bandwidth", "arithmetic"]
+
+
+def test_bfloat16_is_refused_before_the_work_where_the_processor_has_no_such_products(run, monkeypatch, capsys):
+    monkeypatch.setattr("experiments.studies.roofline.multiplies_in_bfloat16", lambda: False)
+    with pytest.raises(SystemExit):
+        run("roofline", "+exp=roofline", *SHORT[:-1])
+    said = capsys.readouterr().err
+    assert "study.precisions: bfloat16 needs a processor with such products" in said
+    assert "use study.precisions=[float32,w8a8]" in said
+    assert "roofline:" not in said
