@@ -98,15 +98,15 @@ class Roofline(Study):
 
     def check(self, lab: Lab) -> None:
         native.require()
+        check_count("study.lengths", min(self.lengths), least=lab.of("engine").chunk_tokens)
+        if not 0 < lab.of("retention") < 1:
+            raise InputError(f"retention: expected a share below 1, where lists leave keys out, got {lab.of('retention')}")
         if "bfloat16" in self.precisions and not multiplies_in_bfloat16():
             others = ",".join(one for one in self.precisions if one != "bfloat16") or "float32"
             raise InputError(
                 "study.precisions: bfloat16 needs a processor with such products, which OpenVINO does not find here; use "
                 f"study.precisions=[{others}]"
             )
-        check_count("study.lengths", min(self.lengths), least=lab.of("engine").chunk_tokens)
-        if not 0 < lab.of("retention") < 1:
-            raise InputError(f"retention: expected a share below 1, where lists leave keys out, got {lab.of('retention')}")
 
     def measure(self, lab: Lab) -> list[RooflineRow]:
         decoder, rows = read_decoder(lab.loaded.model), lab.of("engine").chunk_tokens

@@ -99,8 +99,11 @@ def test_times_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("name", choices()["exp"])
 def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tmp_path, monkeypatch):
     """With the settings of importance that ask for most; where the experiment's model or tasks have to be fetched, with
-    the bundled one and windows that fit it, with tasks of local files, and as if the NPU's compiler were set up.
+    the bundled one and windows that fit it, with tasks of local files, and as if the NPU's compiler were set up and the
+    processor multiplied in bfloat16.
     """
+    for study in ("blocks", "roofline"):
+        monkeypatch.setattr(f"experiments.studies.{study}.multiplies_in_bfloat16", lambda: True)
     chosen = composed([f"+exp={name}"])
     needs = declared(chosen.study._target_, "needs")
     most = [one for one in ("importance=racing", "allocator=waterfill") if one.partition("=")[0] in needs]

@@ -83,7 +83,7 @@ def test_scores_are_numpys_integers(inputs, requant, mask, shape, folded, scale,
     shape = replace(shape, group=2 if folded and shape.heads % 2 == 0 else 1)
     form, scales = GraphForm(inputs, requant, mask), (scale, 1.7 * scale)
     given_inputs, product = _inputs(shape, form, scales, spread, first_position, seed)
-    scores = compile_graph(estimation_graph(shape, form, *scales))(given_inputs)[0]
+    scores = compile_graph(estimation_graph(shape, form, *scales, whole=WHOLE))(given_inputs)[0]
     visible = _visible(shape, first_position) if mask else np.ones_like(product, dtype=bool)
     if requant is None and form.inputs == "int8":
         exact = product * INT8_STEP
