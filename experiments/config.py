@@ -123,7 +123,8 @@ class GraphsConfig:
 class EngineConfig:
     """How the engine runs a model: see `shadowattn.Engine` and `graphs.decoder.BlockForm`.
 
-    Ranges of activations come from `calibration_windows` windows of `calibration_tokens` of the calibration text.
+    Ranges of activations come from `calibration_windows` windows of `calibration_tokens` of the calibration text. `look_ahead`:
+    the first layer whose lists are made by what enters the layer before; null: none's.
     """
 
     precision: str = "float32"
@@ -133,6 +134,7 @@ class EngineConfig:
     floats: list[str] = field(default_factory=list)
     chunk_tokens: int = 256
     attention_dtype: str = "float32"
+    look_ahead: int | None = None
     calibration_windows: int = 4
     calibration_tokens: int = 1024
 

@@ -20,6 +20,10 @@ def build_engine(lab: Lab, method: Method | None = None, form: BlockForm | None 
     those of the settings.
     """
     form, settings = form or block_form(lab), lab.of("engine")
-    options = {"chunk_tokens": settings.chunk_tokens, "attention_dtype": settings.attention_dtype} | options
+    options = {
+        "chunk_tokens": settings.chunk_tokens,
+        "attention_dtype": settings.attention_dtype,
+        "look_ahead": settings.look_ahead if method else None,  # dense attention makes no lists
+    } | options
     ranges = lab.offline.block_ranges if form.needs_ranges else None
     return Engine(lab.loaded.model, method=method, form=form, ranges=ranges, **options)

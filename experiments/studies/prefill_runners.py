@@ -82,7 +82,10 @@ class Transformers(Runner):
 
 @dataclass(frozen=True)
 class OwnEngine(Runner):
-    """`shadowattn.Engine`: blocks as `form` says, attention dense or of `keep`, the share of the keys, by `estimator`."""
+    """`shadowattn.Engine`: blocks as `form` says, attention dense or of `keep`, the share of the keys, by `estimator`.
+
+    `look_ahead`: the first layer whose lists are made by what enters the layer before.
+    """
 
     form: BlockForm = field(default_factory=BlockForm)
     keep: float = 1.0
@@ -91,6 +94,7 @@ class OwnEngine(Runner):
     block_score: str = "leading_query"
     attention_dtype: str = "float32"
     chunk_tokens: int = 512
+    look_ahead: int | None = None
 
     def __post_init__(self):
         self._method  # noqa: B018 - refuses what does not fit
@@ -111,7 +115,7 @@ class OwnEngine(Runner):
         return losses_of(self._engine(lab).prefill_chunks, windows).tolist()
 
     def _engine(self, lab: Lab) -> Engine:
-        options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype}
+        options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype, "look_ahead": self.look_ahead}
         return build_engine(lab, self._method, self.form, **options)
 
 

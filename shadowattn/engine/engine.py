@@ -1,15 +1,17 @@
 """The engine: static decoder blocks on a device, attention between them, a KV cache, prefill in chunks, and generation."""
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn import checks
+from shadowattn.engine.ahead import Ahead
+from shadowattn.engine.clock import Clock
 from shadowattn.engine.drafts import PromptLookup
 from shadowattn.engine.equalisation import equalised
 from shadowattn.engine.generation import Generation
@@ -24,7 +26,7 @@ from shadowattn.graphs.decoder.tensors import LayerTensors, layer_tensors
 from shadowattn.method import Method
 from shadowattn.models.decoder import Decoder, read_decoder
 from shadowattn.models.load import DTYPES
-from shadowattn.online.attention import Request, SparseAttention
+from shadowattn.online.attention import RankedLists, Request, SparseAttention
 from shadowattn.types import BlockRanges
 
 _FLOAT32 = BlockForm()
@@ -40,6 +42,10 @@ class Engine:
     (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, and not
     in attention. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
 
+    `look_ahead`: the first layer, of at least 1, from which on a prompt's lists are made by what enters the layer before, in a
+    thread of its own while that layer attends; None: every layer's by its own input. What the lists lose, `evaluation.look_ahead`
+    measures.
+
     The embedding, the rotary embedding, attention, the last norm and the output layer run on the CPU. Raises `InputError` on a
     model of another family and what else `read_decoder` refuses.
     """
@@ -54,6 +60,7 @@ class Engine:
         chunk_tokens: int = 256,
         attention_dtype: str = "float32",
         device: str = "CPU",
+        look_ahead: int | None = None,
     ):
         self.decoder = read_decoder(model)
         self.form, self.chunk_tokens = form, checks.integer("chunk_tokens", chunk_tokens, least=1)
@@ -65,6 +72,9 @@ class Engine:
         half = self.decoder.shape.head_dim // 2
         self._sin = torch.cat([-self.decoder.sin[:, :half], self.decoder.sin[:, half:]], 1)
         self._attention = (method or Method(1.0)).attention(model)
+        self._look_ahead = look_ahead
+        if look_ahead is not None:
+            _check_look_ahead(look_ahead, self._attention)
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
         self._blocks: dict[int, Blocks] = {}
@@ -113,41 +123,64 @@ class Engine:
     ) -> Tensor:
         """The hidden states float32 [n, E] behind the last layer of up to `chunk_tokens` tokens, whose keys the cache then holds.
 
-        `decode`: they are decoding steps, not a prompt's. Seconds are added to `stages`, by `STAGES`. After an error the cache is
-        as it was.
+        `decode`: they are decoding steps, not a prompt's. Seconds are added to `stages`, by `STAGES`, and where lists are made
+        ahead by `AHEAD_STAGES`, of which the first passes beside the others. After an error the cache is as it was.
         """
         rows, start = len(tokens), len(cache)
         cache.reserve(start + rows)
-        shape, decoder = self.decoder.shape, self.decoder
-        clock = _Clock({} if stages is None else stages)
-        with self._exclusive.use(), _undone(cache):
+        decoder, clock = self.decoder, Clock({} if stages is None else stages)
+        with self._exclusive.use(), _undone(cache), Ahead() as ahead:
             blocks = self._blocks_for(rows)
             blocks.begin(decoder.embedding[tokens].float())
-            cos, sin = (table[start : start + rows, None] for table in (decoder.cos, self._sin))
-            for layer, weights in enumerate(decoder.layers):
+            lists = None
+            for layer in range(len(decoder.layers)):
                 with clock(_BLOCKS):
-                    qkv = blocks.qkv(layer)[:rows].view(rows, -1, shape.head_dim)
+                    qkv = blocks.qkv(layer)[:rows]
                 with clock(_ROTARY):
-                    qk, v = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], 1)
-                    if weights.q_norm is not None:
-                        q, k = qk.split([shape.heads, shape.kv_heads], 1)
-                        qk = torch.cat([self._normed(q, weights.q_norm), self._normed(k, weights.k_norm)], 1)
-                    qk = rotated(qk, cos, sin)
-                    q = qk[:, : shape.heads].to(self._dtype)
-                    keys, values = cache.write(layer, qk[:, shape.heads :], v)
+                    q, k, v = self._split(layer, qkv, start)
+                    keys, values = cache.write(layer, k, v)
+                if not decode and self._looks_ahead(layer + 1):
+                    with clock(_BLOCKS):
+                        qkv = blocks.qkv_ahead(layer)[:rows]
+                    with clock(_ROTARY):
+                        early_q, early_k, _ = self._split(layer + 1, qkv, start)
+                    ahead.begin(partial(self._rank, layer + 1, early_q, early_k, cache))
                 with clock(_ATTENTION):
-                    request = Request(decode, (cache.derived[layer],))
-                    out = self._attention(layer, q.transpose(0, 1)[None], keys[None], values[None], decoder.scale, request)
+                    request = Request(decode, (cache.derived[layer],), lists)
+                    out = self._attention(layer, q[None], keys[None], values[None], decoder.scale, request)
                     attended = out[0].transpose(0, 1).reshape(rows, -1)
                 with clock(_BLOCKS):
                     blocks.finish(layer, attended)
+                lists = ahead.result(clock)
             cache.extend(tokens)
             return blocks.hidden(rows).clone()
+
+    def _split(self, layer: int, qkv: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q [H, n, D] as attention reads it, k and v [n, G, D] of a layer's projections [n, ·] of the rows from `start` on."""
+        shape, weights, rows = self.decoder.shape, self.decoder.layers[layer], len(qkv)
+        qk, v = qkv.view(rows, -1, shape.head_dim).split([shape.heads + shape.kv_heads, shape.kv_heads], 1)
+        if weights.q_norm is not None:
+            q, k = qk.split([shape.heads, shape.kv_heads], 1)
+            qk = torch.cat([self._normed(q, weights.q_norm), self._normed(k, weights.k_norm)], 1)
+        qk = rotated(qk, *(table[start : start + rows, None] for table in (self.decoder.cos, self._sin)))
+        return qk[:, : shape.heads].to(self._dtype).transpose(0, 1), qk[:, shape.heads :], v
+
+    def _looks_ahead(self, layer: int) -> bool:
+        return self._look_ahead is not None and self._look_ahead <= layer < len(self.decoder.layers)
+
+    def _rank(self, layer: int, q: Tensor, k: Tensor, cache: KVCache) -> RankedLists:
+        """A layer's lists by q [H, n, D] and k [n, G, D] that are not its own; nothing of them is left in the cache."""
+        derived = cache.derived[layer]
+        try:
+            keys = cache.guess(layer, k)
+            return self._attention.rank(layer, q[None], keys[None], self.decoder.scale, Request(caches=(derived,)))
+        finally:
+            derived.crop(len(cache))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor, *, stages: dict[str, float] | None = None) -> Tensor:
         """Logits float32 [n, V] of hidden states [n, E]: the last norm and the output layer."""
-        with _Clock({} if stages is None else stages)(_HEAD):
+        with Clock({} if stages is None else stages)(_HEAD):
             normed = self._normed(hidden, self.decoder.final_norm)
             return (normed.to(self.decoder.head.dtype) @ self.decoder.head.T).float()
 
@@ -169,7 +202,8 @@ class Engine:
         if height not in self._blocks:
             decoder, shape = self.decoder, self.decoder.shape
             sizes = BlockSizes(height, decoder.hidden, shape.heads * shape.head_dim, decoder.activation, decoder.norm_eps)
-            self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device)
+            ahead = self._look_ahead is not None
+            self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device, ahead=ahead)
         return self._blocks[height]
 
 
@@ -178,6 +212,19 @@ def _check_ranges(ranges: BlockRanges | None, decoder: Decoder) -> None:
     checks.instance("ranges", ranges, BlockRanges, remedy)
     if ranges.fingerprint not in ("", decoder.fingerprint):
         raise InputError(f"ranges: they are of another model ({ranges.fingerprint[:12]}); {remedy}")
+
+
+def _check_look_ahead(first: int, attention: SparseAttention) -> None:
+    if len(attention.retention) < 2:
+        raise InputError("look_ahead: expected a model of at least two layers, got one")
+    checks.integer("look_ahead", first, least=1, most=len(attention.retention) - 1)
+    if all((layer >= 1).all() for layer in attention.retention):
+        raise InputError("look_ahead: expected a method that leaves keys out, got dense attention, which makes no lists")
+    if "earlier_rows" in (attention.estimator.sees, attention.estimator.goes_by):
+        raise InputError(
+            f"look_ahead: expected an estimator that goes by a prompt's present rows, got {type(attention.estimator).__name__}, "
+            "which adds up what earlier rows' own queries attend to; leave look_ahead out"
+        )
 
 
 def _check_group(group: int, decoder: Decoder) -> None:
@@ -205,16 +252,3 @@ def _undone(cache: KVCache) -> Iterator[None]:
     except BaseException:
         cache.crop(len(cache))
         raise
-
-
-class _Clock:
-    """Adds the seconds inside `with clock(stage):` to a table."""
-
-    def __init__(self, stages: dict[str, float]):
-        self._stages = stages
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._stages[stage] = self._stages.get(stage, 0.0) + time.perf_counter() - began

@@ -60,6 +60,12 @@ class KVCache:
         keys, values = held[:, :end].transpose(1, 2)
         return keys, values
 
+    def guess(self, layer: int, k: Tensor) -> Tensor:
+        """All keys [G, K, D] with k [n, G, D] in the place of those that `write` will take in: valid until then."""
+        held, start, end = self._held[layer], len(self), len(self) + len(k)
+        held[0, start:end] = k
+        return held[0, :end].transpose(0, 1)
+
     def extend(self, tokens: list[int]) -> None:
         """All layers hold keys and values of these tokens now."""
         self.tokens += tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator, check_estimator_type
 from shadowattn.online.estimators.base import check_place, check_rule
+from shadowattn.online.executor import run_ranking
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
@@ -24,6 +26,8 @@ from shadowattn.online.timeline import Timeline
 from shadowattn.types import Selection, retention_table
 
 DECODES = ("dense", "shared")
+# For each sequence of a batch the lists of its sparse heads, a selection for each chunk of its rows.
+RankedLists = tuple[tuple[Selection, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,12 @@ class Request:
     """What a layer's call belongs to: a prompt's rows, or those of a decoding step, several where drafted tokens are verified.
 
     `caches`: what was derived from this layer's keys in earlier calls, one for each sequence of the batch; empty: nothing.
+    `lists`: what `SparseAttention.rank` gave for these rows of a prompt; None: lists are made of the call's own q and k.
     """
 
     decode: bool = False
     caches: tuple[LayerCache, ...] = field(default=(), repr=False)
+    lists: RankedLists | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -140,6 +146,38 @@ class SparseAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request = Request()) -> Tensor:
         """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]. Inference only."""
+        scale, caches, kernels = self._checked(layer, q, k, v, scale, request)
+        lists = [None] * len(q) if request.lists is None else request.lists
+        if request.decode and request.lists is not None:
+            raise InputError("request.lists: expected none in a decoding step, whose rows are not ranked ahead; got some")
+        with torch.no_grad(), self._exclusive.use():
+            outs = []
+            for *tensors, cache, ranked in zip(q, k, v, caches, lists, strict=True):
+                chunk = Chunk.of(*tensors, retention=self.retention[layer], layer=layer, scale=scale, cache=cache)
+                outs.append(self._decode(chunk, kernels) if request.decode else self._prefill(chunk, kernels, ranked))
+            return torch.stack(outs)
+
+    @torch.no_grad()
+    def rank(self, layer: int, q: Tensor, k: Tensor, scale: float, request: Request = Request()) -> RankedLists:
+        """The lists of a prompt's rows by these q [batch, H, Q, D] and k [batch, G, K, D], for a later call's `Request.lists`.
+
+        The later call may attend with other tensors of the same shapes: lists made early keep what these say. Nothing is counted
+        or observed here. What estimators derive of k goes into the request's caches; crop them where k changes.
+        """
+        scale, caches, kernels = self._checked(layer, q, k, k, scale, request)
+        parts, ranked = Parts(self.estimator, self.rule, kernels), []
+        for *tensors, cache in zip(q, k, caches, strict=True):
+            prompt = Chunk.of(*tensors, retention=self.retention[layer], layer=layer, scale=scale, cache=cache)
+            sparse = self._sparse(prompt, kernels)
+            some = prompt if sparse.all() else prompt[sparse.nonzero()[:, 0]]
+            chunks = some.split(self.chunk_tokens) if sparse.any() else ()
+            ranked.append(tuple(run_ranking(Stages(chunk, parts)) for _, chunk in chunks))
+        return tuple(ranked)
+
+    def _checked(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request
+    ) -> tuple[float, Sequence[LayerCache], Kernels]:
+        """The scale as a number, a cache for each sequence, and the kernels for these tensors."""
         checks.integer("layer", layer, most=len(self.retention) - 1)
         checks.tensors(q=q, k=k, v=v)
         checks.without_gradient(q=q, k=k, v=v)
@@ -154,14 +192,7 @@ class SparseAttention:
         checks.instance("request", request, Request, "make one with shadowattn.online.attention.Request(decode, caches)")
         caches = request.caches or [LayerCache() for _ in q]
         self.check_place(q.device)
-        kernels = choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype, device=q.device)
-        attend = self._decode if request.decode else self._prefill
-        with torch.no_grad(), self._exclusive.use():
-            outs = []
-            for *tensors, cache in zip(q, k, v, caches, strict=True):
-                how = {"retention": self.retention[layer], "layer": layer, "scale": scale, "cache": cache}
-                outs.append(attend(Chunk.of(*tensors, **how), kernels))
-            return torch.stack(outs)
+        return scale, caches, choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype, device=q.device)
 
     def check_place(self, device: torch.device) -> None:
         """Raises `InputError` where the estimator or the pipeline cannot serve a model on this device."""
@@ -200,11 +231,15 @@ class SparseAttention:
         parts = Parts(self.estimator, self.rule, kernels)
         return torch.cat([shared_decode(row, parts) for _, row in step.split(1)], 1)
 
-    def _prefill(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+    def _sparse(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+        """Which heads go sparse, bool [H]."""
         limit = break_even(kernels, prompt.q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
-        sparse = prompt.retention < limit
+        return prompt.retention < limit
+
+    def _prefill(self, prompt: Chunk, kernels: Kernels, lists: tuple[Selection, ...] | None) -> Tensor:
+        sparse = self._sparse(prompt, kernels)
         out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
-        for heads, attend in ((sparse, self._sparse_heads), (~sparse, self._dense_heads)):
+        for heads, attend in ((sparse, partial(self._sparse_heads, lists=lists)), (~sparse, self._dense_heads)):
             if heads.all():
                 return attend(prompt, kernels)
             if heads.any():
@@ -222,11 +257,14 @@ class SparseAttention:
             observe(Attended(prompt, self.rule, out, None, None))
         return out
 
-    def _sparse_heads(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+    def _sparse_heads(self, prompt: Chunk, kernels: Kernels, *, lists: tuple[Selection, ...] | None) -> Tensor:
         parts = Parts(self.estimator, self.rule, kernels)
         out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
-        for rows, chunk in prompt.split(self.chunk_tokens):
-            ran = self.pipeline.run(Stages(chunk, parts), keep_lists=bool(self.observers))
+        chunks = list(prompt.split(self.chunk_tokens))
+        for (rows, chunk), ranked in zip(chunks, [None] * len(chunks) if lists is None else lists, strict=True):
+            if ranked is not None:
+                _check_ranked(ranked, chunk)
+            ran = self.pipeline.run(Stages(chunk, parts), keep_lists=bool(self.observers), lists=ranked)
             out[:, rows] = ran.out
             count, visible = len(chunk.heads), int((chunk.positions + 1).sum())
             self.counters.sparse_rows += count * ran.out.shape[1]
@@ -235,3 +273,11 @@ class SparseAttention:
             for observe in self.observers:
                 observe(Attended(chunk, self.rule, ran.out, ran.selected, ran.timeline))
         return out
+
+
+def _check_ranked(lists: Selection, chunk: Chunk) -> None:
+    if len(lists.counts) != len(chunk.heads) or not torch.equal(lists.positions, chunk.positions):
+        raise InputError(
+            f"request.lists: expected lists of {len(chunk.heads)} heads for rows {chunk.first_position} to "
+            f"{int(chunk.positions[-1])}, got those of other rows or heads; rank and attend with the same ones"
+        )

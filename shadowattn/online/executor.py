@@ -91,6 +91,22 @@ def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
         return run.result()
 
 
+def run_ranking(stages: Stages) -> Selection:
+    """The lists of all heads, as `run_batched` would attend to them, in the calling thread."""
+    parts = batches(stages)
+    with stages.estimator.use():
+        run = _Run(stages, parts, [group.heads for group in parts], Threads(), keep_lists=True, pool=None, batched=True)
+        return Selection.cat([selection for _, selection in run.select(run.estimate())])
+
+
+def run_listed(stages: Stages, selection: Selection, *, threads: Threads) -> Ran:
+    """Attention of all heads to lists that are there already."""
+    heads = tuple(range(len(stages.chunk.heads)))
+    run = _Run(stages, [Group(heads)], [heads], threads, keep_lists=True, pool=None, batched=True)
+    run.attend([(_places(heads), selection)])
+    return run.result()
+
+
 def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ran:
     """One call, recorded as attention."""
     chunk, start = stages.chunk, time.perf_counter()

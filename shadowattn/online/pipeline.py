@@ -6,12 +6,13 @@ import torch
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_overlapped, run_serial
+from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_listed, run_overlapped, run_serial
 from shadowattn.online.latency import REMEDY, LatencyProfile
 from shadowattn.online.latency_profiler import binding
 from shadowattn.online.plan import Group
 from shadowattn.online.schedulers import Scheduler
 from shadowattn.online.stages import Stages
+from shadowattn.types import Selection
 
 MODES = ("batched", "serial", "overlap", "grouped", "planned")
 
@@ -53,8 +54,10 @@ class Pipeline:
                 f"pipeline={self.mode}: takes heads and stages apart on the CPU, got a model on {device}; use pipeline=batched"
             )
 
-    def run(self, stages: Stages, *, keep_lists: bool) -> Ran:
-        """Output, lists (or how many pairs they hold) and timeline of a chunk."""
+    def run(self, stages: Stages, *, keep_lists: bool, lists: Selection | None = None) -> Ran:
+        """Output, lists (or how many pairs they hold) and timeline of a chunk; attention alone where its `lists` are given."""
+        if lists is not None:
+            return run_listed(stages, lists, threads=self.threads)
         if self.mode in ("grouped", "planned") and stages.selects_in_estimate:
             raise InputError(
                 f"pipeline={self.mode}: {type(stages.estimator).__name__} selects while it estimates, so that there are no "

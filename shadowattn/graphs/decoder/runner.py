@@ -24,10 +24,12 @@ class Blocks:
     """Runs the layers one after the other on up to `sizes.rows` rows; between `qkv` and `finish` comes attention.
 
     With weights as inputs one pair of graphs serves all layers. Rows beyond those that were given hold what an earlier run left:
-    they are computed, and never read.
+    they are computed, and never read. `ahead`: `qkv_ahead` will be asked for.
     """
 
-    def __init__(self, sizes: BlockSizes, form: BlockForm, layers: Sequence[LayerTensors], device: str = "CPU"):
+    def __init__(
+        self, sizes: BlockSizes, form: BlockForm, layers: Sequence[LayerTensors], device: str = "CPU", *, ahead: bool = False
+    ):
         self.rows = sizes.rows
         channels = layers[0].pre["qkv.weight"].shape[0]
         self._hidden = [torch.zeros(1, sizes.rows, sizes.hidden) for _ in range(2)]  # a layer reads one and writes the other
@@ -35,7 +37,9 @@ class Blocks:
         bound = {"qkv": self._qkv, "attended": self._attended}
         shared = form.weights == "inputs"
         pairs = [_compiled(sizes, form, layer, device) for layer in (layers[:1] if shared else layers)]
-        self._steps = []
+        self._steps: list[list[_Step]] = []
+        self._early: list[_Step] = []
+        self._early_qkv = torch.zeros_like(self._qkv) if ahead else None
         requests: list[list[ov.InferRequest]] = []
         for index, layer in enumerate(layers):
             before, after = self._hidden[index % 2], self._hidden[1 - index % 2]
@@ -46,6 +50,10 @@ class Blocks:
                 requests.append([model.create_infer_request() for model in models])
             tensors = {**bound, "hidden": before, **layer.pre}, {**bound, "residual": before, "hidden": after, **layer.post}
             self._steps.append([_Step(*one, once) for one in zip(models, requests[-1], tensors, strict=True)])
+            if ahead:  # the same graph, from what entered the layer before
+                request = models[0].create_infer_request() if once else requests[-1][0]
+                early = tensors[0] | {"hidden": after, "qkv": self._early_qkv}
+                self._early.append(_Step(models[0], request, early, once))
 
     def begin(self, hidden: Tensor) -> None:
         """The rows [n, E] that enter the first layer."""
@@ -55,6 +63,14 @@ class Blocks:
         """Q, K and V of a layer, [rows, (H + 2G)·D], before the rotary embedding; overwritten by the next layer's."""
         self._steps[layer][0].run()
         return self._qkv[0]
+
+    def qkv_ahead(self, layer: int) -> Tensor:
+        """What `qkv` of the layer behind this one gives for the rows that enter this one; asked before `finish` of this layer.
+
+        Overwritten by the next such call.
+        """
+        self._early[layer + 1].run()
+        return self._early_qkv[0]
 
     def finish(self, layer: int, attended: Tensor) -> None:
         """The rest of the layer, for what the heads computed, [n, H·D]."""
