@@ -4,7 +4,9 @@ from dataclasses import fields
 from typing import Any
 
 from experiments.lab import Lab
-from shadowattn.engine.engine import Engine
+from experiments.part_building import part_name
+from shadowattn.engine.engine import Engine, cannot_look_ahead
+from shadowattn.errors import InputError
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.method import Method
 
@@ -15,15 +17,39 @@ def block_form(lab: Lab) -> BlockForm:
     return BlockForm(**{one.name: settings[one.name] for one in fields(BlockForm)})
 
 
+def check_look_ahead(lab: Lab) -> None:
+    """Raises `InputError` where the settings ask for lists made a layer early that there cannot be."""
+    first = lab.of("engine").look_ahead
+    if first is None:
+        return
+    most = lab.shape.layers - 1
+    if not 1 <= first <= most:
+        raise InputError(f"engine.look_ahead: expected a layer from 1 to {most}, or null, got {first}")
+    retentions = lab.retentions if "retentions" in lab.needs else [lab.of("retention")]
+    if min(retentions) >= 1:
+        raise InputError("engine.look_ahead: expected a retention below 1, where there are lists, got 1; leave it out")
+    check_ranks_early(lab, "engine.look_ahead")
+
+
+def check_ranks_early(lab: Lab, setting: str) -> None:
+    """Raises `InputError`, which names the `setting`, on a main method whose lists cannot be made a layer early."""
+    ranks = (lab.main.within or lab.main).estimator_class
+    if reason := cannot_look_ahead(ranks.sees, part_name(lab.main.estimator), lab.of("pipeline").mode):
+        raise InputError(f"{setting}: {reason}")
+
+
+def refuse_look_ahead(lab: Lab, instead: str) -> None:
+    """Raises `InputError` where `engine.look_ahead` is set for a study that would not heed it; `instead`: what to use there."""
+    if lab.of("engine").look_ahead is not None:
+        raise InputError(f"engine.look_ahead: expected null, since this study does not take it from there; {instead}")
+
+
 def build_engine(lab: Lab, method: Method | None = None, form: BlockForm | None = None, **options: Any) -> Engine:
     """The lab's model in an engine; `method` None: dense attention; `form` None, and `options` of `Engine` that are not given:
     those of the settings.
     """
     form, settings = form or block_form(lab), lab.of("engine")
-    options = {
-        "chunk_tokens": settings.chunk_tokens,
-        "attention_dtype": settings.attention_dtype,
-        "look_ahead": settings.look_ahead if method else None,  # dense attention makes no lists
-    } | options
+    sizes = {"chunk_tokens": settings.chunk_tokens, "attention_dtype": settings.attention_dtype}
+    options = sizes | {"look_ahead": settings.look_ahead if method else None} | options  # dense attention makes no lists
     ranges = lab.offline.block_ranges if form.needs_ranges else None
     return Engine(lab.loaded.model, method=method, form=form, ranges=ranges, **options)

@@ -129,6 +129,8 @@ class Selection:
     @staticmethod
     def cat(parts: "list[Selection]") -> "Selection":
         """The lists of several groups of heads, in their order, over the same rows."""
+        if len(parts) == 1:
+            return parts[0]
         offsets = [0]
         for part in parts:
             offsets.append(offsets[-1] + len(part.indices))

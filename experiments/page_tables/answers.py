@@ -11,6 +11,35 @@ def accuracy_smollm2() -> str:
     return _accuracy("study_accuracy_smollm2")
 
 
+def retrieval() -> str:
+    """What the bundled model finds in prompts of several lengths, dense and with each method."""
+    return _retrieval("study_retrieval")
+
+
+def retrieval_smollm2() -> str:
+    """What SmolLM2 finds in prompts of several lengths, dense and with each method."""
+    return _retrieval("study_retrieval_smollm2")
+
+
+def _retrieval(name: str) -> str:
+    """A line a method and retention, a column a task and length of prompt; empty where a method was not asked."""
+    rows = rows_of(name)
+    rows = rows[rows.metric == "accuracy"]
+    columns = list(rows[["task", "tokens", "chat"]].drop_duplicates().itertuples(index=False, name=None))
+    lines = []
+    for (method, at), answered in rows.groupby(["method", "retention"], sort=False):
+        cells = answered.set_index(["task", "tokens", "chat"])[["value", "low", "high"]]
+        said = [_share(*cells.loc[place]) if place in cells.index else "" for place in columns]
+        lines.append([f"`{method}`" if at == 1 else f"`{method}`, {at:.0%} of the keys", *said])
+    heads = [f"{task}{', chat template' if chat else ''}, {tokens} tokens" for task, tokens, chat in columns]
+    n = " to ".join(str(count) for count in sorted({rows.n.min(), rows.n.max()}))
+    return table(["questions answered", *heads], lines, name, f"n = {n} questions a cell, 95 % intervals (Wilson)")
+
+
+def _share(value: float, low: float, high: float) -> str:
+    return f"{value:.0%} ({low:.0%} to {high:.0%})"
+
+
 def _accuracy(name: str) -> str:
     """A line a method, a column a task that methods were asked; below it the tasks that none was asked."""
     rows = rows_of(name)

@@ -51,6 +51,26 @@ def look_ahead_smollm2() -> str:
     return table(["layers ahead", *heads], lines, name, f"means over heads; n = {int(rows.n.iloc[0])} rows of queries")
 
 
+def hidden_ranking_smollm2() -> str:
+    """What lists made a layer early lose in the engine, and how much of their time is hidden, on SmolLM2."""
+    name = "study_hidden_ranking_smollm2"
+    rows = rows_of(name)
+    cells = rows.set_index(["first_layer", "retention", "metric"]).value
+    retentions, lines = sorted(rows.retention.unique()), []
+    for first in sorted(rows.first_layer.unique()):
+        line = [f"from layer {first} on" if first else "none"]
+        for at in retentions:
+            of = cells[first, at]
+            loss = f"{of.loss_increase:+.3f} ± {of.loss_increase_error:.3f}" if first else ""
+            line += [loss, f"{of.prefill:.2f}", f"{of.hidden:.0%}" if first else ""]
+        lines.append(line)
+    figures = ("loss above its own lists, nat", "seconds of a prefill", "of the ranking's time hidden")
+    heads = [f"{figure}, {at:.0%} of the keys" for at in retentions for figure in figures]
+    rounds, windows = (int(rows.n[rows.metric == metric].iloc[0]) for metric in ("prefill", "loss_increase_error"))
+    n = f"n = {windows} windows, ± one standard error, paired; seconds: medians of {rounds} interleaved rounds"
+    return table(["lists ahead", *heads], lines, name, n)
+
+
 _RUNNERS = {
     "transformers": "transformers, float32",
     "transformers_bfloat16": "transformers, bfloat16",
@@ -59,22 +79,33 @@ _RUNNERS = {
     "engine_w8a8_20": "engine, W8A8, 20 % of the keys",
     "engine_w8a8_10": "engine, W8A8, 10 % of the keys",
     "engine_w8a8_5": "engine, W8A8, 5 % of the keys",
+    "engine_w8a8_10_ahead": "engine, W8A8, 10 % of the keys, lists ahead",
     "genai": "openvino-genai, GGUF, dense",
     "genai_xattention": "openvino-genai, GGUF, XAttention",
     "genai_trishape": "openvino-genai, GGUF, tri-shape",
+    "llama_cpp": "llama.cpp, GGUF",
 }
 
 
 def ttft_smollm2() -> str:
-    """Seconds to the first token of every runner on SmolLM2, what follows it, and what each loses."""
-    name = "ttft_smollm2"
+    """Seconds to the first token of every runner on SmolLM2, on a processor with matrix units."""
+    return _ttft("ttft_smollm2")
+
+
+def ttft_smollm2_epyc() -> str:
+    """The same on a processor without matrix units."""
+    return _ttft("ttft_smollm2_epyc")
+
+
+def _ttft(name: str) -> str:
+    """Seconds to the first token of every runner, what follows it, and what each loses."""
     rows = rows_of(name)
     first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
     lengths = sorted(rows.context_tokens[rows.metric == "time_to_first_token"].unique())
     at = rows[rows.context_tokens == lengths[-1]].set_index(["metric", "method"]).value
     losses, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
     lines = []
-    for runner, words in _RUNNERS.items():
+    for runner, words in ((runner, words) for runner, words in _RUNNERS.items() if runner in losses.index):
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
         rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
         lines.append([words, *seconds, *rest, f"{losses.value[runner]:+.3f} ± {errors.value[runner]:.3f}"])

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from experiments.cells import attachment, method_row, paired_error
 from experiments.comparisons import comparison_rows
-from experiments.engines import build_engine
+from experiments.engines import build_engine, check_look_ahead
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.studies.base import Study
@@ -36,6 +36,7 @@ class BlocksRow(Row):
     smooth: float = 0.0
     floats: str = ""
     attention_dtype: str = ""
+    look_ahead: int = 0  # the first layer whose lists were made a layer early; 0: none
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class BlocksStudy(Study):
                 raise InputError(f"study.sparse: expected names of study.forms ({', '.join(self.forms)}), got {name}")
 
     def check(self, lab: Lab) -> None:
+        check_look_ahead(lab)
         for name, form in self.forms.items():
             if form.precision == "bfloat16" and not multiplies_in_bfloat16():
                 raise InputError(
@@ -103,7 +105,7 @@ class BlocksStudy(Study):
         row = method_row(lab, row, lab.main, at) if at < 1 else row
         return replace(
             row, method=name, precision=form.precision, weights=form.weights, smooth=form.smooth, floats=" ".join(form.floats),
-            attention_dtype=lab.of("engine").attention_dtype,
+            attention_dtype=lab.of("engine").attention_dtype, look_ahead=(lab.of("engine").look_ahead or 0) if at < 1 else 0,
         )  # fmt: skip
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:

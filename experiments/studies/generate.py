@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.cells import attachment, method_row
-from experiments.engines import block_form, build_engine
+from experiments.engines import block_form, build_engine, check_look_ahead
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
@@ -33,7 +33,8 @@ READER = 5.0  # words a second that a person reads
 
 @dataclass(frozen=True)
 class GenerationRow(Row):
-    """A row about one answer. `phase` is prefill, decode, or empty for both; `stage` is one of `engine.STAGES`, or empty.
+    """A row about one answer. `phase` is prefill, decode, or empty for both; `stage` is one of `engine.STAGES` or `AHEAD_STAGES`,
+    or empty.
 
     `prompt_tokens` and `new_tokens` are those of the answer; `precision` and `weights` are the blocks', `attention_dtype` that of
     Q, K and V, `chunk` the tokens of a chunk. `text` stands in the row of the metric `new_tokens`.
@@ -46,6 +47,7 @@ class GenerationRow(Row):
     precision: str = ""
     weights: str = ""
     attention_dtype: str = ""
+    look_ahead: int = 0  # the first layer whose lists were made a layer early; 0: none
     chunk: int = 0
     text: str = ""
 
@@ -81,6 +83,7 @@ class Generate(Study):
 
     def check(self, lab: Lab) -> None:
         block_form(lab)
+        check_look_ahead(lab)
         tokens = self._tokens(lab)
         lab.asked_tokens = [len(tokens)]
         most = lab.shape.context_tokens
@@ -110,6 +113,7 @@ class Generate(Study):
             row, path_kind="timing", n=1, data="prompt", corpus_sha256="", prompt_tokens=len(tokens),
             new_tokens=run.spent.new_tokens, context_tokens=len(run.cache), precision=settings.precision,
             weights=settings.weights, attention_dtype=settings.attention_dtype, chunk=settings.chunk_tokens,
+            look_ahead=settings.look_ahead or 0,
         )  # fmt: skip
         return _rows(row, run, text, engine.attention.counters.density)
 

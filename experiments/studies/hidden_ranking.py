@@ -1,5 +1,6 @@
 """Lists made a layer early in the engine: how much of their time passes beside attention, and what they lose."""
 
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -12,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.cells import attachment, method_row, paired_error
-from experiments.engines import block_form, build_engine
+from experiments.engines import block_form, build_engine, check_ranks_early, refuse_look_ahead
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
@@ -40,8 +41,8 @@ class HiddenRanking(Study):
     """The main method in the engine at each retention, with lists made by what enters the layer before, from each of `firsts` on.
 
     Losses are of the evaluation's windows, each compared with that of the same method without looking ahead, window by window.
-    Times are of whole prefills of `rounds` windows, after one that does not count; the engines take turns. A ranking has one
-    thread, attention all of them: on the CPU both want the same cores.
+    Times are of whole prefills of `rounds` windows, after one that does not count; the engines take turns. A ranking computes on
+    one thread, beside attention on all of them: on the CPU both want the same cores, and what is hidden is not saved.
     """
 
     firsts: list[int] = field(default_factory=lambda: [1, 2, 4])
@@ -64,8 +65,8 @@ class HiddenRanking(Study):
             raise InputError(f"study.firsts: expected less than the model's {lab.shape.layers} layers, got {max(self.firsts)}")
         if min(lab.retentions) >= 1:
             raise InputError(f"retentions: expected one below 1, where lists leave keys out, got {lab.retentions}")
-        if lab.of("engine").look_ahead is not None:
-            raise InputError("engine.look_ahead: expected null, since this study sets it; use study.firsts")
+        refuse_look_ahead(lab, "use study.firsts")
+        check_ranks_early(lab, "study.firsts")
         lab.heldout(windows=self.rounds + 1)
 
     def measure(self, lab: Lab) -> list[HiddenRankingRow]:
@@ -112,13 +113,14 @@ def _losses(engine: Engine, windows: Tensor) -> list[float]:
 
 
 def _times(engines: dict[int, Engine], windows: Tensor) -> dict[str, list[dict[str, float]]]:
-    """Of each engine the seconds of each window but the first, by stage; what passes in a thread beside is no part of the sum."""
+    """Of each engine the seconds of each window but the first: `whole`, and by stage."""
     taken = {str(first): [] for first in engines}
     for index, window in enumerate(windows.tolist()):
         for first, engine in engines.items():
-            stages, cache = {}, engine.cache()
+            stages, cache, began = {}, engine.cache(), time.perf_counter()
             for start in range(0, len(window), engine.chunk_tokens):
                 engine.forward(cache, window[start : start + engine.chunk_tokens], stages=stages)
+            stages["whole"] = time.perf_counter() - began
             if index:  # the first warms up
                 taken[str(first)].append(stages)
     return taken
@@ -133,7 +135,7 @@ def _loss_rows(row: HiddenRankingRow, losses: list[float], base: list[float]) ->
 
 
 def _time_rows(row: HiddenRankingRow, taken: list[dict[str, float]], base: list[dict[str, float]]) -> list[HiddenRankingRow]:
-    seconds, others = ([sum(one.values()) - one.get(_RANKING, 0.0) for one in of] for of in (taken, base))
+    seconds, others = ([one["whole"] for one in of] for of in (taken, base))
     rows = [_spread(replace(row, metric="prefill", unit="s"), seconds)]
     rows.append(_spread(replace(row, metric="times_faster"), np.divide(others, seconds)))
     if row.first_layer:

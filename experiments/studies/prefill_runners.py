@@ -97,7 +97,11 @@ class OwnEngine(Runner):
     look_ahead: int | None = None
 
     def __post_init__(self):
-        self._method  # noqa: B018 - refuses what does not fit
+        method = self._method  # refuses what does not fit
+        if self.look_ahead is not None:
+            checks.integer("look_ahead", self.look_ahead, least=1)
+            if method.retention >= 1:
+                raise InputError("look_ahead: expected a share of the keys below 1, where there are lists; set keep, such as 0.2")
 
     @property
     def retention(self) -> float:

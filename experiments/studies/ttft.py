@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.cells import paired_error
+from experiments.engines import refuse_look_ahead
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
-from experiments.studies.prefill_runners import Read, Runner
+from experiments.studies.prefill_runners import OwnEngine, Read, Runner
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.ttft import draw as draw_ttft
 from shadowattn.reporting.rows import SpreadRow
@@ -60,8 +61,14 @@ class Ttft(Study):
         check_count("study.prompts", min(self.prompts))
 
     def check(self, lab: Lab) -> None:
-        for runner in self.runners.values():
+        refuse_look_ahead(lab, "use study.runners.NAME.look_ahead")
+        for name, runner in self.runners.items():
             runner.check()
+            if isinstance(runner, OwnEngine) and (runner.look_ahead or 0) >= lab.shape.layers:
+                raise InputError(
+                    f"study.runners.{name}.look_ahead: expected less than the model's {lab.shape.layers} layers, got "
+                    f"{runner.look_ahead}"
+                )
         longest = max(self.prompts) + self.new_tokens
         if longest > lab.shape.context_tokens:
             raise InputError(

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from shadowattn.engine.clock import Clock
-from shadowattn.threads import thread_budget
 
-AHEAD_STAGES = _RANKING, _WAITING = "lists ahead", "waiting for lists"
+# The first passes beside the engine's other stages.
+AHEAD_STAGES = BESIDE, _WAITING = "lists ahead", "waiting for lists"
 
 
 class Ahead:
     """One piece of work at a time in a thread that lives until the block is left; without work there is no thread.
 
-    The work has one core: the others are the attention's that passes beside it. Where an estimator's graphs run on another device
-    it needs none.
+    The work computes on one thread, while attention beside it takes all of its own; graphs of an estimator run as they were
+    compiled. On another device they need none of these cores.
     """
 
     def __enter__(self) -> "Ahead":
@@ -33,7 +33,7 @@ class Ahead:
         """Begins a piece of work; its result is to be asked for before the next."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "shadowattn-ahead")
-        self._begun = self._pool.submit(_timed, work, torch.is_inference_mode_enabled())
+        self._begun = self._pool.submit(_timed, work, time.perf_counter())
 
     def result(self, clock: Clock) -> Any:
         """What the work gave, or None where none was begun; an error in it is raised here."""
@@ -42,11 +42,15 @@ class Ahead:
         with clock(_WAITING):
             made, seconds = self._begun.result()
         self._begun = None
-        clock.add(_RANKING, seconds)
+        clock.add(BESIDE, seconds)
         return made
 
 
-def _timed(work: Callable[[], Any], inference: bool) -> tuple[Any, float]:
-    began = time.perf_counter()
-    with thread_budget(1), torch.inference_mode(inference):
+def _timed(work: Callable[[], Any], began: float) -> tuple[Any, float]:
+    """What the work gave, and the seconds since it was begun."""
+    threads = torch.get_num_threads()  # asked first: it is what makes torch set this thread's number up, from a global one
+    torch.set_num_threads(1)  # no budget: that would have an estimator's graphs compiled again, for one thread
+    try:
         return work(), time.perf_counter() - began
+    finally:
+        torch.set_num_threads(threads)

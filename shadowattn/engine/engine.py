@@ -43,8 +43,8 @@ class Engine:
     in attention. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
 
     `look_ahead`: the first layer, of at least 1, from which on a prompt's lists are made by what enters the layer before, in a
-    thread of its own while that layer attends; None: every layer's by its own input. What the lists lose, `evaluation.look_ahead`
-    measures.
+    thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
+    Layers of which no head leaves keys out make none.
 
     The embedding, the rotary embedding, attention, the last norm and the output layer run on the CPU. Raises `InputError` on a
     model of another family and what else `read_decoder` refuses.
@@ -72,9 +72,7 @@ class Engine:
         half = self.decoder.shape.head_dim // 2
         self._sin = torch.cat([-self.decoder.sin[:, :half], self.decoder.sin[:, half:]], 1)
         self._attention = (method or Method(1.0)).attention(model)
-        self._look_ahead = look_ahead
-        if look_ahead is not None:
-            _check_look_ahead(look_ahead, self._attention)
+        self._ahead = frozenset() if look_ahead is None else self._layers_ahead(look_ahead)
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
         self._blocks: dict[int, Blocks] = {}
@@ -117,7 +115,6 @@ class Engine:
             chunk = slice(start, min(start + self.chunk_tokens, len(tokens)))
             yield chunk, self.logits(self.forward(cache, tokens[chunk].tolist()))
 
-    @torch.no_grad()
     def forward(
         self, cache: KVCache, tokens: list[int], *, decode: bool = False, stages: dict[str, float] | None = None
     ) -> Tensor:
@@ -127,9 +124,10 @@ class Engine:
         ahead by `AHEAD_STAGES`, of which the first passes beside the others. After an error the cache is as it was.
         """
         rows, start = len(tokens), len(cache)
-        cache.reserve(start + rows)
         decoder, clock = self.decoder, Clock({} if stages is None else stages)
-        with self._exclusive.use(), _undone(cache), Ahead() as ahead:
+        # Memory of the blocks and the cache outlives the call, and torch forbids to write to what was made in inference mode.
+        with torch.inference_mode(False), torch.no_grad(), self._exclusive.use(), _undone(cache), Ahead() as ahead:
+            cache.reserve(start + rows)
             blocks = self._blocks_for(rows)
             blocks.begin(decoder.embedding[tokens].float())
             lists = None
@@ -139,9 +137,9 @@ class Engine:
                 with clock(_ROTARY):
                     q, k, v = self._split(layer, qkv, start)
                     keys, values = cache.write(layer, k, v)
-                if not decode and self._looks_ahead(layer + 1):
+                if not decode and layer + 1 in self._ahead:
                     with clock(_BLOCKS):
-                        qkv = blocks.qkv_ahead(layer)[:rows]
+                        qkv = blocks.qkv_ahead(layer + 1)[:rows]
                     with clock(_ROTARY):
                         early_q, early_k, _ = self._split(layer + 1, qkv, start)
                     ahead.begin(partial(self._rank, layer + 1, early_q, early_k, cache))
@@ -165,14 +163,28 @@ class Engine:
         qk = rotated(qk, *(table[start : start + rows, None] for table in (self.decoder.cos, self._sin)))
         return qk[:, : shape.heads].to(self._dtype).transpose(0, 1), qk[:, shape.heads :], v
 
-    def _looks_ahead(self, layer: int) -> bool:
-        return self._look_ahead is not None and self._look_ahead <= layer < len(self.decoder.layers)
+    def _layers_ahead(self, first: int) -> frozenset[int]:
+        """Which layers' lists are made by what enters the layer before."""
+        attention, shape = self._attention, self.decoder.shape
+        if shape.layers < 2:
+            raise InputError("look_ahead: expected a model of at least two layers, got one")
+        checks.integer("look_ahead", first, least=1, most=shape.layers - 1)
+        if reason := cannot_look_ahead(attention.estimator.sees, type(attention.estimator).__name__, attention.pipeline.mode):
+            raise InputError(f"look_ahead: {reason}; leave look_ahead out")
+        sparse = attention.sparse_layers(shape.head_dim, self._dtype, torch.device("cpu"))
+        layers = frozenset(layer for layer in range(first, shape.layers) if sparse[layer])
+        if not layers:
+            raise InputError(
+                f"look_ahead: expected a method that leaves keys out from layer {first} on, got one whose heads are all dense "
+                "there and make no lists; lower the retention, or leave look_ahead out"
+            )
+        return layers
 
     def _rank(self, layer: int, q: Tensor, k: Tensor, cache: KVCache) -> RankedLists:
         """A layer's lists by q [H, n, D] and k [n, G, D] that are not its own; nothing of them is left in the cache."""
-        derived = cache.derived[layer]
+        derived, keys = cache.derived[layer], cache.guess(layer, k)
+        derived.rewind(keys[:, : len(cache)])  # with what the earlier keys turned out to be
         try:
-            keys = cache.guess(layer, k)
             return self._attention.rank(layer, q[None], keys[None], self.decoder.scale, Request(caches=(derived,)))
         finally:
             derived.crop(len(cache))
@@ -202,8 +214,7 @@ class Engine:
         if height not in self._blocks:
             decoder, shape = self.decoder, self.decoder.shape
             sizes = BlockSizes(height, decoder.hidden, shape.heads * shape.head_dim, decoder.activation, decoder.norm_eps)
-            ahead = self._look_ahead is not None
-            self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device, ahead=ahead)
+            self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device, ahead=self._ahead)
         return self._blocks[height]
 
 
@@ -214,17 +225,13 @@ def _check_ranges(ranges: BlockRanges | None, decoder: Decoder) -> None:
         raise InputError(f"ranges: they are of another model ({ranges.fingerprint[:12]}); {remedy}")
 
 
-def _check_look_ahead(first: int, attention: SparseAttention) -> None:
-    if len(attention.retention) < 2:
-        raise InputError("look_ahead: expected a model of at least two layers, got one")
-    checks.integer("look_ahead", first, least=1, most=len(attention.retention) - 1)
-    if all((layer >= 1).all() for layer in attention.retention):
-        raise InputError("look_ahead: expected a method that leaves keys out, got dense attention, which makes no lists")
-    if "earlier_rows" in (attention.estimator.sees, attention.estimator.goes_by):
-        raise InputError(
-            f"look_ahead: expected an estimator that goes by a prompt's present rows, got {type(attention.estimator).__name__}, "
-            "which adds up what earlier rows' own queries attend to; leave look_ahead out"
-        )
+def cannot_look_ahead(sees: str, estimator: str, pipeline: str) -> str:
+    """Why lists of an estimator of that name, which `sees` what it says, cannot be made a layer early; empty where they can."""
+    if sees == "earlier_rows":
+        return f"expected an estimator that ranks by a prompt's present rows, got {estimator}, which goes by earlier ones"
+    if pipeline != "batched":
+        return f"expected pipeline=batched, since lists are there before their layer's stages begin, got {pipeline}"
+    return ""
 
 
 def _check_group(group: int, decoder: Decoder) -> None:

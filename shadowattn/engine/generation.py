@@ -22,7 +22,7 @@ class Spent:
     """What a generation took so far. Seconds are of the wall, `cpu_seconds` of all threads.
 
     `first_token` is the time to the first token, prefill and all; `decoding` what came after it. `prefill` and `decode` hold the
-    seconds of the engine's stages, by `engine.STAGES`.
+    seconds of the engine's stages, by `engine.STAGES` and `ahead.AHEAD_STAGES`.
     """
 
     prompt_tokens: int = 0

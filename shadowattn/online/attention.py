@@ -150,6 +150,8 @@ class SparseAttention:
         lists = [None] * len(q) if request.lists is None else request.lists
         if request.decode and request.lists is not None:
             raise InputError("request.lists: expected none in a decoding step, whose rows are not ranked ahead; got some")
+        if len(lists) != len(q):
+            raise InputError(f"request.lists: expected those of {len(q)} sequences, got {len(lists)}")
         with torch.no_grad(), self._exclusive.use():
             outs = []
             for *tensors, cache, ranked in zip(q, k, v, caches, lists, strict=True):
@@ -161,18 +163,25 @@ class SparseAttention:
     def rank(self, layer: int, q: Tensor, k: Tensor, scale: float, request: Request = Request()) -> RankedLists:
         """The lists of a prompt's rows by these q [batch, H, Q, D] and k [batch, G, K, D], for a later call's `Request.lists`.
 
-        The later call may attend with other tensors of the same shapes: lists made early keep what these say. Nothing is counted
-        or observed here. What estimators derive of k goes into the request's caches; crop them where k changes.
+        The later call may attend with other tensors of the same shapes: lists made early keep what these say. Lists of all heads
+        are held at once. `counters` and observers see nothing of it. What estimators derive of k goes into the request's caches;
+        crop them where k changes. Another thread may attend for another layer meanwhile.
         """
         scale, caches, kernels = self._checked(layer, q, k, k, scale, request)
         parts, ranked = Parts(self.estimator, self.rule, kernels), []
+        sparse = self._sparse(self.retention[layer], q.dtype, kernels)
+        if not sparse.any():
+            return tuple(() for _ in q)
         for *tensors, cache in zip(q, k, caches, strict=True):
             prompt = Chunk.of(*tensors, retention=self.retention[layer], layer=layer, scale=scale, cache=cache)
-            sparse = self._sparse(prompt, kernels)
             some = prompt if sparse.all() else prompt[sparse.nonzero()[:, 0]]
-            chunks = some.split(self.chunk_tokens) if sparse.any() else ()
-            ranked.append(tuple(run_ranking(Stages(chunk, parts)) for _, chunk in chunks))
+            ranked.append(tuple(run_ranking(Stages(chunk, parts)) for _, chunk in some.split(self.chunk_tokens)))
         return tuple(ranked)
+
+    def sparse_layers(self, head_dim: int, dtype: torch.dtype, device: torch.device) -> list[bool]:
+        """Whether any head of each layer goes sparse, for such tensors; `dense_above=auto` measures its break-even."""
+        kernels = choose(self.kernel, head_dim=head_dim, dtype=dtype, device=device)
+        return [bool(self._sparse(retention, dtype, kernels).any()) for retention in self.retention]
 
     def _checked(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request
@@ -231,13 +240,16 @@ class SparseAttention:
         parts = Parts(self.estimator, self.rule, kernels)
         return torch.cat([shared_decode(row, parts) for _, row in step.split(1)], 1)
 
-    def _sparse(self, prompt: Chunk, kernels: Kernels) -> Tensor:
+    def _sparse(self, retention: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:
         """Which heads go sparse, bool [H]."""
-        limit = break_even(kernels, prompt.q.dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
-        return prompt.retention < limit
+        limit = break_even(kernels, dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
+        return retention < limit
 
     def _prefill(self, prompt: Chunk, kernels: Kernels, lists: tuple[Selection, ...] | None) -> Tensor:
-        sparse = self._sparse(prompt, kernels)
+        sparse = self._sparse(prompt.retention, prompt.q.dtype, kernels)
+        if lists is not None and bool(lists) != bool(sparse.any()):
+            expected = "lists of the heads that go" if sparse.any() else "none, as no head goes"
+            raise InputError(f"request.lists: expected {expected} sparse, got {'some' if lists else 'none'}")
         out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
         for heads, attend in ((sparse, partial(self._sparse_heads, lists=lists)), (~sparse, self._dense_heads)):
             if heads.all():
@@ -261,9 +273,12 @@ class SparseAttention:
         parts = Parts(self.estimator, self.rule, kernels)
         out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
         chunks = list(prompt.split(self.chunk_tokens))
-        for (rows, chunk), ranked in zip(chunks, [None] * len(chunks) if lists is None else lists, strict=True):
+        ranked_chunks = [None] * len(chunks) if lists is None else lists
+        if len(ranked_chunks) != len(chunks):
+            raise InputError(f"request.lists: expected those of {len(chunks)} chunks of rows, got {len(ranked_chunks)}")
+        for (rows, chunk), ranked in zip(chunks, ranked_chunks, strict=True):
             if ranked is not None:
-                _check_ranked(ranked, chunk)
+                _check_ranked(ranked, chunk, self.rule.query_block)
             ran = self.pipeline.run(Stages(chunk, parts), keep_lists=bool(self.observers), lists=ranked)
             out[:, rows] = ran.out
             count, visible = len(chunk.heads), int((chunk.positions + 1).sum())
@@ -275,8 +290,9 @@ class SparseAttention:
         return out
 
 
-def _check_ranked(lists: Selection, chunk: Chunk) -> None:
-    if len(lists.counts) != len(chunk.heads) or not torch.equal(lists.positions, chunk.positions):
+def _check_ranked(lists: Selection, chunk: Chunk, query_block: int) -> None:
+    fits = len(lists.counts) == len(chunk.heads) and lists.query_block == query_block
+    if not fits or not torch.equal(lists.positions, chunk.positions):
         raise InputError(
             f"request.lists: expected lists of {len(chunk.heads)} heads for rows {chunk.first_position} to "
             f"{int(chunk.positions[-1])}, got those of other rows or heads; rank and attend with the same ones"

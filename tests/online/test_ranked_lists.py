@@ -13,7 +13,7 @@ from tests.tiny import tiny_model
 
 MODEL = tiny_model()
 CONFIG = MODEL.config
-RETENTION = [[1.0, 0.2, 0.5, 0.3], [0.4] * 4]
+RETENTION = [[1.0, 0.2, 0.5, 0.3], [0.4] * 4, [1.0] * 4]
 
 
 def tensors(rows: int, keys: int, seed: int):
@@ -34,7 +34,7 @@ def attention(estimator: str = "oracle", **options):
     rows=st.integers(1, 40),
     before=st.integers(0, 60),
     query_block=st.sampled_from([1, 4]),
-    layer=st.integers(0, 1),
+    layer=st.integers(0, 2),
     seed=st.integers(0, 99),
 )
 def test_ranked_apart_and_at_once_are_the_same(estimator, rows, before, query_block, layer, seed):
@@ -74,3 +74,11 @@ def test_lists_that_do_not_fit_are_refused():
         made(0, q, k, v, 0.2, Request(lists=lists))
     with pytest.raises(InputError, match=r"request\.lists: expected none in a decoding step"):
         made(1, q[:, :, :1], k, v, 0.2, Request(decode=True, lists=lists))
+    with pytest.raises(InputError, match=r"request\.lists: expected those of 1 sequences, got 2"):
+        made(1, q, k, v, 0.2, Request(lists=lists * 2))
+    with pytest.raises(InputError, match=r"request\.lists: expected those of 1 chunks of rows, got 2"):
+        made(1, q, k, v, 0.2, Request(lists=(lists[0] * 2,)))
+    with pytest.raises(InputError, match=r"request\.lists: expected none, as no head goes sparse, got some"):
+        made(2, q, k, v, 0.2, Request(lists=lists))
+    with pytest.raises(InputError, match=r"request\.lists: expected lists of 4 heads"):
+        attention(query_block=4)(1, q, k, v, 0.2, Request(lists=lists))

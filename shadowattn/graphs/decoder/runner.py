@@ -1,7 +1,7 @@
 """All layers' blocks of one height, compiled, with their tensors bound."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 
@@ -24,11 +24,17 @@ class Blocks:
     """Runs the layers one after the other on up to `sizes.rows` rows; between `qkv` and `finish` comes attention.
 
     With weights as inputs one pair of graphs serves all layers. Rows beyond those that were given hold what an earlier run left:
-    they are computed, and never read. `ahead`: `qkv_ahead` will be asked for.
+    they are computed, and never read. `ahead`: the layers that `qkv_ahead` will be asked for.
     """
 
     def __init__(
-        self, sizes: BlockSizes, form: BlockForm, layers: Sequence[LayerTensors], device: str = "CPU", *, ahead: bool = False
+        self,
+        sizes: BlockSizes,
+        form: BlockForm,
+        layers: Sequence[LayerTensors],
+        device: str = "CPU",
+        *,
+        ahead: Collection[int] = (),
     ):
         self.rows = sizes.rows
         channels = layers[0].pre["qkv.weight"].shape[0]
@@ -38,7 +44,7 @@ class Blocks:
         shared = form.weights == "inputs"
         pairs = [_compiled(sizes, form, layer, device) for layer in (layers[:1] if shared else layers)]
         self._steps: list[list[_Step]] = []
-        self._early: list[_Step] = []
+        self._early: dict[int, _Step] = {}
         self._early_qkv = torch.zeros_like(self._qkv) if ahead else None
         requests: list[list[ov.InferRequest]] = []
         for index, layer in enumerate(layers):
@@ -50,10 +56,10 @@ class Blocks:
                 requests.append([model.create_infer_request() for model in models])
             tensors = {**bound, "hidden": before, **layer.pre}, {**bound, "residual": before, "hidden": after, **layer.post}
             self._steps.append([_Step(*one, once) for one in zip(models, requests[-1], tensors, strict=True)])
-            if ahead:  # the same graph, from what entered the layer before
+            if index in ahead:  # the same graph, from what entered the layer before
                 request = models[0].create_infer_request() if once else requests[-1][0]
                 early = tensors[0] | {"hidden": after, "qkv": self._early_qkv}
-                self._early.append(_Step(models[0], request, early, once))
+                self._early[index] = _Step(models[0], request, early, once)
 
     def begin(self, hidden: Tensor) -> None:
         """The rows [n, E] that enter the first layer."""
@@ -65,11 +71,11 @@ class Blocks:
         return self._qkv[0]
 
     def qkv_ahead(self, layer: int) -> Tensor:
-        """What `qkv` of the layer behind this one gives for the rows that enter this one; asked before `finish` of this layer.
+        """What `qkv` of this layer gives for the rows that entered the one before; asked before that one's `finish`.
 
         Overwritten by the next such call.
         """
-        self._early[layer + 1].run()
+        self._early[layer].run()
         return self._early_qkv[0]
 
     def finish(self, layer: int, attended: Tensor) -> None:

@@ -229,7 +229,8 @@ class Int8Fused(Estimator):
             return
         q, k = absmax_scales(chunk.q), largest_key_scales(chunk, self._offset)
         beyond = (k.double() > _nearest(self.grid.k_scales, k))[chunk.heads.kv]
-        self.clipped += int((beyond | (q.double() > _nearest(self.grid.q_scales, q))).sum())
+        clipped = int((beyond | (q.double() > _nearest(self.grid.q_scales, q))).sum())
+        self.clipped += clipped  # added in one step: two layers may be at work
 
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:

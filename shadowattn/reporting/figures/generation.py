@@ -3,13 +3,14 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from shadowattn.engine.ahead import BESIDE
 from shadowattn.reporting.style import new_figure
 
 
 def draw(rows: pd.DataFrame) -> Figure:
     """A bar for the prefill, in seconds, and one for a decoding step, in milliseconds, each divided by stages."""
     drawn, axes = new_figure(columns=2, rows=1)
-    times = rows[rows.metric == "time"]
+    times = rows[(rows.metric == "time") & (rows.stage != BESIDE)]  # what passes beside the others adds nothing
     steps = max(1, int(rows.new_tokens.iloc[0]) - 1)
     for axis, phase, factor, label in (
         (axes.flat[0], "prefill", 1.0, f"prefill of {rows.prompt_tokens.iloc[0]} tokens (s)"),
