@@ -55,7 +55,7 @@ def hidden_ranking_smollm2() -> str:
     """What lists made a layer early lose in the engine, and how much of their time is hidden, on SmolLM2."""
     name = "study_hidden_ranking_smollm2"
     rows = rows_of(name)
-    cells = rows.set_index(["first_layer", "retention", "metric"]).value
+    cells = rows.set_index(["first_layer", "retention", "metric"]).value.sort_index()
     retentions, lines = sorted(rows.retention.unique()), []
     for first in sorted(rows.first_layer.unique()):
         line = [f"from layer {first} on" if first else "none"]
@@ -88,13 +88,8 @@ _RUNNERS = {
 
 
 def ttft_smollm2() -> str:
-    """Seconds to the first token of every runner on SmolLM2, on a processor with matrix units."""
+    """Seconds to the first token of every runner on SmolLM2."""
     return _ttft("ttft_smollm2")
-
-
-def ttft_smollm2_epyc() -> str:
-    """The same on a processor without matrix units."""
-    return _ttft("ttft_smollm2_epyc")
 
 
 def _ttft(name: str) -> str:

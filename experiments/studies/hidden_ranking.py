@@ -97,7 +97,7 @@ class HiddenRanking(Study):
         retentions = sorted(rows.retention.unique())
         heads = [f"{what} at {at:g}" for at in retentions for what in ("loss above its own lists, nat", "times faster", "hidden")]
         table = Table("lists ahead from layer", *heads, title=title, title_justify="left")
-        cells = rows.set_index(["first_layer", "retention", "metric"]).value
+        cells = rows.set_index(["first_layer", "retention", "metric"]).value.sort_index()
         for first in sorted(rows.first_layer.unique()):
             line = []
             for at in retentions:

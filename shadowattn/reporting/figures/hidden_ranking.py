@@ -8,8 +8,8 @@ from shadowattn.reporting.style import MARKERS, new_figure, subject
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Loss above the method's own lists by the share of the ranking's time that is hidden; seconds of a prefill beside."""
-    drawn, axes = new_figure(columns=2)
-    cells = rows.set_index(["retention", "first_layer", "metric"])
+    drawn, axes = new_figure(columns=3)
+    cells = rows.set_index(["retention", "first_layer", "metric"]).sort_index()
     for index, at in enumerate(sorted(rows.retention.unique())):
         for first in sorted(rows.first_layer.unique()):
             of, color = cells.loc[at, first], f"C{index}"
@@ -29,7 +29,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         xlim=(-0.02, 1.02),
     )
     axes.flat[1].set(xlabel="seconds of a prefill")
-    axes.flat[1].legend(fontsize=7, frameon=False)
+    axes.flat[2].axis("off")
+    axes.flat[2].legend(*axes.flat[1].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center left")
     first = rows.iloc[0]
     drawn.suptitle(
         f"{subject(rows)}, lists made by what entered the layer before, {first.context_tokens} tokens · measured", fontsize=9

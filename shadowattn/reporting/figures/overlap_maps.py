@@ -16,8 +16,8 @@ _MAPS = {
 def draw(rows: pd.DataFrame) -> Figure:
     """Layer by source layer, the list and the attention mass; a row's list by how many rows before its source is; row by row."""
     between = rows[rows.metric == "row_overlap"]
-    drawn, axes = new_figure(columns=3 + (not between.empty))
-    retention = rows.retention.iloc[0]
+    drawn, axes = new_figure(columns=3) if between.empty else new_figure(columns=2, rows=2)
+    axes, retention = axes.flat, rows.retention.iloc[0]
     for axis, (metric, title) in zip(axes, _MAPS.items(), strict=False):
         values = rows[rows.metric == metric].pivot_table(index="layer", columns="source_layer", values="value")
         norm = matplotlib.colors.Normalize(retention if metric == "layer_overlap" else 0, 1)
