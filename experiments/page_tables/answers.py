@@ -16,6 +16,11 @@ def retrieval() -> str:
     return _retrieval("study_retrieval")
 
 
+def retrieval_smollm2() -> str:
+    """What SmolLM2 finds in prompts of several lengths, dense and with each method."""
+    return _retrieval("study_retrieval_smollm2")
+
+
 def _retrieval(name: str) -> str:
     """A line a method and retention, a column a task and length of prompt; empty where a method was not asked."""
     rows = rows_of(name)
