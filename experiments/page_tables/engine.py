@@ -92,6 +92,11 @@ def ttft_smollm2() -> str:
     return _ttft("ttft_smollm2")
 
 
+def ttft_smollm2_epyc() -> str:
+    """The same on a processor without matrix units."""
+    return _ttft("ttft_smollm2_epyc")
+
+
 def _ttft(name: str) -> str:
     """Seconds to the first token of every runner, what follows it, and what each loses."""
     rows = rows_of(name)
