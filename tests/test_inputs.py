@@ -1,12 +1,14 @@
 """Wrong kinds of arguments to every public function: refused by name, before any work. A float position once was a crash."""
 
+import math
 import re
+from contextlib import nullcontext, suppress
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import shadowattn
@@ -161,6 +163,7 @@ def test_a_block_much_higher_than_the_chunk_takes_no_memory():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@example(name="scale", value=274909808.0)  # one rounded product beside one that is not were far apart
 @settings(max_examples=25)
 @given(
     name=st.sampled_from(["causal_offset", "scale", "query_block", "sinks", "recent"]),
@@ -171,10 +174,11 @@ def test_a_block_much_higher_than_the_chunk_takes_no_memory():
 def test_anything_else_is_refused_or_right(name, value, estimator):
     q, k, v = qkv(2, 1, 3, 6, 32)
     options = {"causal_offset": 3} | {name: value}
-    if name == "scale" and (value is None or (isinstance(value, float | Fraction) and 1e-37 < value < 1e30)):
-        with torch.no_grad():
+    if name == "scale" and (value is None or (isinstance(value, float | Fraction) and 0 < value < math.inf)):
+        inside = value is None or 1e-37 < value < 1e30  # nearer to the ends of float32 it may be refused
+        with torch.no_grad(), nullcontext() if inside else suppress(InputError):
             expected = reference.topk_attention(q, k, v, 1.0, **options)
-        torch.testing.assert_close(shadowattn.sparse_attention(q, k, v, 1.0, estimator=estimator, **options), expected)
+            torch.testing.assert_close(shadowattn.sparse_attention(q, k, v, 1.0, estimator=estimator, **options), expected)
         return
     with pytest.raises(InputError, match=name):
         shadowattn.sparse_attention(q, k, v, 0.5, estimator=estimator, **options)

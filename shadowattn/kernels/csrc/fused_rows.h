@@ -15,7 +15,7 @@ constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
 constexpr int64_t kVisitKeys = 72;  // what a row should find in a window: fewer do not pay for going there
 
-// A row's attention so far, of unnormalised weights 2^(score − top).
+// A row's attention so far, of unnormalised weights 2^((score − top) · scale).
 struct ChosenRow {
   float top;
   float totals[VL];
@@ -31,23 +31,24 @@ inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, 
 }
 
 // Weights of n scores, in place and padded with zeros to whole vectors, by the largest so far; where that grows, `output` and the
-// total shrink.
+// total shrink. The difference comes before the scale: of two products one may be rounded and the other not, and where the scale is
+// large the largest score would then be far from itself.
 inline void weigh(float* s, int64_t n, vf scale, ChosenRow* row, float* output, int64_t padded_dim) {
   const int64_t padded = round_up(n, VL);
   for (int64_t j = n; j < padded; ++j) s[j] = -__builtin_inff();
   vf tops = Isa::set1(row->top);
-  for (int64_t j = 0; j < padded; j += VL) tops = Isa::max(Isa::load(s + j) * scale, tops);
+  for (int64_t j = 0; j < padded; j += VL) tops = Isa::max(Isa::load(s + j), tops);
   const float top = Isa::lanes_max(tops);
   vf totals = Isa::load(row->totals);
   if (top > row->top) {
-    const vf shrink = exp2_nonpositive(Isa::set1(row->top - top));
+    const vf shrink = exp2_nonpositive(Isa::set1(row->top - top) * scale);
     for (int64_t d = 0; d < padded_dim; d += VL) Isa::store(output + d, Isa::load(output + d) * shrink);
     totals = totals * shrink;
     row->top = top;
   }
   const vf largest = Isa::set1(row->top);
   for (int64_t j = 0; j < padded; j += VL) {
-    const vf weights = exp2_nonpositive(Isa::load(s + j) * scale - largest);
+    const vf weights = exp2_nonpositive((Isa::load(s + j) - largest) * scale);
     totals += weights;
     Isa::store(s + j, weights);
   }
