@@ -41,7 +41,7 @@ class Runner(ABC):
     def retention(self) -> float:
         return 1.0
 
-    def check(self) -> None:  # noqa: B027 - most need nothing
+    def check(self, lab: Lab) -> None:  # noqa: B027 - most need nothing
         """Raises `InputError` where what it needs is not here."""
 
     @abstractmethod
@@ -103,6 +103,10 @@ class OwnEngine(Runner):
             if method.retention >= 1:
                 raise InputError("look_ahead: expected a share of the keys below 1, where there are lists; set keep, such as 0.2")
 
+    def check(self, lab: Lab) -> None:
+        if self.look_ahead is not None:
+            checks.integer("look_ahead", self.look_ahead, least=1, most=lab.shape.layers - 1)
+
     @property
     def retention(self) -> float:
         return self.keep
@@ -148,7 +152,7 @@ class GenAI(Runner):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
         checks.integer("piece", self.piece, least=1)
 
-    def check(self) -> None:
+    def check(self, lab: Lab) -> None:
         _check_path(self.path)
         _openvino_genai()
 
@@ -212,7 +216,7 @@ class LlamaCpp(Runner):
     def __post_init__(self):
         checks.integer("batch", self.batch, least=1)
 
-    def check(self) -> None:
+    def check(self, lab: Lab) -> None:
         _check_path(self.path)
         _llama_cpp()
 

@@ -17,7 +17,7 @@ from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
-from experiments.studies.prefill_runners import OwnEngine, Read, Runner
+from experiments.studies.prefill_runners import Read, Runner
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.ttft import draw as draw_ttft
 from shadowattn.reporting.rows import SpreadRow
@@ -62,13 +62,8 @@ class Ttft(Study):
 
     def check(self, lab: Lab) -> None:
         refuse_look_ahead(lab, "use study.runners.NAME.look_ahead")
-        for name, runner in self.runners.items():
-            runner.check()
-            if isinstance(runner, OwnEngine) and (runner.look_ahead or 0) >= lab.shape.layers:
-                raise InputError(
-                    f"study.runners.{name}.look_ahead: expected less than the model's {lab.shape.layers} layers, got "
-                    f"{runner.look_ahead}"
-                )
+        for runner in self.runners.values():
+            runner.check(lab)
         longest = max(self.prompts) + self.new_tokens
         if longest > lab.shape.context_tokens:
             raise InputError(
