@@ -132,6 +132,7 @@ class EngineConfig:
     group: int = 64
     smooth: float = 0.0
     floats: list[str] = field(default_factory=list)
+    head: str = "model"
     chunk_tokens: int = 256
     attention_dtype: str = "float32"
     look_ahead: int | None = None

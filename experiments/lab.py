@@ -105,6 +105,10 @@ class Lab:
         self.asked_tokens: list[int] = []  # the lengths of prompts that the study asks beside windows and the run's task
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
 
+    def __reduce__(self):
+        """Another process makes it anew, of the same settings and for the same results."""
+        return _lab, (self._config, self.needs, self.folder)
+
     def of(self, key: str) -> Any:
         """A setting, or a group of them. Raises `RuntimeError` where the study did not name it."""
         if key not in self.needs and key not in ALWAYS:
@@ -405,3 +409,9 @@ class Lab:
         """What is measured, for headings; empty where no model is."""
         text = f" on {self.corpus.name}" if "data" in self.needs else ""
         return f"{self.loaded.name}{text}" if "model" in self.needs else ""
+
+
+def _lab(config: DictConfig, needs: Collection[str], folder: Path | None) -> Lab:
+    lab = Lab(config, needs)
+    lab.folder = folder
+    return lab

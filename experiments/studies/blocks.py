@@ -35,6 +35,7 @@ class BlocksRow(Row):
     weights: str = ""
     smooth: float = 0.0
     floats: str = ""
+    output_layer: str = ""  # the form's `head`
     attention_dtype: str = ""
     look_ahead: int = 0  # the first layer whose lists were made a layer early; 0: none
 
@@ -105,6 +106,7 @@ class BlocksStudy(Study):
         row = method_row(lab, row, lab.main, at) if at < 1 else row
         return replace(
             row, method=name, precision=form.precision, weights=form.weights, smooth=form.smooth, floats=" ".join(form.floats),
+            output_layer=form.head,
             attention_dtype=lab.of("engine").attention_dtype, look_ahead=(lab.of("engine").look_ahead or 0) if at < 1 else 0,
         )  # fmt: skip
 

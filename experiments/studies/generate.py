@@ -45,6 +45,7 @@ class GenerationRow(Row):
     prompt_tokens: int = 0
     new_tokens: int = 0
     precision: str = ""
+    output_layer: str = ""  # `engine.head`
     weights: str = ""
     attention_dtype: str = ""
     look_ahead: int = 0  # the first layer whose lists were made a layer early; 0: none
@@ -112,6 +113,7 @@ class Generate(Study):
         row = replace(
             row, path_kind="timing", n=1, data="prompt", corpus_sha256="", prompt_tokens=len(tokens),
             new_tokens=run.spent.new_tokens, context_tokens=len(run.cache), precision=settings.precision,
+            output_layer=settings.head,
             weights=settings.weights, attention_dtype=settings.attention_dtype, chunk=settings.chunk_tokens,
             look_ahead=settings.look_ahead or 0,
         )  # fmt: skip

@@ -12,23 +12,30 @@ from transformers import PreTrainedModel
 
 from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.layers import StepSizes, fixed_names, loop_graph, one_graph, shared_graph, step_tensors
-from shadowattn.graphs.decoder.npuw import compile_npuw
-from shadowattn.graphs.decoder.whole import INPUTS, LOGITS, whole_graph
+from shadowattn.graphs.decoder.npuw import compile_npuw, compile_npuw_llm
+from shadowattn.graphs.decoder.passes import LastTokenSlice, rewritten
+from shadowattn.graphs.decoder.whole import BEAM, INPUTS, LLM_INPUTS, LOGITS, llm_graph, whole_graph
 from shadowattn.models import load_random
 from shadowattn.models.decoder import read_decoder
 
 _VOCABULARY = 4096  # of the random models: their output layer is not what is compared
+RESPONSE = 64  # tokens of decoding that NPUW's LLM mode has room for
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of `rows` tokens behind `past` earlier ones, of a random decoder of a published shape."""
+    """A step of decoding, or of a prefill chunk of `chunk` tokens, behind `past` earlier ones, of a random decoder."""
 
     shape: str
     layers: int
     hidden: int | None
-    rows: int
+    phase: str
+    chunk: int
     past: int
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.phase == "decode" else self.chunk
 
 
 Run = Callable[[], np.ndarray]
@@ -39,6 +46,7 @@ Built = tuple[Run, dict]
 class Parts:
     """What every form is built of: a random model, its layers' weights, and the inputs of a step."""
 
+    step: Step
     model: PreTrainedModel
     sizes: StepSizes
     tensors: list[dict[str, torch.Tensor]]
@@ -57,7 +65,7 @@ class Parts:
         hidden = generator.standard_normal((1, step.rows, decoder.hidden), np.float32)
         common = {"hidden": hidden, "mask": mask[None, None, None], "cos": cos, "sin": sin}
         past = {kind: generator.standard_normal((step.layers, *sizes.cached[1:]), np.float32) for kind in ("key", "value")}
-        return cls(model, sizes, step_tensors(decoder), common, past)
+        return cls(step, model, sizes, step_tensors(decoder), common, past)
 
     def cached(self, layer: int, prefix: str) -> dict[str, np.ndarray]:
         """One layer's earlier keys and values, under the names that a graph has for them."""
@@ -77,6 +85,11 @@ class Parts:
         ids = np.random.default_rng(1).integers(0, _VOCABULARY, (1, rows))
         positions = np.arange(past, past + rows)[None]
         return dict(zip(INPUTS, (ids, self.common["mask"][0], positions), strict=True)) | self.all_cached()
+
+    @cached_property
+    def llm(self) -> ov.Model:
+        """The graph with keys and values as its state, in the form of openvino-genai; any number of tokens."""
+        return rewritten(llm_graph(self.model), LastTokenSlice())
 
     def all_cached(self) -> dict[str, np.ndarray]:
         """Those of all layers, each under its own name."""
@@ -137,8 +150,19 @@ def _loop(parts: Parts, folder: Path) -> Built:
     return _runner(compiled, inputs, "hidden"), _counts(1, 1, len(compiled.outputs))
 
 
+def trace(form: str, parts: Parts) -> None:
+    """Makes what a form compiles of transformers' model; nothing for forms of the layers alone."""
+    if form in OF_PROMPTS or form == "stateful":
+        _ = parts.llm
+    elif form in OF_CONVERTED:
+        _ = parts.converted
+
+
 def base_of(form: str, parts: Parts) -> Run:
-    """The whole graph that a form is compared with, compiled without a cache."""
+    """The whole graph that a form is compared with, on the CPU and compiled without a cache."""
+    if form in OF_PROMPTS:
+        hints = _hints(None) | {"KV_CACHE_PRECISION": "f32"}
+        return _of_prompt(parts, core().compile_model(parts.llm, "CPU", hints))
     return (_converted if form in OF_CONVERTED else _whole)(parts, None)[0]
 
 
@@ -157,7 +181,61 @@ def _npuw(parts: Parts, folder: Path, *, pipeline: str) -> Built:
     return run, _counts(plan.graphs, plan.calls, plan.outputs, plan.described())
 
 
-OF_CONVERTED = ("converted", "NPUW NONE", "NPUW REG", "NPUW REP")
+def _stateful(parts: Parts, folder: Path | None) -> Built:
+    """On the CPU, for any number of earlier tokens. A chunk finds its state set anew each time; that of decoding grows."""
+    compiled = core().compile_model(parts.llm, "CPU", _hints(folder) | {"KV_CACHE_PRECISION": "f32"})
+    request, (rows, past) = compiled.create_infer_request(), (parts.sizes.blocks.rows, parts.sizes.past)
+    ids, held = parts.converted_inputs[INPUTS[0]], 0
+
+    def run() -> np.ndarray:
+        nonlocal held
+        if not held or rows > 1:
+            for state in request.query_state():  # past_key_values.LAYER.KINDpresent.LAYER.KIND
+                _, layer, kind = state.name.removesuffix(state.name[state.name.index("present") :]).split(".")
+                state.state = ov.Tensor(np.ascontiguousarray(parts.past[kind][int(layer)][None]))
+            held = past
+        held += rows
+        return request.infer(_llm_inputs(ids, held))[LOGITS].copy()
+
+    return run, _counts(1, 1, len(compiled.outputs))
+
+
+def _llm_inputs(ids: np.ndarray, held: int) -> dict[str, np.ndarray]:
+    """Of tokens [1, n] that are the last of `held`."""
+    values = (ids, np.ones((1, held), np.int64), np.arange(held - ids.shape[1], held)[None])
+    return dict(zip(LLM_INPUTS, values, strict=True)) | {BEAM: np.zeros(1, np.int32)}
+
+
+def _of_prompt(parts: Parts, compiled: ov.CompiledModel) -> Run:
+    """Decoding: a token behind a prompt of `past` tokens, and then the next ones. Prefill: a prompt with the chunk at its end."""
+    request, (rows, past) = compiled.create_infer_request(), (parts.sizes.blocks.rows, parts.sizes.past)
+    ids, held = np.random.default_rng(1).integers(0, _VOCABULARY, (1, past + max(rows, RESPONSE))), 0
+
+    def run() -> np.ndarray:
+        nonlocal held
+        if rows > 1:
+            request.reset_state()
+            return request.infer(_llm_inputs(ids[:, : past + rows], past + rows))[LOGITS].copy()
+        if not held:
+            request.infer(_llm_inputs(ids[:, :past], past))
+            held = past
+        held += 1
+        return request.infer(_llm_inputs(ids[:, held - 1 : held], held))[LOGITS].copy()
+
+    return run
+
+
+def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str, chunked: bool) -> Built:
+    rows, past = parts.sizes.blocks.rows, parts.sizes.past
+    chunk, prompt = parts.step.chunk if chunked else None, past + parts.step.chunk
+    compiled, plans = compile_npuw_llm(parts.llm.clone(), prompt=prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk)
+    plan = plans["decode" if rows == 1 else "prefill"]
+    counts = _counts(plan.graphs, plan.calls, plan.outputs, plan.described()) if plan else _counts(1, 1, len(compiled.outputs))
+    return _of_prompt(parts, compiled), counts
+
+
+OF_CONVERTED = ("converted", "stateful", "NPUW NONE", "NPUW REG", "NPUW REP")
+OF_PROMPTS = ("NPUW LLM", "NPUW LLM chunked", "NPUW LLM chunked REP")
 # Each makes of the parts, and of a folder for what compiling leaves, a call of one step, and says what the step consists of.
 BUILDERS: dict[str, Callable[..., Built]] = {
     "whole": _whole,
@@ -165,7 +243,11 @@ BUILDERS: dict[str, Callable[..., Built]] = {
     "one graph for all": _shared,
     "loop": _loop,
     "converted": _converted,
+    "stateful": _stateful,
     "NPUW NONE": partial(_npuw, pipeline="NONE"),
     "NPUW REG": partial(_npuw, pipeline="REG"),
     "NPUW REP": partial(_npuw, pipeline="REP"),
+    "NPUW LLM": partial(_npuw_llm, pipeline="REG", chunked=False),
+    "NPUW LLM chunked": partial(_npuw_llm, pipeline="REG", chunked=True),
+    "NPUW LLM chunked REP": partial(_npuw_llm, pipeline="REP", chunked=True),
 }

@@ -2,7 +2,9 @@
 
 A form is compiled in a process of its own; then the whole graph is compiled beside it, and both take turns on the same step. Four
 forms are of the layers alone, as `graphs.decoder.layers` builds them. The others are of the graph that transformers' model is
-converted to, embedding and output layer included: as NPUW cuts it, and whole (`converted`).
+converted to, embedding and output layer included: as NPUW cuts it, whole (`converted`), and with earlier keys and values as its
+state, in any number (`stateful`). NPUW's LLM mode takes the last of these and makes static graphs of its own of it; what it is
+compared with is that graph as it stands, on the same prompt, whose last chunk and next token the step is.
 """
 
 import tempfile
@@ -24,7 +26,7 @@ from experiments.own_process import check_memory, in_own_process, resident_bytes
 from experiments.progress import bar, say
 from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
-from experiments.studies.ir_forms import BUILDERS, OF_CONVERTED, Parts, Step, base_of
+from experiments.studies.ir_forms import BUILDERS, OF_PROMPTS, RESPONSE, Parts, Step, base_of, trace
 from shadowattn.errors import InputError
 from shadowattn.interleave import interleave
 from shadowattn.models.known import KNOWN_MODELS
@@ -94,6 +96,16 @@ class IrReuse(Study):
         check_count("study.layers", min(self.layers), least=2)
         for name in ("chunk_tokens", "past", "rounds"):
             check_count(f"study.{name}", getattr(self, name))
+        if set(OF_PROMPTS) & set(self.forms):
+            if self.chunk_tokens & (self.chunk_tokens - 1):
+                raise InputError(
+                    f"study.chunk_tokens: expected a power of two, which NPUW's LLM mode needs, got {self.chunk_tokens}"
+                )
+            if self.rounds > RESPONSE - 2:  # one step before the rounds, and one that warms up
+                most = RESPONSE - 2
+                raise InputError(
+                    f"study.rounds: expected at most {most}, the tokens that NPUW's LLM mode decodes, got {self.rounds}"
+                )
 
     def check(self, lab: Lab) -> None:
         check_memory("this study measures it; run it on Linux")
@@ -105,7 +117,7 @@ class IrReuse(Study):
         cells = [(phase, layers, form) for phase in PHASES for layers in self.layers for form in self.forms]
         say(f"graphs: {len(self.forms)} forms of {self.shape}, {', '.join(map(str, self.layers))} layers, {len(cells)} cells")
         for phase, layers, form in bar(cells, "forms"):
-            step = Step(self.shape, layers, self.hidden, 1 if phase == "decode" else self.chunk_tokens, self.past)
+            step = Step(self.shape, layers, self.hidden, phase, self.chunk_tokens, self.past)
             cell = partial(in_own_process, measure_form, form, step, self.rounds)
             measured = Measured(**units.get(f"{phase}-{layers}-{form}", lambda cell=cell: asdict(cell())))
             rows += _rows(
@@ -147,8 +159,7 @@ def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
 def measure_form(form: str, step: Step, rounds: int) -> Measured:
     """Compiles the form, then the whole graph, and lets both take turns. Raises `RuntimeError` where they disagree."""
     parts = Parts.of(step)
-    if form in OF_CONVERTED:
-        _ = parts.converted  # tracing the model is no part of compiling
+    trace(form, parts)  # which is no part of compiling
     with tempfile.TemporaryDirectory() as folder:
         before, start = resident_bytes(), time.perf_counter()
         run, counts = BUILDERS[form](parts, Path(folder))
@@ -159,7 +170,7 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
         BUILDERS[form](parts, Path(folder))
         cached_s = time.perf_counter() - start
     whole = base_of(form, parts)
-    expected = whole()
+    expected = whole()[:, -found.shape[1] :]  # some give the last token alone
     if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
         raise RuntimeError(f"{form}: its output differs from the whole graph's by {np.abs(found - expected).max():.3g}")
     times = interleave({"form": run, "whole": whole}, rounds=rounds, warmup=1)

@@ -3,11 +3,13 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import Queue
+from tempfile import TemporaryDirectory
 from threading import Thread
 from types import ModuleType
 from typing import Any
@@ -25,9 +27,14 @@ from shadowattn.engine.engine import Engine
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import losses_of
+from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.graphs.decoder.passes import LastTokenSlice, rewritten
+from shadowattn.graphs.decoder.whole import BEAM, LLM_INPUTS, LOGITS, llm_graph
 from shadowattn.method import Method
-from shadowattn.models.load import DTYPES
+from shadowattn.models.load import DTYPES, LoadedModel
+
+_LOGITS_AT_ONCE = 512  # rows
 
 Read = Callable[[list[int], int], Iterable[int]]
 """(prompt, new tokens) → tokens, one by one."""
@@ -128,8 +135,56 @@ class OwnEngine(Runner):
 
 
 @dataclass(frozen=True)
+class Stateful(Runner):
+    """The lab's model as one graph of OpenVINO with keys and values as its state, on the CPU; a prompt in one piece.
+
+    `properties` of OpenVINO, such as KV_CACHE_PRECISION: f32, which is u8 otherwise. INFERENCE_PRECISION_HINT is f32 unless they
+    say so.
+    """
+
+    properties: dict[str, Any] = field(default_factory=dict)
+
+    def reader(self, lab: Lab) -> Read:
+        request = self._request(lab, last_token=True)
+
+        def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
+            request.reset_state()
+            ids, held = prompt, 0
+            for _ in range(new_tokens):
+                held += len(ids)
+                ids = [int(_step(request, ids, held)[0, -1].argmax())]
+                yield ids[0]
+
+        return read
+
+    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
+        request = self._request(lab, last_token=False)
+
+        def chunks(window: Tensor) -> Iterator[tuple[slice, Tensor]]:
+            request.reset_state()
+            for start in range(0, len(window), _LOGITS_AT_ONCE):
+                rows = slice(start, min(start + _LOGITS_AT_ONCE, len(window)))
+                yield rows, torch.from_numpy(_step(request, window[rows].tolist(), rows.stop)[0])
+
+        return losses_of(chunks, windows).tolist()
+
+    def _request(self, lab: Lab, *, last_token: bool) -> ov.InferRequest:
+        graph = llm_graph(lab.loaded.model)
+        if last_token:
+            rewritten(graph, LastTokenSlice())
+        own = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        return core().compile_model(graph, "CPU", own | dict(self.properties)).create_infer_request()
+
+
+def _step(request: ov.InferRequest, ids: list[int], held: int) -> np.ndarray:
+    """The logits of tokens that are the last of `held`."""
+    given = np.array([ids]), np.ones((1, held), np.int64), np.arange(held - len(ids), held)[None]
+    return request.infer(dict(zip(LLM_INPUTS, given, strict=True)) | {BEAM: np.zeros(1, np.int32)})[LOGITS]
+
+
+@dataclass(frozen=True)
 class GenAI(Runner):
-    """openvino-genai on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model.
+    """openvino-genai on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model; None: that model, exported.
 
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. How many keys xattention keeps is not known. A prompt is read in one piece, by trishape in pieces of `piece` tokens:
@@ -137,7 +192,7 @@ class GenAI(Runner):
     OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
     """
 
-    path: str
+    path: str | None = None
     sparse: str = "none"
     threshold: float = 0.8
     block: int = 64
@@ -153,7 +208,8 @@ class GenAI(Runner):
         checks.integer("piece", self.piece, least=1)
 
     def check(self, lab: Lab) -> None:
-        _check_path(self.path)
+        if self.path is not None:
+            _check_path(self.path)
         _openvino_genai()
 
     @property
@@ -163,7 +219,8 @@ class GenAI(Runner):
     def reader(self, lab: Lab) -> Read:
         genai = _openvino_genai()
         options = {"scheduler_config": self._scheduler(genai, lab)} | self._properties
-        pipeline = genai.LLMPipeline(str(Path(self.path).expanduser()), "CPU", options)
+        with self._model(lab) as path:
+            pipeline = genai.LLMPipeline(path, "CPU", options)
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
             ids = ov.Tensor(np.array([prompt], np.int64))
@@ -177,7 +234,8 @@ class GenAI(Runner):
         """By the log-probabilities of a prompt that is echoed: of its first token there is none."""
         genai = _openvino_genai()
         scheduler = self._scheduler(genai, lab)
-        pipeline = genai.ContinuousBatchingPipeline(str(Path(self.path).expanduser()), scheduler, "CPU", self._properties)
+        with self._model(lab) as path:
+            pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", self._properties)
         how = genai.GenerationConfig(max_new_tokens=1, echo=True, logprobs=1, ignore_eos=True, do_sample=False)
         found = []
         for number, window in enumerate(windows):
@@ -187,6 +245,16 @@ class GenAI(Runner):
             (out,) = handle.read_all()
             found.append(-float(np.mean(out.generated_log_probs[1 : len(window)])))
         return found
+
+    @contextmanager
+    def _model(self, lab: Lab) -> Iterator[str]:
+        """Where the model lies while it is loaded."""
+        if self.path is not None:
+            yield str(Path(self.path).expanduser())
+            return
+        with TemporaryDirectory() as folder:
+            export(lab.loaded, Path(folder))
+            yield folder
 
     @property
     def _properties(self) -> dict[str, Any]:
@@ -243,6 +311,18 @@ class LlamaCpp(Runner):
             str(Path(self.path).expanduser()), n_ctx=lab.shape.context_tokens, n_threads=threads, n_threads_batch=threads,
             n_batch=self.batch, verbose=False, **options,
         )  # fmt: skip
+
+
+def export(loaded: LoadedModel, folder: Path) -> None:
+    """Writes a model with its tokenizer as openvino-genai reads them, weights in the model's dtype."""
+    from openvino_tokenizers import convert_tokenizer  # comes with openvino-genai
+
+    model = loaded.model
+    ov.save_model(llm_graph(model), folder / "openvino_model.xml", compress_to_fp16=False)
+    for name, graph in zip(("tokenizer", "detokenizer"), convert_tokenizer(loaded.tokenizer, with_detokenizer=True), strict=True):
+        ov.save_model(graph, folder / f"openvino_{name}.xml")
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
 
 
 def _check_path(path: str) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from experiments.cells import paired_error
 from experiments.engines import refuse_look_ahead
 from experiments.lab import Lab
+from experiments.own_process import check_memory, in_own_process, peak_bytes, resident_bytes
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
@@ -21,6 +22,8 @@ from experiments.studies.prefill_runners import Read, Runner
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.ttft import draw as draw_ttft
 from shadowattn.reporting.rows import SpreadRow
+
+_SHORT = 16
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Ttft(Study):
 
     Runners take turns in one process, `rounds` rounds after one that does not count. Each round has a prompt of its own, the same
     for all runners. `baseline` is the runner that others are held to, in time and in the loss of the evaluation's windows.
+    With `memory` each also reads a longest prompt in a process of its own.
     """
 
     runners: dict[str, Any] = field(default_factory=dict)
@@ -43,6 +47,7 @@ class Ttft(Study):
     prompts: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
     new_tokens: int = 16
     rounds: int = 3
+    memory: bool = True
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "engine", "threads")
     headline: ClassVar[tuple[str, ...]] = ("time_to_first_token", "times_faster", "tokens_per_second", "loss_increase")
 
@@ -64,6 +69,8 @@ class Ttft(Study):
         refuse_look_ahead(lab, "use study.runners.NAME.look_ahead")
         for runner in self.runners.values():
             runner.check(lab)
+        if self.memory:
+            check_memory("set study.memory=false")
         longest = max(self.prompts) + self.new_tokens
         if longest > lab.shape.context_tokens:
             raise InputError(
@@ -86,6 +93,8 @@ class Ttft(Study):
                 rows.append(_spread(replace(cell, metric="times_faster"), np.divide(base, one["first"])))
                 rows.append(_spread(replace(cell, metric="cpu_seconds", unit="s"), one["cpu"]))
                 rows.append(_spread(replace(cell, metric="tokens_per_second", unit="tokens/s"), one["rate"]))
+        if self.memory:
+            rows += self._memory_rows(lab, replace(row, metric="peak_bytes", unit="bytes", n=1))
         return rows + self._loss_rows(lab, replace(row, path_kind="quality", threads=0))
 
     def _taken(self, lab: Lab, tokens: int, readers: dict[str, Read]) -> dict[str, dict[str, list[float]]]:
@@ -111,6 +120,15 @@ class Ttft(Study):
             )
         return [ids[index * step : index * step + tokens] for index in range(count)]
 
+    def _memory_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
+        units, rows, tokens = lab.units("memory"), [], max(self.prompts)
+        prompt = self._prompts(lab, tokens)[0]
+        for name, runner in bar(list(self.runners.items()), "memory"):
+            peak = float(units.get(name, partial(in_own_process, reading_bytes, lab, runner, prompt)))
+            cell = replace(row, method=name, retention=runner.retention, context_tokens=tokens)
+            rows.append(replace(cell, value=peak, low=peak, high=peak))
+        return rows
+
     def _loss_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
         units, windows = lab.units("losses"), lab.heldout()
         losses = {
@@ -134,18 +152,30 @@ class Ttft(Study):
         longest = max(self.prompts)
         at = {metric: rows[(rows.metric == metric) & (rows.context_tokens == longest)].set_index("method").value for metric in
               ("times_faster", "cpu_seconds", "tokens_per_second")}  # fmt: skip
+        peaks = rows[rows.metric == "peak_bytes"].set_index("method").value
         loss, error = (
             rows[rows.metric == metric].set_index("method").value for metric in ("loss_increase", "loss_increase_error")
         )
         table = Table(
             "seconds to the first token", *(f"{tokens} tokens" for tokens in self.prompts), f"times faster, {longest}",
-            "CPU seconds", "tokens/s after it", "loss above, nat", title=title, title_justify="left",
+            "CPU seconds", "tokens/s after it", *(["memory, MB"] if len(peaks) else []), "loss above, nat", title=title,
+            title_justify="left",
         )  # fmt: skip
         for name in self.runners:
             cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
             cells += [f"{values[name]:.2f}" for values in at.values()]
+            cells += [f"{peaks[name] / 1e6:.0f}"] if name in peaks else []
             table.add_row(name, *cells, f"{loss[name]:+.3f} ± {error[name]:.3f}")
         return table
+
+
+def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> int:
+    """What this process holds at most while a runner reads a prompt, beyond what it held before there was a model in it."""
+    start = resident_bytes()
+    read = runner.reader(lab)
+    list(read(prompt[:_SHORT], 1))  # what is made once
+    held = resident_bytes()
+    return held - start + peak_bytes(lambda: list(read(prompt, 1)))
 
 
 def _timed(read: Read, prompt: list[int], new_tokens: int) -> tuple[float, float, float]:

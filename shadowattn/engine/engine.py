@@ -21,6 +21,7 @@ from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.decoder.blocks import BlockSizes
 from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.graphs.decoder.head import Int8Head
 from shadowattn.graphs.decoder.runner import Blocks
 from shadowattn.graphs.decoder.tensors import LayerTensors, layer_tensors
 from shadowattn.method import Method
@@ -46,8 +47,8 @@ class Engine:
     thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
     Layers of which no head leaves keys out make none.
 
-    The embedding, the rotary embedding, attention, the last norm and the output layer run on the CPU. Raises `InputError` on a
-    model of another family and what else `read_decoder` refuses.
+    The embedding, the rotary embedding, attention, the last norm and, unless `form.head` is int8, the output layer run on the
+    CPU. Raises `InputError` on a model of another family and what else `read_decoder` refuses.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Engine:
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
         self._blocks: dict[int, Blocks] = {}
+        heights = 1, _DRAFTED, self.chunk_tokens
+        self._int8_head = Int8Head(self.decoder.head, heights, device) if form.head == "int8" else None
         self._exclusive = Exclusive()  # the blocks' memory belongs to one forward pass at a time
 
     @property
@@ -194,6 +197,8 @@ class Engine:
         """Logits float32 [n, V] of hidden states [n, E]: the last norm and the output layer."""
         with Clock({} if stages is None else stages)(_HEAD):
             normed = self._normed(hidden, self.decoder.final_norm)
+            if self._int8_head is not None:
+                return self._int8_head(normed)
             return (normed.to(self.decoder.head.dtype) @ self.decoder.head.T).float()
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.online.timeline import Timeline
-from shadowattn.types import Selection, retention_table
+from shadowattn.types import Heads, Selection, retention_table
 
 DECODES = ("dense", "shared")
 # For each sequence of a batch the lists of its sparse heads, a selection for each chunk of its rows.
@@ -153,10 +153,12 @@ class SparseAttention:
         if len(lists) != len(q):
             raise InputError(f"request.lists: expected those of {len(q)} sequences, got {len(lists)}")
         with torch.no_grad(), self._exclusive.use():
+            if request.decode and self.decode == "dense":
+                return self._dense_steps(q, k, v, scale, kernels)
             outs = []
             for *tensors, cache, ranked in zip(q, k, v, caches, lists, strict=True):
                 chunk = Chunk.of(*tensors, retention=self.retention[layer], layer=layer, scale=scale, cache=cache)
-                outs.append(self._decode(chunk, kernels) if request.decode else self._prefill(chunk, kernels, ranked))
+                outs.append(self._shared_steps(chunk, kernels) if request.decode else self._prefill(chunk, kernels, ranked))
             return torch.stack(outs)
 
     @torch.no_grad()
@@ -232,11 +234,16 @@ class SparseAttention:
             )
         return out
 
-    def _decode(self, step: Chunk, kernels: Kernels) -> Tensor:
+    def _dense_steps(self, q: Tensor, k: Tensor, v: Tensor, scale: float, kernels: Kernels) -> Tensor:
+        """Short as these steps are, nothing is made for them that they do not need."""
+        batch, count, rows, _ = q.shape
+        self.counters.decode_rows += batch * count * rows
+        heads, offset = Heads.all(count, k.shape[1], q.device), k.shape[2] - rows
+        return torch.stack([kernels.dense(*one, heads, causal_offset=offset, scale=scale) for one in zip(q, k, v, strict=True)])
+
+    def _shared_steps(self, step: Chunk, kernels: Kernels) -> Tensor:
         count, rows, _ = step.q.shape
         self.counters.decode_rows += count * rows
-        if self.decode == "dense":
-            return kernels.dense(step.q, step.k, step.v, step.heads, causal_offset=step.first_position, scale=step.scale)
         parts = Parts(self.estimator, self.rule, kernels)
         return torch.cat([shared_decode(row, parts) for _, row in step.split(1)], 1)
 

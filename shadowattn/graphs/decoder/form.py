@@ -1,4 +1,4 @@
-"""In which arithmetic a decoder's blocks run, and where their weights are."""
+"""In which arithmetic a decoder's blocks and its output layer run, and where the blocks' weights are."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,20 @@ from shadowattn.types import BLOCK_POINTS
 
 PRECISIONS = ("float32", "bfloat16", "w8a8", "w8", "w4")
 WEIGHTS = ("inputs", "constants")
+HEADS = ("model", "int8")
 
 
 @dataclass(frozen=True)
 class BlockForm:
-    """How every layer's blocks are compiled.
+    """How every layer's blocks are compiled, and the output layer behind them.
 
     `precision`: `float32`; `bfloat16`, products of float32 tensors in bfloat16 on a CPU that has it; `w8a8`, INT8 weights, one
     scale a row, and INT8 activations with one calibrated scale for each layer and projection; `w8` and `w4`, weights alone, as
     NNCF compresses them (INT4 in groups of `group` channels). `weights`: `inputs`, one compiled graph serves all layers, which
     give it their weights and scales; `constants`, a graph of its own for each layer. `smooth`: how much of the size of channels
     moves from activations to weights before either is quantised (SmoothQuant, arXiv 2211.10438, its α); 0: nothing. `floats`:
-    inputs of projections, of `types.BLOCK_POINTS`, that stay in float32 with their weights.
+    inputs of projections, of `types.BLOCK_POINTS`, that stay in float32 with their weights. `head`: the output layer's weights in
+    the `model`'s dtype, multiplied by torch, or in `int8`, one scale a row, beside float32 activations.
     """
 
     precision: str = "float32"
@@ -27,10 +29,12 @@ class BlockForm:
     group: int = 64
     smooth: float = 0.0
     floats: tuple[str, ...] = ()
+    head: str = "model"
 
     def __post_init__(self):
         checks.one_of("engine.precision", self.precision, PRECISIONS)
         checks.one_of("engine.weights", self.weights, WEIGHTS)
+        checks.one_of("engine.head", self.head, HEADS)
         checks.integer("engine.group", self.group, least=1)
         if not 0 <= checks.number("engine.smooth", self.smooth) <= 1:
             raise InputError(f"engine.smooth: expected a share from 0 to 1, got {self.smooth}")

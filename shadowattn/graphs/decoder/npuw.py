@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import openvino as ov
@@ -20,6 +21,7 @@ from shadowattn.graphs.core import core
 
 _PRECISION = "INFERENCE_PRECISION_HINT"
 PIPELINES = ("REP", "REG", "NONE")
+_CONFIG = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO"}
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,17 @@ class Plan:
         return counts[""] + len(counts.keys() - {""})
 
     def described(self) -> str:
-        """How many groups follow one another that repeat one body, or none: `1 + 22 + 1`."""
-        return " + ".join(str(len(list(run))) for _, run in groupby(self.groups))
+        """How many groups follow one another that repeat one body, or none: `1 + 22 + 1`; `23·(1 + 1)` where two take turns."""
+        runs = [(tag, len(list(run))) for tag, run in groupby(self.groups)]
+        said = []
+        while runs:
+            pairs = 1
+            while runs[:2] == runs[2 * pairs : 2 * pairs + 2] and len(runs) >= 2:
+                pairs += 1
+            counts = [str(count) for _, count in runs[: 2 if pairs > 1 else 1]]
+            said.append(f"{pairs}·({' + '.join(counts)})" if pairs > 1 else counts[0])
+            runs = runs[2 * pairs if pairs > 1 else 1 :]
+        return " + ".join(said)
 
 
 def compile_npuw(
@@ -63,20 +74,52 @@ def compile_npuw(
     or refuses the graph.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
-    config = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO", "NPUW_FOLD": "YES"}
+    config = _CONFIG | {"NPUW_FOLD": "YES"}
     searches = plan is None and pipeline != "NONE"
     with tempfile.TemporaryDirectory() as folder:
         dump = dump or Path(folder) / "plan.xml"
         config |= {"NPUW_PLAN": str(plan)} if plan else {"NPUW_ONLINE_PIPELINE": pipeline}
         config |= {"NPUW_ONLINE_DUMP_PLAN": str(dump)} if searches else {}
-        try:
-            with _float32_on_the_cpu():
-                compiled = core().compile_model(graph, "NPU", config)
-        except RuntimeError as error:
-            raise InputError(
-                f"NPUW: OpenVINO compiled nothing ({str(error).strip().splitlines()[-1]}); use another form"
-            ) from error
-        return compiled, Plan.read(dump) if searches else None
+        return _compiled(graph, config), Plan.read(dump) if searches else None
+
+
+def compile_npuw_llm(
+    graph: ov.Model, *, prompt: int, response: int, pipeline: str, chunk: int | None = None
+) -> tuple[ov.CompiledModel, dict[str, Plan | None]]:
+    """A decoder in its LLM form (`whole.llm_graph`) by NPUW's LLM mode on the CPU device, and how each of its graphs was cut.
+
+    NPUW makes two static graphs of it: `prefill` for prompts of up to `prompt` tokens, in chunks of `chunk` tokens, a power of
+    two, or None for the whole prompt at once; and `decode` for up to `response` tokens after them. The output layer is a third.
+    Each of the two is partitioned; a plan is None where NPUW makes none. Raises `InputError` as
+    `compile_npuw` does.
+    """
+    checks.one_of("pipeline", pipeline, PIPELINES)
+    checks.integer("prompt", prompt, least=1)
+    checks.integer("response", response, least=1)
+    config = _CONFIG | {
+        "NPUW_LLM": "YES", "NPUW_LLM_MAX_PROMPT_LEN": str(prompt), "NPUW_LLM_MIN_RESPONSE_LEN": str(response), _PRECISION: "f32",
+        "KV_CACHE_PRECISION": "f32",
+    }  # fmt: skip
+    if chunk is None:
+        config["NPUW_LLM_PREFILL_HINT"] = "STATIC"
+    elif checks.integer("chunk", chunk, least=1) & (chunk - 1):
+        raise InputError(f"chunk: expected a power of two, which NPUW's LLM mode needs, got {chunk}")
+    else:
+        config["NPUW_LLM_PREFILL_CHUNK_SIZE"] = str(chunk)
+    with tempfile.TemporaryDirectory() as folder:
+        dumps = {phase: Path(folder) / f"{phase}.xml" for phase in ("prefill", "decode")}
+        for half, dump in zip(("PREFILL", "GENERATE"), dumps.values(), strict=True):
+            config[f"++NPUW_LLM_{half}_CONFIG"] = {"NPUW_ONLINE_PIPELINE": pipeline, "NPUW_ONLINE_DUMP_PLAN": str(dump)}
+        compiled = _compiled(graph, config)
+        return compiled, {phase: Plan.read(dump) if dump.exists() else None for phase, dump in dumps.items()}
+
+
+def _compiled(graph: ov.Model, config: dict[str, Any]) -> ov.CompiledModel:
+    try:
+        with _float32_on_the_cpu():
+            return core().compile_model(graph, "NPU", config)
+    except RuntimeError as error:
+        raise InputError(f"NPUW: OpenVINO compiled nothing ({str(error).strip().splitlines()[-1]}); use another form") from error
 
 
 @contextmanager

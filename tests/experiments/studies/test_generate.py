@@ -30,7 +30,7 @@ def test_an_answer_and_where_its_time_goes(run, capsys):
 INT8 = ["engine.precision=w8a8", "engine.smooth=0.5", "engine.calibration_tokens=64", "engine.calibration_windows=1"]
 
 
-@pytest.mark.parametrize("engine", [INT8, ["engine.attention_dtype=bfloat16"]])
+@pytest.mark.parametrize("engine", [INT8, ["engine.attention_dtype=bfloat16"], ["engine.head=int8"]])
 def test_other_engines_answer_too(run, engine):
     rows = pd.read_parquet(run("generate", *FIRST, "prompt=The fox", "engine.chunk_tokens=8", *engine) / "rows.parquet")
     assert rows[rows.metric == "new_tokens"].value.item() <= 12

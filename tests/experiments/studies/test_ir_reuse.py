@@ -28,6 +28,10 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
     assert counts.loc["NPUW NONE"].tolist() == [1, 1]
     plans = rows[rows.phase == "decode"].drop_duplicates("method").set_index("method").plan
     assert sum(int(run) for run in plans["NPUW REP"].split(" + ")) == counts.calls["NPUW REP"]
+    assert counts.loc["stateful"].tolist() == [1, 1]
+    assert counts.graphs["NPUW LLM"] < counts.calls["NPUW LLM"] <= 12
+    prompts = rows[rows.phase == "prefill"].drop_duplicates("method").set_index("method").plan
+    assert "5·(1 + 1)" in prompts["NPUW LLM chunked"]  # attention of every layer by itself
     times = rows[rows.metric.isin(["compile_s", "cached_s", "step_s", "step_times_whole"])]
     assert (times.value > 0).all()
     assert (rows.path_kind == "timing").all()
@@ -41,6 +45,8 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
         ("study.forms=[folded]", "study.forms: expected one of whole"),
         ("study.layers=[]", "study.layers: expected one or more"),
         ("study.layers=[1]", "study.layers: expected at least 2"),
+        ("study.chunk_tokens=100", "study.chunk_tokens: expected a power of two"),
+        ("study.rounds=63", "study.rounds: expected at most 62"),
         ("study.shape=gpt5", "study.shape: expected one of smollm2"),
     ],
 )

@@ -9,14 +9,23 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.studies.prefill_runners import GenAI, LlamaCpp, _pulled
+from experiments.studies import prefill_runners, ttft
+from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled
+from shadowattn.evaluation.perplexity import window_losses
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
+from tests.tiny import tiny_model
 
 __all__ = ["run", "tiny_folder"]
 
 SHORT = ["+exp=ttft", "study.prompts=[24,48]", "study.rounds=2", "study.new_tokens=3", "engine.calibration_tokens=64"]
 SHORT += ["engine.calibration_windows=1"]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """A process of its own runs the same functions."""
+    monkeypatch.setattr(ttft, "in_own_process", lambda measure, *of: measure(*of))
 
 
 def test_every_runner_reads_every_prompt(run):
@@ -33,6 +42,9 @@ def test_every_runner_reads_every_prompt(run):
     first = rows[rows.metric == "time_to_first_token"]
     assert (first.value > 0).all()
     assert (rows[(rows.metric == "times_faster") & (rows.method == "transformers")].value == 1).all()
+    peaks = rows[rows.metric == "peak_bytes"]
+    assert set(zip(peaks.method, peaks.context_tokens, strict=True)) == {(name, 48) for name in names}
+    assert (peaks.value > 0).all()
     loss = rows[rows.metric == "loss_increase"].set_index("method").value
     assert set(loss.index) == names
     assert loss["transformers"] == 0
@@ -77,6 +89,24 @@ def test_openvino_genai_is_asked_for_by_name(run, capsys, tiny_folder, monkeypat
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, *llama, f"+study.runners.llama.path={tiny_folder / 'text.txt'}")
     assert "install it with: pip install llama-cpp-python" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", [1, 37])
+def test_the_stateful_graph_reads_and_loses_as_the_model_does(prompt):
+    model = tiny_model()
+    lab, runner = SimpleNamespace(loaded=SimpleNamespace(model=model)), Stateful({"KV_CACHE_PRECISION": "f32"})
+    ids = torch.randint(0, 128, (prompt,), generator=torch.Generator().manual_seed(prompt))
+    expected = model.generate(
+        ids[None], attention_mask=torch.ones(1, prompt, dtype=torch.int64), max_new_tokens=6, min_new_tokens=6, do_sample=False,
+        pad_token_id=0,
+    )[0, prompt:].tolist()  # fmt: skip
+    read = runner.reader(lab)
+    assert [list(read(ids.tolist(), 6)) for _ in range(2)] == [expected, expected]
+    windows = torch.randint(0, 128, (2, 30), generator=torch.Generator().manual_seed(9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefill_runners, "_LOGITS_AT_ONCE", 8)
+        losses = runner.losses(lab, windows)
+    torch.testing.assert_close(torch.tensor(losses), window_losses(model, windows, chunk_tokens=30).float(), atol=1e-4, rtol=0)
 
 
 def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):

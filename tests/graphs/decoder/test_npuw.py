@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.layers import StepSizes, one_graph, step_tensors
-from shadowattn.graphs.decoder.npuw import Plan, compile_npuw
+from shadowattn.graphs.decoder.npuw import Plan, compile_npuw, compile_npuw_llm
+from shadowattn.graphs.decoder.whole import llm_graph
 from shadowattn.models.decoder import read_decoder
 from tests.tiny import tiny_model
 
@@ -30,6 +32,21 @@ def test_a_plan_counts_graphs_calls_and_what_leaves_them(tmp_path):
     (tmp_path / "plan.xml").write_text(PLAN)
     plan = Plan.read(tmp_path / "plan.xml")
     assert (plan.calls, plan.graphs, plan.outputs, plan.described()) == (4, 3, 4, "1 + 2 + 1")
+
+
+@pytest.mark.parametrize(
+    ("tags", "described"),
+    [
+        ("aaab", "3 + 1"),
+        (".a.a.", "2·(1 + 1) + 1"),
+        ("habababt", "1 + 3·(1 + 1) + 1"),
+        ("habbabbt", "1 + 2·(1 + 2) + 1"),
+        ("habbabt", "1 + 1 + 2 + 1 + 1 + 1"),
+        ("", ""),
+    ],
+)
+def test_groups_that_take_turns_are_told_together(tags, described):
+    assert Plan(tuple(tags), 0).described() == described
 
 
 def test_a_plan_without_groups_is_refused(tmp_path):
@@ -56,3 +73,43 @@ def test_npuw_computes_what_the_whole_graph_does(graph, pipeline):
 def test_an_unknown_pipeline_is_refused(graph):
     with pytest.raises(InputError, match="expected one of REP, REG, NONE"):
         compile_npuw(graph, pipeline="FAST")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(layers=LAYERS)
+
+
+def after(request, ids, held):
+    """The logits of the last of `held` tokens, which `ids` end with."""
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": np.ones((1, held), np.int64),
+        "position_ids": np.arange(held - ids.shape[1], held)[None],
+        "beam_idx": np.zeros(1, np.int32),
+    }
+    return request.infer(inputs)["logits"][:, -1].copy()
+
+
+@pytest.mark.parametrize("pipeline", ["REP", "REG", "NONE"])
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_the_llm_mode_continues_a_prompt_as_the_model_does(model, chunk, pipeline):
+    ids = torch.randint(0, 128, (1, 42), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[0].numpy()
+    compiled, plans = compile_npuw_llm(llm_graph(model), prompt=48, response=16, pipeline=pipeline, chunk=chunk)
+    request, tolerance = compiled.create_infer_request(), 2e-3 * float(np.abs(expected).max())
+    np.testing.assert_allclose(after(request, ids[:, :41].numpy(), 41)[0], expected[40], atol=tolerance)
+    np.testing.assert_allclose(after(request, ids[:, 41:].numpy(), 42)[0], expected[41], atol=tolerance)
+    calls = {phase: plan.calls if plan else 1 for phase, plan in plans.items()}
+    if chunk:  # attention of every layer is a group of its own, whatever is asked for
+        assert calls["prefill"] == 2 * LAYERS + 1
+        assert f"{LAYERS - 1}·(1 + 1)" in plans["prefill"].described()
+    else:
+        assert (calls["prefill"] > 1) == (pipeline != "NONE")
+    assert (calls["decode"] > 1) == (pipeline != "NONE")
+
+
+def test_a_chunk_that_is_no_power_of_two_is_refused(model):
+    with pytest.raises(InputError, match="chunk: expected a power of two"):
+        compile_npuw_llm(llm_graph(model), prompt=48, response=16, pipeline="REG", chunk=12)

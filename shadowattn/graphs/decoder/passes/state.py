@@ -54,7 +54,7 @@ class MakeStateful(MatcherPass):
         empty = [dim.get_length() if dim.is_static else int(at == 0) for at, dim in enumerate(shape)]
         first = op.constant(np.zeros(empty, kind.to_dtype()))
         info = VariableInfo()
-        info.data_shape, info.data_type, info.variable_id = shape, kind, name
+        info.data_shape, info.data_type, info.variable_id = shape, kind, name + self._pairs[name]
         variable = Variable(info)
         read = read_value(first, variable)
         read.set_friendly_name(name)
