@@ -44,6 +44,14 @@ def refuse_look_ahead(lab: Lab, instead: str) -> None:
         raise InputError(f"engine.look_ahead: expected null, since this study does not take it from there; {instead}")
 
 
+def refuse_form(lab: Lab, instead: str) -> None:
+    """Raises `InputError` where settings of `engine` name a form that a study would not heed; `instead`: what to use there."""
+    default, asked = BlockForm(), block_form(lab)
+    changed = [one.name for one in fields(BlockForm) if getattr(asked, one.name) != getattr(default, one.name)]
+    if changed:
+        raise InputError(f"engine.{changed[0]}: expected its default, since this study does not take it from there; {instead}")
+
+
 def build_engine(lab: Lab, method: Method | None = None, form: BlockForm | None = None, **options: Any) -> Engine:
     """The lab's model in an engine; `method` None: dense attention; `form` None, and `options` of `Engine` that are not given:
     those of the settings.

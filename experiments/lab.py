@@ -107,7 +107,7 @@ class Lab:
 
     def __reduce__(self):
         """Another process makes it anew, of the same settings and for the same results."""
-        return _lab, (self._config, self.needs, self.folder)
+        return _lab, (OmegaConf.to_container(self._config, resolve=True), self.needs, self.folder)
 
     def of(self, key: str) -> Any:
         """A setting, or a group of them. Raises `RuntimeError` where the study did not name it."""
@@ -411,7 +411,7 @@ class Lab:
         return f"{self.loaded.name}{text}" if "model" in self.needs else ""
 
 
-def _lab(config: DictConfig, needs: Collection[str], folder: Path | None) -> Lab:
-    lab = Lab(config, needs)
+def _lab(config: dict[str, Any], needs: Collection[str], folder: Path | None) -> Lab:
+    lab = Lab(OmegaConf.create(config), needs)
     lab.folder = folder
     return lab

@@ -26,11 +26,19 @@ class Timing:
         return float(low), float(high)
 
 
-def interleave(candidates: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1) -> dict[str, Timing]:
-    """Times each candidate once a round, in turn; the first `warmup` rounds do not count."""
+def interleave(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    before: Mapping[str, Callable[[], object]] | None = None,
+) -> dict[str, Timing]:
+    """Times each candidate once a round, in turn; the first `warmup` rounds do not count, nor what is called `before` it."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(warmup + rounds):
         for name, call in candidates.items():
+            if before and name in before:
+                before[name]()
             start = time.perf_counter()
             call()
             if round_ >= warmup:

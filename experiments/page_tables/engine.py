@@ -14,8 +14,8 @@ _FORMS = {
     "qkv_in_float32": "W8A8, smooth 0.8, Q, K and V in float32",
     "out_in_float32": "W8A8, smooth 0.8, the output projection in float32",
     "mlp_in_float32": "W8A8, smooth 0.8, gate and up in float32",
-    "int8_head": "the output layer's weights in INT8",
     "down_in_float32": "W8A8, smooth 0.8, the down projection in float32",
+    "int8_head": "the output layer's weights in INT8",
     "w8": "INT8 weights",
     "w4": "INT4 weights, groups of 64",
 }
@@ -27,7 +27,9 @@ def blocks_smollm2() -> str:
     rows = rows_of(name)
     losses, marks = loss_cells(rows)
     retentions = sorted({at for _, at in losses}, reverse=True)
-    lines = [[words, *(losses.get((form, at), "") for at in retentions)] for form, words in _FORMS.items()]
+    lines = [
+        [words, *(losses.get((form, at), "") for at in retentions)] for form, words in _FORMS.items() if (form, 1.0) in losses
+    ]
     heads = ["dense attention" if at == 1 else f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     return table(["loss above float32, nat", *heads], lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")
@@ -109,11 +111,12 @@ def _ttft(name: str) -> str:
     for runner, words in ((runner, words) for runner, words in _RUNNERS.items() if runner in losses.index):
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
         rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
-        rest += [f"{at['peak_bytes', runner] / 1e6:.0f}"] if "peak_bytes" in at else []
+        rest += [f"{at['reading_bytes', runner] / 1e6:.0f}"] if "reading_bytes" in at else []
+        words += ", output layer in INT8" if losses.get("output_layer", {}).get(runner) == "int8" else ""
         lines.append([words, *seconds, *rest, f"{losses.value[runner]:+.3f} ± {errors.value[runner]:.3f}"])
     header = ["seconds to the first token", *(f"{length} tokens" for length in lengths)]
     header += [f"CPU seconds, {lengths[-1]}", "tokens a second after it"]
-    header += (["MB at most"] if "peak_bytes" in at else []) + ["loss above transformers, nat"]
+    header += (["MB for a prompt"] if "reading_bytes" in at else []) + ["loss above transformers, nat"]
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
     tokens = int(losses.n.iloc[0]) // windows + 1
     n = f"medians of {rounds} interleaved rounds; losses of {windows} windows of {tokens} tokens, ± one standard error, paired"

@@ -19,6 +19,7 @@ from shadowattn.models import load_random
 from shadowattn.models.decoder import read_decoder
 
 _VOCABULARY = 4096  # of the random models: their output layer is not what is compared
+_FLOAT32_STATE = {"KV_CACHE_PRECISION": "f32"}
 RESPONSE = 64  # tokens of decoding that NPUW's LLM mode has room for
 
 
@@ -37,8 +38,24 @@ class Step:
     def rows(self) -> int:
         return 1 if self.phase == "decode" else self.chunk
 
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt with the chunk at its end."""
+        return self.past + self.chunk
 
-Run = Callable[[], np.ndarray]
+
+@dataclass(frozen=True)
+class Run:
+    """One call of a step, and what has to be done `before` it, which is no part of it."""
+
+    call: Callable[[], np.ndarray]
+    before: Callable[[], object] = lambda: None
+
+    def __call__(self) -> np.ndarray:
+        self.before()
+        return self.call()
+
+
 Built = tuple[Run, dict]
 
 
@@ -73,8 +90,8 @@ class Parts:
 
     @cached_property
     def converted(self) -> ov.Model:
-        """The graph that transformers' model is converted to, at the step's shapes."""
-        graph = whole_graph(self.model)
+        """The graph that transformers' model is converted to, at the step's shapes; logits of the last token."""
+        graph = rewritten(whole_graph(self.model), LastTokenSlice())
         graph.reshape({port: list(self.converted_inputs[port.any_name].shape) for port in graph.inputs})
         return fixed_names(graph)
 
@@ -88,7 +105,7 @@ class Parts:
 
     @cached_property
     def llm(self) -> ov.Model:
-        """The graph with keys and values as its state, in the form of openvino-genai; any number of tokens."""
+        """The same with keys and values as its state, in the form of openvino-genai, for any number of tokens."""
         return rewritten(llm_graph(self.model), LastTokenSlice())
 
     def all_cached(self) -> dict[str, np.ndarray]:
@@ -107,7 +124,7 @@ def _counts(graphs: int, calls: int, outputs: int, plan: str = "") -> dict:
 
 def _runner(compiled: ov.CompiledModel, inputs: dict[str, np.ndarray], output: str) -> Run:
     request = compiled.create_infer_request()
-    return lambda: request.infer(inputs, share_inputs=True, share_outputs=True)[output].copy()
+    return Run(lambda: request.infer(inputs, share_inputs=True, share_outputs=True)[output].copy())
 
 
 def _whole(parts: Parts, folder: Path | None) -> Built:
@@ -126,7 +143,7 @@ def _layers(parts: Parts, folder: Path) -> Built:
             given["hidden"] = out["hidden"]
         return given["hidden"].copy()
 
-    return run, _counts(len(compiled), len(compiled), sum(len(model.outputs) for model in compiled))
+    return Run(run), _counts(len(compiled), len(compiled), sum(len(model.outputs) for model in compiled))
 
 
 def _shared(parts: Parts, folder: Path) -> Built:
@@ -141,7 +158,7 @@ def _shared(parts: Parts, folder: Path) -> Built:
             given["hidden"] = out["hidden"].copy()  # the request's own memory, which the next layer writes
         return given["hidden"]
 
-    return run, _counts(1, len(weights), len(weights) * len(compiled.outputs))
+    return Run(run), _counts(1, len(weights), len(weights) * len(compiled.outputs))
 
 
 def _loop(parts: Parts, folder: Path) -> Built:
@@ -161,8 +178,7 @@ def trace(form: str, parts: Parts) -> None:
 def base_of(form: str, parts: Parts) -> Run:
     """The whole graph that a form is compared with, on the CPU and compiled without a cache."""
     if form in OF_PROMPTS:
-        hints = _hints(None) | {"KV_CACHE_PRECISION": "f32"}
-        return _of_prompt(parts, core().compile_model(parts.llm, "CPU", hints))
+        return _of_prompt(parts, core().compile_model(parts.llm, "CPU", _hints(None) | _FLOAT32_STATE))
     return (_converted if form in OF_CONVERTED else _whole)(parts, None)[0]
 
 
@@ -182,22 +198,20 @@ def _npuw(parts: Parts, folder: Path, *, pipeline: str) -> Built:
 
 
 def _stateful(parts: Parts, folder: Path | None) -> Built:
-    """On the CPU, for any number of earlier tokens. A chunk finds its state set anew each time; that of decoding grows."""
-    compiled = core().compile_model(parts.llm, "CPU", _hints(folder) | {"KV_CACHE_PRECISION": "f32"})
-    request, (rows, past) = compiled.create_infer_request(), (parts.sizes.blocks.rows, parts.sizes.past)
-    ids, held = parts.converted_inputs[INPUTS[0]], 0
+    """On the CPU, for any number of earlier tokens; each step finds the same state."""
+    compiled = core().compile_model(parts.llm, "CPU", _hints(folder) | _FLOAT32_STATE)
+    request, ids = compiled.create_infer_request(), parts.converted_inputs[INPUTS[0]]
+    earlier = {}
+    for place, of_layers in parts.past.items():
+        for layer, x in enumerate(of_layers):
+            earlier[f"past_key_values.{layer}.{place}present.{layer}.{place}"] = np.ascontiguousarray(x[None])
 
-    def run() -> np.ndarray:
-        nonlocal held
-        if not held or rows > 1:
-            for state in request.query_state():  # past_key_values.LAYER.KINDpresent.LAYER.KIND
-                _, layer, kind = state.name.removesuffix(state.name[state.name.index("present") :]).split(".")
-                state.state = ov.Tensor(np.ascontiguousarray(parts.past[kind][int(layer)][None]))
-            held = past
-        held += rows
-        return request.infer(_llm_inputs(ids, held))[LOGITS].copy()
+    def before() -> None:
+        for state in request.query_state():
+            state.state = ov.Tensor(earlier[state.name])
 
-    return run, _counts(1, 1, len(compiled.outputs))
+    inputs = _llm_inputs(ids, parts.step.past + ids.shape[1])
+    return Run(lambda: request.infer(inputs)[LOGITS].copy(), before), _counts(1, 1, len(compiled.outputs))
 
 
 def _llm_inputs(ids: np.ndarray, held: int) -> dict[str, np.ndarray]:
@@ -207,29 +221,29 @@ def _llm_inputs(ids: np.ndarray, held: int) -> dict[str, np.ndarray]:
 
 
 def _of_prompt(parts: Parts, compiled: ov.CompiledModel) -> Run:
-    """Decoding: a token behind a prompt of `past` tokens, and then the next ones. Prefill: a prompt with the chunk at its end."""
-    request, (rows, past) = compiled.create_infer_request(), (parts.sizes.blocks.rows, parts.sizes.past)
-    ids, held = np.random.default_rng(1).integers(0, _VOCABULARY, (1, past + max(rows, RESPONSE))), 0
+    """Decoding: a token behind a prompt of `past` tokens, and then the next ones. Prefill: the prompt with a chunk at its end."""
+    request, step = compiled.create_infer_request(), parts.step
+    ids, held = np.random.default_rng(1).integers(0, _VOCABULARY, (1, step.past + max(step.chunk, RESPONSE))), 0
 
-    def run() -> np.ndarray:
+    def prompt() -> np.ndarray:
+        return request.infer(_llm_inputs(ids[:, : step.prompt], step.prompt))[LOGITS].copy()
+
+    def token() -> np.ndarray:
         nonlocal held
-        if rows > 1:
-            request.reset_state()
-            return request.infer(_llm_inputs(ids[:, : past + rows], past + rows))[LOGITS].copy()
         if not held:
-            request.infer(_llm_inputs(ids[:, :past], past))
-            held = past
+            request.infer(_llm_inputs(ids[:, : step.past], step.past))
+            held = step.past
         held += 1
         return request.infer(_llm_inputs(ids[:, held - 1 : held], held))[LOGITS].copy()
 
-    return run
+    return Run(token) if step.phase == "decode" else Run(prompt, request.reset_state)
 
 
 def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str, chunked: bool) -> Built:
-    rows, past = parts.sizes.blocks.rows, parts.sizes.past
-    chunk, prompt = parts.step.chunk if chunked else None, past + parts.step.chunk
-    compiled, plans = compile_npuw_llm(parts.llm.clone(), prompt=prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk)
-    plan = plans["decode" if rows == 1 else "prefill"]
+    """Counted are the groups of a call of the phase's own graph: of a decoding step, or of one chunk."""
+    step, chunk = parts.step, parts.step.chunk if chunked else None
+    compiled, plans = compile_npuw_llm(parts.llm, prompt=step.prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk)
+    plan = plans[step.phase]
     counts = _counts(plan.graphs, plan.calls, plan.outputs, plan.described()) if plan else _counts(1, 1, len(compiled.outputs))
     return _of_prompt(parts, compiled), counts
 

@@ -3,8 +3,8 @@
 A form is compiled in a process of its own; then the whole graph is compiled beside it, and both take turns on the same step. Four
 forms are of the layers alone, as `graphs.decoder.layers` builds them. The others are of the graph that transformers' model is
 converted to, embedding and output layer included: as NPUW cuts it, whole (`converted`), and with earlier keys and values as its
-state, in any number (`stateful`). NPUW's LLM mode takes the last of these and makes static graphs of its own of it; what it is
-compared with is that graph as it stands, on the same prompt, whose last chunk and next token the step is.
+state, in any number (`stateful`). NPUW's LLM mode takes the last of these and makes static graphs of its own of it, for prompts
+and for decoding; it is compared with that graph as it stands, on the same whole prompt and on the tokens behind one.
 """
 
 import tempfile
@@ -39,7 +39,9 @@ _TOLERANCE = 2e-3  # of the largest value; other orders of summation
 _LEGEND = (
     "graphs: compiled bodies; calls: of them in a step; outputs: tensors that leave a call, in a step\n"
     "compile, cached: seconds without and with what an earlier compilation left (OpenVINO's cache; of NPUW its plan)\n"
-    "memory: held after compiling; step: times that of the whole graph, `converted` for NPUW, both taking turns"
+    "memory: held after compiling; step: times that of the whole graph, `converted` for NPUW, both taking turns\n"
+    "NPUW LLM: compiled are the graphs of both phases and the output layer; counted is the phase's, of a prefill one chunk;\n"
+    "  a step of prefill is a whole prompt, beside `stateful` on the same one"
 )
 
 
@@ -62,7 +64,7 @@ class Measured:
     outputs: int
     plan: str
     compile_s: float
-    cached_s: float
+    cached_s: float  # not a number where nothing is kept
     held_bytes: int
     seconds: list[float]
     whole_seconds: list[float]
@@ -120,9 +122,8 @@ class IrReuse(Study):
             step = Step(self.shape, layers, self.hidden, phase, self.chunk_tokens, self.past)
             cell = partial(in_own_process, measure_form, form, step, self.rounds)
             measured = Measured(**units.get(f"{phase}-{layers}-{form}", lambda cell=cell: asdict(cell())))
-            rows += _rows(
-                replace(row, method=form, layers=layers, phase=phase, plan=measured.plan, chunk_rows=step.rows), measured
-            )
+            read = step.prompt if phase == "prefill" and form in OF_PROMPTS else step.rows
+            rows += _rows(replace(row, method=form, layers=layers, phase=phase, plan=measured.plan, chunk_rows=read), measured)
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -138,7 +139,8 @@ class IrReuse(Study):
             table.add_column(heading, justify="left" if heading in ("phase", "form", "groups") else "right")
         for (phase, form), at in values.iterrows():
             counts = (f"{at[name]:.0f}" for name in ("graphs", "calls", "outputs"))
-            times = f"{at.compile_s:.2f}", f"{at.cached_s:.2f}", f"{at.held_bytes / 1e6:.0f}", f"{at.step_times_whole:.2f}"
+            cached = f"{at.cached_s:.2f}" if at.get("cached_s", float("nan")) > 0 else "–"
+            times = f"{at.compile_s:.2f}", cached, f"{at.held_bytes / 1e6:.0f}", f"{at.step_times_whole:.2f}"
             table.add_row(phase, form, plans[phase, form], *counts, *times)
         return Group(table, _LEGEND)
 
@@ -148,6 +150,8 @@ def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
     rows = []
     for metric, unit in once.items():
         value = float(getattr(measured, metric))
+        if value != value:
+            continue
         rows.append(replace(row, metric=metric, unit=unit, n=1, value=value, low=value, high=value))
     ratios = np.divide(measured.seconds, measured.whole_seconds)
     for metric, unit, values in (("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)):
@@ -166,14 +170,17 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
         compile_s = time.perf_counter() - start
         found = run()  # what is allocated at the first step is the form's too
         held = resident_bytes() - before
-        start = time.perf_counter()
-        BUILDERS[form](parts, Path(folder))
-        cached_s = time.perf_counter() - start
+        cached_s = float("nan")
+        if form not in OF_PROMPTS:
+            start = time.perf_counter()
+            BUILDERS[form](parts, Path(folder))
+            cached_s = time.perf_counter() - start
     whole = base_of(form, parts)
-    expected = whole()[:, -found.shape[1] :]  # some give the last token alone
+    expected = whole()
     if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
         raise RuntimeError(f"{form}: its output differs from the whole graph's by {np.abs(found - expected).max():.3g}")
-    times = interleave({"form": run, "whole": whole}, rounds=rounds, warmup=1)
+    turns, before = {"form": run.call, "whole": whole.call}, {"form": run.before, "whole": whole.before}
+    times = interleave(turns, rounds=rounds, warmup=1, before=before)
     seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
     costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
     return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
+from openvino import opset13 as op
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from experiments.engines import build_engine
 from experiments.lab import Lab
@@ -32,6 +33,7 @@ from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.graphs.decoder.passes import LastTokenSlice, rewritten
 from shadowattn.graphs.decoder.whole import BEAM, LLM_INPUTS, LOGITS, llm_graph
 from shadowattn.method import Method
+from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES, LoadedModel
 
 _LOGITS_AT_ONCE = 512  # rows
@@ -47,6 +49,11 @@ class Runner(ABC):
     @property
     def retention(self) -> float:
         return 1.0
+
+    @property
+    def output_layer(self) -> str:
+        """In which arithmetic the output layer is, where that is the runner's to say."""
+        return ""
 
     def check(self, lab: Lab) -> None:  # noqa: B027 - most need nothing
         """Raises `InputError` where what it needs is not here."""
@@ -119,6 +126,10 @@ class OwnEngine(Runner):
         return self.keep
 
     @property
+    def output_layer(self) -> str:
+        return self.form.head
+
+    @property
     def _method(self) -> Method:
         return Method(self.keep, estimator=self.estimator, query_block=self.query_block, block_score=self.block_score)
 
@@ -143,6 +154,17 @@ class Stateful(Runner):
     """
 
     properties: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, lab: Lab) -> None:
+        check_family(lab.loaded.model)
+        same = op.parameter([1], ov.Type.f32)
+        try:
+            core().compile_model(ov.Model([op.result(same)], [same], "probe"), "CPU", dict(self.properties))
+        except RuntimeError as error:
+            said = str(error).strip().splitlines()[-1]
+            raise InputError(
+                f"properties: OpenVINO refuses {dict(self.properties)} ({said}); give properties of its CPU device"
+            ) from None
 
     def reader(self, lab: Lab) -> Read:
         request = self._request(lab, last_token=True)
@@ -208,9 +230,13 @@ class GenAI(Runner):
         checks.integer("piece", self.piece, least=1)
 
     def check(self, lab: Lab) -> None:
+        _openvino_genai()
         if self.path is not None:
             _check_path(self.path)
-        _openvino_genai()
+            return
+        check_family(lab.loaded.model)
+        if lab.loaded.tokenizer.eos_token_id is None:
+            raise InputError("openvino_genai: expected a tokenizer with an EOS token, got none; set path to a file of the model")
 
     @property
     def retention(self) -> float:
@@ -322,7 +348,7 @@ def export(loaded: LoadedModel, folder: Path) -> None:
     for name, graph in zip(("tokenizer", "detokenizer"), convert_tokenizer(loaded.tokenizer, with_detokenizer=True), strict=True):
         ov.save_model(graph, folder / f"openvino_{name}.xml")
     model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    GenerationConfig(eos_token_id=loaded.tokenizer.eos_token_id).save_pretrained(folder)
 
 
 def _check_path(path: str) -> None:

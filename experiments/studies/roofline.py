@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
-from experiments.engines import refuse_look_ahead
+from experiments.engines import refuse_form, refuse_look_ahead
 from experiments.lab import Lab
 from experiments.machine_peaks import PEAKS, peak_calls
 from experiments.progress import bar, say
@@ -100,6 +100,7 @@ class Roofline(Study):
     def check(self, lab: Lab) -> None:
         native.require()
         refuse_look_ahead(lab, "stages are timed one by one here")
+        refuse_form(lab, "use study.precisions")
         check_count("study.lengths", min(self.lengths), least=lab.of("engine").chunk_tokens)
         if not 0 < lab.of("retention") < 1:
             raise InputError(f"retention: expected a share below 1, where lists leave keys out, got {lab.of('retention')}")

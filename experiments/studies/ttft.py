@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.cells import paired_error
-from experiments.engines import refuse_look_ahead
+from experiments.engines import refuse_form, refuse_look_ahead
 from experiments.lab import Lab
-from experiments.own_process import check_memory, in_own_process, peak_bytes, resident_bytes
+from experiments.own_process import check_memory, in_own_process, peak_bytes
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
@@ -23,7 +23,7 @@ from shadowattn.errors import InputError
 from shadowattn.reporting.figures.ttft import draw as draw_ttft
 from shadowattn.reporting.rows import SpreadRow
 
-_SHORT = 16
+_SHORT = 16  # tokens of a prompt for which a runner makes what it makes once
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class TtftRow(SpreadRow):
     """A row about one runner and one length of prompt, `context_tokens`; `threads` of torch and OpenVINO."""
 
     threads: int = 0
+    output_layer: str = ""  # `head` of the engine's form
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Ttft(Study):
 
     Runners take turns in one process, `rounds` rounds after one that does not count. Each round has a prompt of its own, the same
     for all runners. `baseline` is the runner that others are held to, in time and in the loss of the evaluation's windows.
-    With `memory` each also reads a longest prompt in a process of its own.
+    With `memory` each also reads a longest prompt in a process of its own, which tells what that takes beside the model.
     """
 
     runners: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Ttft(Study):
 
     def check(self, lab: Lab) -> None:
         refuse_look_ahead(lab, "use study.runners.NAME.look_ahead")
+        refuse_form(lab, "use study.runners.NAME.form")
         for runner in self.runners.values():
             runner.check(lab)
         if self.memory:
@@ -83,19 +85,23 @@ class Ttft(Study):
         units, rows = lab.units("cells"), []
         say(f"ttft: {len(self.runners)} runners, prompts of {', '.join(map(str, self.prompts))} tokens, {self.rounds} rounds")
         row = replace(lab.row(TtftRow), path_kind="timing", threads=torch.get_num_threads(), n=self.rounds)
+        if self.memory:  # first, while this process holds no readers
+            rows += self._memory_rows(lab, replace(row, metric="reading_bytes", unit="bytes", n=1))
         readers: dict[str, Read] = {}
         for tokens in bar(self.prompts, "ttft"):
             taken = units.get(f"{tokens}", partial(self._taken, lab, tokens, readers))
             base = taken[self.baseline]["first"]
             for name, one in taken.items():
-                cell = replace(row, method=name, retention=self.runners[name].retention, context_tokens=tokens)
+                cell = replace(self._of(row, name), context_tokens=tokens)
                 rows.append(_spread(replace(cell, metric="time_to_first_token", unit="s"), one["first"]))
                 rows.append(_spread(replace(cell, metric="times_faster"), np.divide(base, one["first"])))
                 rows.append(_spread(replace(cell, metric="cpu_seconds", unit="s"), one["cpu"]))
                 rows.append(_spread(replace(cell, metric="tokens_per_second", unit="tokens/s"), one["rate"]))
-        if self.memory:
-            rows += self._memory_rows(lab, replace(row, metric="peak_bytes", unit="bytes", n=1))
         return rows + self._loss_rows(lab, replace(row, path_kind="quality", threads=0))
+
+    def _of(self, row: TtftRow, name: str) -> TtftRow:
+        runner = self.runners[name]
+        return replace(row, method=name, retention=runner.retention, output_layer=runner.output_layer)
 
     def _taken(self, lab: Lab, tokens: int, readers: dict[str, Read]) -> dict[str, dict[str, list[float]]]:
         """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round."""
@@ -125,7 +131,7 @@ class Ttft(Study):
         prompt = self._prompts(lab, tokens)[0]
         for name, runner in bar(list(self.runners.items()), "memory"):
             peak = float(units.get(name, partial(in_own_process, reading_bytes, lab, runner, prompt)))
-            cell = replace(row, method=name, retention=runner.retention, context_tokens=tokens)
+            cell = replace(self._of(row, name), context_tokens=tokens)
             rows.append(replace(cell, value=peak, low=peak, high=peak))
         return rows
 
@@ -137,7 +143,7 @@ class Ttft(Study):
         }
         rows, base = [], losses[self.baseline]
         for name, of in losses.items():
-            cell = replace(row, method=name, retention=self.runners[name].retention, n=windows.numel() - len(windows), unit="nat")
+            cell = replace(self._of(row, name), n=windows.numel() - len(windows), unit="nat")
             increase, error = float(np.mean(of) - np.mean(base)), paired_error(of, base)
             rows.append(replace(cell, metric="loss_increase", value=increase, low=increase, high=increase))
             rows.append(replace(cell, metric="loss_increase_error", value=error, low=error, high=error, n=len(windows)))
@@ -152,7 +158,7 @@ class Ttft(Study):
         longest = max(self.prompts)
         at = {metric: rows[(rows.metric == metric) & (rows.context_tokens == longest)].set_index("method").value for metric in
               ("times_faster", "cpu_seconds", "tokens_per_second")}  # fmt: skip
-        peaks = rows[rows.metric == "peak_bytes"].set_index("method").value
+        peaks = rows[rows.metric == "reading_bytes"].set_index("method").value
         loss, error = (
             rows[rows.metric == metric].set_index("method").value for metric in ("loss_increase", "loss_increase_error")
         )
@@ -170,12 +176,10 @@ class Ttft(Study):
 
 
 def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> int:
-    """What this process holds at most while a runner reads a prompt, beyond what it held before there was a model in it."""
-    start = resident_bytes()
+    """What a runner needs at most for a prompt, keys and values included, beyond what this process holds once it can read one."""
     read = runner.reader(lab)
-    list(read(prompt[:_SHORT], 1))  # what is made once
-    held = resident_bytes()
-    return held - start + peak_bytes(lambda: list(read(prompt, 1)))
+    list(read(prompt[:_SHORT], 1))
+    return peak_bytes(lambda: list(read(prompt, 1)))
 
 
 def _timed(read: Read, prompt: list[int], new_tokens: int) -> tuple[float, float, float]:

@@ -47,8 +47,8 @@ class Engine:
     thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
     Layers of which no head leaves keys out make none.
 
-    The embedding, the rotary embedding, attention, the last norm and, unless `form.head` is int8, the output layer run on the
-    CPU. Raises `InputError` on a model of another family and what else `read_decoder` refuses.
+    The embedding, the rotary embedding, attention, the last norm and the output layer run on the CPU. Raises `InputError` on a
+    model of another family and what else `read_decoder` refuses.
     """
 
     def __init__(
@@ -77,8 +77,7 @@ class Engine:
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
         self._blocks: dict[int, Blocks] = {}
-        heights = 1, _DRAFTED, self.chunk_tokens
-        self._int8_head = Int8Head(self.decoder.head, heights, device) if form.head == "int8" else None
+        self._int8_head = Int8Head(self.decoder.head) if form.head == "int8" else None
         self._exclusive = Exclusive()  # the blocks' memory belongs to one forward pass at a time
 
     @property

@@ -6,17 +6,21 @@ is `lm_eval`, and `remove` deletes it.
 """
 
 import argparse
+import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from shadowattn.errors import InputError
 
 FILE = "shadowattn_lm_eval.pth"
-# Python runs this line at its start, `lm_eval` being the script or `python -m lm_eval`. Without the package it does nothing.
+# Python runs this line at its start. `lm_eval` is a script in a folder of programs, or the word behind `-m`.
 LINE = (
     "import os, sys; from importlib.util import find_spec; "
-    "{os.path.basename(part).split('.')[0] for part in sys.orig_argv[:3]} & {'lm_eval', 'lm-eval'} and find_spec('shadowattn') "
+    "any(part == '-m' and word in ('lm_eval', 'lm_eval.__main__') or os.sep in word and os.path.basename(word).split('.')[0] in "
+    "('lm_eval', 'lm-eval') for part, word in zip(sys.orig_argv, sys.orig_argv[1:])) and find_spec('shadowattn') "
     "and __import__('shadowattn.evaluation.harness_command', fromlist=['announce']).announce()\n"
 )
 
@@ -31,11 +35,26 @@ def announce() -> None:
 def add(folder: Path) -> Path:
     """Writes the file into `folder`, a site-packages folder, and returns its path.
 
-    Raises `InputError` where the folder cannot be written.
+    Raises `InputError` where the line would have nothing to announce or nobody to tell, and where the folder cannot be written.
     """
-    path = folder / FILE
+    if find_spec("lm_eval") is None:
+        raise InputError('lm_eval: expected the package, found none; install it with: pip install "shadowattn[lm-eval]"')
+    found = subprocess.run([sys.executable, "-I", "-c", "import shadowattn"], capture_output=True, cwd=folder.anchor, check=False)
+    if found.returncode:
+        raise InputError(
+            "shadowattn: expected an installed package, got one that Python finds in the present folder alone; install it first"
+        )
+    return _changed(folder / FILE, lambda path: path.write_text(LINE))
+
+
+def remove(folder: Path) -> Path | None:
+    """Deletes the file and returns its path; None where there was none. Raises `InputError` where it cannot be deleted."""
+    return _changed(folder / FILE, Path.unlink) if (folder / FILE).exists() else None
+
+
+def _changed(path: Path, change: Callable[[Path], object]) -> Path:
     try:
-        path.write_text(LINE)
+        change(path)
     except OSError as error:
         raise InputError(
             f"{path}: expected a folder that can be written, got {error.strerror}; use a virtual environment"
@@ -46,16 +65,15 @@ def add(folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["add", "remove"], help=f"write or delete {FILE} in this environment's site-packages")
-    folder = Path(sysconfig.get_path("purelib"))
-    if parser.parse_args().action == "remove":
-        (folder / FILE).unlink(missing_ok=True)
-        print(f"removed {folder / FILE}")
-        return 0
+    action, folder = parser.parse_args().action, Path(sysconfig.get_path("purelib"))
     try:
-        path = add(folder)
+        if action == "add":
+            print(f"wrote {add(folder)}: lm_eval --model shadowattn works in this environment")
+        else:
+            path = remove(folder)
+            print(f"deleted {path}" if path else f"{folder / FILE}: there was none")
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
-    print(f"wrote {path}: lm_eval --model shadowattn works in this environment")
     return 0
 
 

@@ -202,6 +202,8 @@ class SparseAttention:
         scale = checks.softmax_scale(scale, q.shape[3])
         checks.instance("request", request, Request, "make one with shadowattn.online.attention.Request(decode, caches)")
         caches = request.caches or [LayerCache() for _ in q]
+        if len(caches) != len(q):
+            raise InputError(f"request.caches: expected one for each of {len(q)} sequences, or none, got {len(caches)}")
         self.check_place(q.device)
         return scale, caches, choose(self.kernel, head_dim=q.shape[3], dtype=q.dtype, device=q.device)
 

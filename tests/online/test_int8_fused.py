@@ -6,9 +6,9 @@ import torch
 import shadowattn
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
-from shadowattn.kernels import native
+from shadowattn.kernels import native, ops
 from shadowattn.kernels.native_kernels import NativeKernels
-from shadowattn.online.attention import SparseAttention
+from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
@@ -78,6 +78,22 @@ def test_keys_are_packed_once_as_they_are_appended():
     assert fused.repacked == 1
     expected = shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=0, estimator=Int8Tensor.of(q, k), scale=0.125)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_decoding_steps_pack_the_keys_that_are_new(monkeypatch):
+    q, k, v = qkv(4, 2, 6, 106, 64)
+    packed, pack = [], ops.pack
+    monkeypatch.setattr(ops, "pack", lambda k, *rest: (packed.append(k.shape[1]), pack(k, *rest))[1])
+    fused, cache = Int8Fused.of(q, k), LayerCache()
+    sparse = SparseAttention([RETENTION], fused, decode="shared")
+    for row in range(6):
+        keys = 101 + row
+        step = q[None, :, row : row + 1], k[None, :, :keys].clone(), v[None, :, :keys].clone()
+        out = sparse(0, *step, 0.125, Request(decode=True, caches=(cache,)))
+        alone = SparseAttention([RETENTION], Int8Fused.of(q, k), decode="shared")(0, *step, 0.125, Request(decode=True))
+        assert out.equal(alone)
+    assert packed == [101, 101, 1, 102, 1, 103, 1, 104, 1, 105, 1, 106]  # with and without a cache by turns
+    assert fused.repacked == 1
 
 
 def test_measured_scales_grow_with_the_keys():

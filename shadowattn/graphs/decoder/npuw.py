@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import openvino as ov
+import torch
 
 from shadowattn import checks
 from shadowattn.errors import InputError
@@ -51,7 +52,7 @@ class Plan:
         return counts[""] + len(counts.keys() - {""})
 
     def described(self) -> str:
-        """How many groups follow one another that repeat one body, or none: `1 + 22 + 1`; `23·(1 + 1)` where two take turns."""
+        """How many groups in a row are alike, or repeat nothing: `1 + 22 + 1`; `23·(1 + 1)` where two take turns."""
         runs = [(tag, len(list(run))) for tag, run in groupby(self.groups)]
         said = []
         while runs:
@@ -90,7 +91,7 @@ def compile_npuw_llm(
 
     NPUW makes two static graphs of it: `prefill` for prompts of up to `prompt` tokens, in chunks of `chunk` tokens, a power of
     two, or None for the whole prompt at once; and `decode` for up to `response` tokens after them. The output layer is a third.
-    Each of the two is partitioned; a plan is None where NPUW makes none. Raises `InputError` as
+    Each of the two is partitioned; a plan is None where NPUW makes none. `graph` is left as it was. Raises `InputError` as
     `compile_npuw` does.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
@@ -110,7 +111,7 @@ def compile_npuw_llm(
         dumps = {phase: Path(folder) / f"{phase}.xml" for phase in ("prefill", "decode")}
         for half, dump in zip(("PREFILL", "GENERATE"), dumps.values(), strict=True):
             config[f"++NPUW_LLM_{half}_CONFIG"] = {"NPUW_ONLINE_PIPELINE": pipeline, "NPUW_ONLINE_DUMP_PLAN": str(dump)}
-        compiled = _compiled(graph, config)
+        compiled = _compiled(graph.clone(), config)
         return compiled, {phase: Plan.read(dump) if dump.exists() else None for phase, dump in dumps.items()}
 
 
@@ -124,10 +125,11 @@ def _compiled(graph: ov.Model, config: dict[str, Any]) -> ov.CompiledModel:
 
 @contextmanager
 def _float32_on_the_cpu() -> Iterator[None]:
-    """NPUW hands no precision on to the device, and a CPU with bfloat16 products would take them."""
-    before = core().get_property("CPU", _PRECISION)
-    core().set_property("CPU", {_PRECISION: "f32"})
+    """NPUW hands neither precision nor threads on to the device, and a CPU with bfloat16 products would take them."""
+    wanted = {_PRECISION: "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    before = {name: core().get_property("CPU", name) for name in wanted}
+    core().set_property("CPU", wanted)
     try:
         yield
     finally:
-        core().set_property("CPU", {_PRECISION: before})
+        core().set_property("CPU", before)

@@ -32,7 +32,7 @@ def whole_graph(model: PreTrainedModel) -> ov.Model:
     """A whole decoder, weights as constants of their own names (`model.layers.0.self_attn.q_proj.weight`).
 
     Inputs: `input_ids` and `position_ids` int64 [B, T]; `mask` float32 [B, 1, T, P + T], which is added to the products of Q and
-    K; of every layer L `past.L.key` and `past.L.value` [B, G, P, D] of earlier tokens. Outputs: `logits` [B, T, V];
+    K; of every layer L `past.L.key` and `past.L.value` [B, G, P, D] of earlier tokens. Outputs: `logits` float32 [B, T, V];
     `present.L.key` and `present.L.value` [B, G, P + T, D]. Raises `InputError` on a family that the engine does not know.
     """
     check_family(model)
@@ -44,7 +44,7 @@ def llm_graph(model: PreTrainedModel) -> ov.Model:
     """A whole decoder in the form in which openvino-genai and NPUW's LLM mode take one: earlier keys and values are its state.
 
     Inputs: `input_ids` and `position_ids` int64 [B, T]; `attention_mask` int64 [B, P + T], 1 where a token is; `beam_idx` int32
-    [B], which sequence each one goes on from. Output: `logits` [B, T, V]. Attention is converted from its eager form, whose
+    [B], which sequence each one goes on from. Output: `logits` float32 [B, T, V]. Attention is converted from its eager form, whose
     masked scores are finite: NPUW fills a chunk up with tokens that may look at nothing, and the other form makes those NaN.
     Raises `InputError` on a family that the engine does not know.
     """
@@ -104,7 +104,7 @@ def _begin_with_batch(graph: ov.Model, shape: ModelShape) -> None:
     empty = op.concat([batch, op.constant(np.array([shape.kv_heads, 0, shape.head_dim]))], 0)
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
-            zero = op.constant(0, dtype=node.get_element_type().to_dtype())
+            zero = op.convert(op.constant(np.float32(0)), node.get_element_type().get_type_name())
             node.set_arguments([op.broadcast(zero, empty)])
     graph.validate_nodes_and_infer_types()
 
@@ -133,7 +133,7 @@ class _Whole(nn.Module):
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
         )
         present = [part for layer in out.past_key_values.layers for part in (layer.keys, layer.values)]
-        return (out.logits, *present)
+        return (out.logits.float(), *present)
 
 
 def _filled(k: Tensor, v: Tensor) -> DynamicLayer:

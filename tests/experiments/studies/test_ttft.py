@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from experiments.own_process import in_own_process
 from experiments.studies import prefill_runners, ttft
 from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled
+from experiments.studies.ttft import reading_bytes
 from shadowattn.evaluation.perplexity import window_losses
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -42,9 +44,9 @@ def test_every_runner_reads_every_prompt(run):
     first = rows[rows.metric == "time_to_first_token"]
     assert (first.value > 0).all()
     assert (rows[(rows.metric == "times_faster") & (rows.method == "transformers")].value == 1).all()
-    peaks = rows[rows.metric == "peak_bytes"]
+    peaks = rows[rows.metric == "reading_bytes"]
     assert set(zip(peaks.method, peaks.context_tokens, strict=True)) == {(name, 48) for name in names}
-    assert (peaks.value > 0).all()
+    assert set(rows[rows.method == "engine_w8a8_5"].output_layer) == {"int8"}
     loss = rows[rows.metric == "loss_increase"].set_index("method").value
     assert set(loss.index) == names
     assert loss["transformers"] == 0
@@ -65,12 +67,35 @@ def test_every_runner_reads_every_prompt(run):
         ("study.runners.transformers.dtype=int8", "dtype: expected one of float32, bfloat16"),
         ("study.runners.engine_w8a8_5.keep=2", "retention"),
         ("study.runners.engine_w8a8_5.estimator=nobody", "estimator: expected one of"),
+        (
+            "engine.head=int8",
+            "engine.head: expected its default, since this study does not take it from there; use study.runners",
+        ),
     ],
 )
 def test_what_cannot_be_timed_is_refused(run, capsys, setting, message):
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, setting)
     assert message in capsys.readouterr().err
+
+
+def test_memory_is_what_reading_a_prompt_takes():
+    """Beside what the runner made once, when it read a short one."""
+    made = []
+
+    def read(prompt, new_tokens):
+        made.append(np.ones((4 if len(prompt) <= 16 else 8) << 20))  # 32 and 64 MiB
+        return [1]
+
+    held = reading_bytes(None, SimpleNamespace(reader=lambda lab: read), list(range(48)))
+    assert 60 << 20 < held < 90 << 20
+
+
+def test_a_process_of_its_own_reads_with_the_runs_own_model(run, monkeypatch):
+    monkeypatch.setattr(ttft, "in_own_process", in_own_process)
+    others = ("transformers_bfloat16", "engine_float32", "engine_w8a8", "engine_w8a8_20", "engine_w8a8_10")
+    rows = pd.read_parquet(run("ttft", *SHORT, *(f"~study.runners.{name}" for name in others)) / "rows.parquet")
+    assert set(rows[rows.metric == "reading_bytes"].method) == {"transformers", "engine_w8a8_5"}
 
 
 GENAI = ["+study.runners.genai._target_=experiments.studies.prefill_runners.GenAI"]

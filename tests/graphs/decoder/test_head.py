@@ -1,5 +1,7 @@
 """The output layer with INT8 weights against products with the same integers."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -19,18 +21,25 @@ def test_its_weights_are_rounded_and_nothing_else(rows, dtype):
     scales = (weight.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-30)
     integers = (weight.float() / scales).round()
     expected = hidden.double() @ (integers.double() * scales.double()).T
-    found = Int8Head(weight, (1, 8))(hidden)
+    found = Int8Head(weight)(hidden)
     assert found.dtype == torch.float32
     size = hidden.double().abs() @ weight.double().abs().T
     assert ((found - expected).abs() <= 1e-5 * size).all()
 
 
 def test_a_later_call_leaves_earlier_logits_alone():
-    head = Int8Head(torch.randn(16, 64), (1, 4))
+    head = Int8Head(torch.randn(16, 64))
     first = head(torch.ones(1, 64))
     kept = first.clone()
     head(-torch.ones(1, 64))
     assert torch.equal(first, kept)
+
+
+def test_threads_take_turns():
+    head = Int8Head(torch.eye(64))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda at: int(head(torch.eye(64)[at % 64 : at % 64 + 1]).argmax()), range(400)))
+    assert found == [at % 64 for at in range(400)]
 
 
 @pytest.mark.parametrize("tokens", [1, 23])

@@ -11,17 +11,19 @@ from tests.tiny import tiny_model
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_its_state_goes_on_where_the_last_call_ended(family):
+@pytest.mark.parametrize(("family", "dtype", "tolerance"), [
+    ("qwen2", torch.float32, 1e-4), ("llama", torch.float32, 1e-4), ("llama", torch.bfloat16, 0.5),
+])  # fmt: skip
+def test_its_state_goes_on_where_the_last_call_ended(family, dtype, tolerance):
     model = tiny_model(family=family)
-    request = core().compile_model(llm_graph(model), "CPU", EXACT).create_infer_request()
     ids = torch.randint(0, 128, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected = model(input_ids=ids).logits.numpy()
+        expected = model(input_ids=ids).logits.numpy()  # up to 5.4; in bfloat16 torch is 0.2 off
+    request = core().compile_model(llm_graph(model.to(dtype)), "CPU", EXACT).create_infer_request()
     for _ in range(2):
         for start, stop in ((0, 7), (7, 11), (11, 12)):
             logits = request.infer(given(ids[:, start:stop], stop))["logits"]
-            np.testing.assert_allclose(logits, expected[:, start:stop], atol=1e-4)
+            np.testing.assert_allclose(logits, expected[:, start:stop], atol=tolerance)
         request.reset_state()
 
 

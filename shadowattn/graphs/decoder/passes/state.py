@@ -15,10 +15,11 @@ from shadowattn.errors import InputError
 class MakeStateful(MatcherPass):
     """Makes a state of every pair of an input and the output that is to come in its place at the next call.
 
-    `pairs`: names of outputs by names of inputs, such as `whole.cache_names`. A state is empty at first (every dimension of the
-    input that is not static counts as none, the first as one), and again after `reset_state`. Precondition: an input and its
-    output have the same type, and shapes that one tensor can have. Raises `InputError` at `check` on names that the graph lacks.
-    OpenVINO has a pass of this name too (`openvino.passes.MakeStateful`); this one says what it cannot do, and counts.
+    `pairs`: names of outputs by names of inputs, such as `whole.cache_names`; the state's name is the input's and then the
+    output's, without anything between them. A state is empty at first (every dimension of the input that is not static counts as
+    none, the first as one), and again after `reset_state`. Precondition: an input and its output have the same type, and shapes
+    that one tensor can have. Raises `InputError` at `check` on names that the graph lacks. OpenVINO has a pass of this name too
+    (`openvino.passes.MakeStateful`); this one says what it cannot do, and counts.
     """
 
     def __init__(self, model: ov.Model, pairs: Mapping[str, str]):
@@ -52,7 +53,12 @@ class MakeStateful(MatcherPass):
             )
             return False
         empty = [dim.get_length() if dim.is_static else int(at == 0) for at, dim in enumerate(shape)]
-        first = op.constant(np.zeros(empty, kind.to_dtype()))
+        # numpy has no bfloat16
+        first = (
+            op.convert(op.constant(np.zeros(empty, np.float32)), kind.get_type_name())
+            if kind == ov.Type.bf16
+            else (op.constant(np.zeros(empty, kind.to_dtype())))
+        )
         info = VariableInfo()
         info.data_shape, info.data_type, info.variable_id = shape, kind, name + self._pairs[name]
         variable = Variable(info)
