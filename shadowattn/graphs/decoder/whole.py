@@ -44,9 +44,9 @@ def llm_graph(model: PreTrainedModel) -> ov.Model:
     """A whole decoder in the form in which openvino-genai and NPUW's LLM mode take one: earlier keys and values are its state.
 
     Inputs: `input_ids` and `position_ids` int64 [B, T]; `attention_mask` int64 [B, P + T], 1 where a token is; `beam_idx` int32
-    [B], which sequence each one goes on from. Output: `logits` float32 [B, T, V]. Attention is converted from its eager form, whose
-    masked scores are finite: NPUW fills a chunk up with tokens that may look at nothing, and the other form makes those NaN.
-    Raises `InputError` on a family that the engine does not know.
+    [B], which sequence each one goes on from. Output: `logits` float32 [B, T, V]. Attention is converted from its eager form,
+    whose masked scores are finite: NPUW fills a chunk up with tokens that may look at nothing, and the other form makes NaN of
+    them. Raises `InputError` on a family that the engine does not know.
     """
     check_family(model)
     shape = model_shape(model)
