@@ -186,17 +186,12 @@ def estimator_speed() -> str:
 
 def estimators_smollm2() -> str:
     """The same on SmolLM2."""
-    return _estimators("compare_estimators_wikitext")
+    return _estimators("compare_estimators_smollm2")
 
 
-def estimators_smollm2_more() -> str:
-    """Those that were changed since the tables of the others, and budgets of rows."""
-    return _estimators("compare_estimators_smollm2_more")
-
-
-def estimators_answers_smollm2_more() -> str:
-    """What SmolLM2 answers with them."""
-    return _answers("compare_estimators_smollm2_more")
+def estimators_losses_smollm2() -> str:
+    """Losses in more windows, which are enough to decide comparisons."""
+    return _losses("compare_estimators_wikitext")
 
 
 def estimators_answers() -> str:
@@ -211,7 +206,7 @@ def estimators_answers_smollm2() -> str:
 
 def estimators_divergence_smollm2() -> str:
     """What SmolLM2 would write with the keys of every estimator, beside the fidelity of its attention."""
-    rows = rows_of("compare_estimators_wikitext")
+    rows = rows_of("compare_estimators_smollm2")
     metrics = {metric: form for metric, (_, form) in _FIDELITY.items() if (rows.metric == metric).any()}
     placed = ["metric", "method", "retention"]
     cells = rows[rows.metric.isin(metrics)].drop_duplicates(placed).set_index(placed).value
@@ -226,7 +221,7 @@ def estimators_divergence_smollm2() -> str:
     generated, others = (rows[rows.metric == metric].iloc[0] for metric in ("divergent_tokens", "mass_recall"))
     prompts = others.n // others.context_tokens
     n = f"n = {generated.n} generated tokens of {prompts} prompts, {others.n} tokens for the others; flags of the losses{legend}"
-    return table(header, lines, "compare_estimators_wikitext", n)
+    return table(header, lines, "compare_estimators_smollm2", n)
 
 
 _FIDELITY = {

@@ -35,7 +35,11 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set_title(f"retention {retention:g}", fontsize=9)
     for axis in panels[len(retentions) :]:
         axis.axis("off")
-    panels[len(retentions)].legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="center", frameon=False)
+    alone = len(retentions) % columns == 0  # in its row
+    place = panels[-columns // 2] if alone else panels[len(retentions)]
+    handles = panels[0].get_legend_handles_labels()
+    legend = place.legend(*handles, fontsize=8, loc="center", frameon=False, ncols=4 if alone else 1)
+    legend.set_in_layout(not alone)
     drawn.suptitle(
         f"{subject(rows)}, n = {rows[rows.metric == 'loss_increase_error'].n.iloc[0]} windows of {rows.iloc[0].context_tokens} "
         "tokens, loss ± one standard error · measured; cost counted, floats as 32 bits",
