@@ -53,12 +53,7 @@ class MakeStateful(MatcherPass):
             )
             return False
         empty = [dim.get_length() if dim.is_static else int(at == 0) for at, dim in enumerate(shape)]
-        # numpy has no bfloat16
-        first = (
-            op.convert(op.constant(np.zeros(empty, np.float32)), kind.get_type_name())
-            if kind == ov.Type.bf16
-            else (op.constant(np.zeros(empty, kind.to_dtype())))
-        )
+        first = op.convert(op.constant(np.zeros(empty, np.float32)), kind.get_type_name())  # numpy has no bfloat16
         info = VariableInfo()
         info.data_shape, info.data_type, info.variable_id = shape, kind, name + self._pairs[name]
         variable = Variable(info)
