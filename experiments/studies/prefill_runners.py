@@ -230,9 +230,10 @@ class GenAI(Runner):
         checks.integer("piece", self.piece, least=1)
 
     def check(self, lab: Lab) -> None:
-        _openvino_genai()
         if self.path is not None:
             _check_path(self.path)
+        _openvino_genai()
+        if self.path is not None:
             return
         check_family(lab.loaded.model)
         if lab.loaded.tokenizer.eos_token_id is None:
