@@ -121,16 +121,16 @@ def estimator_of(lab: Lab, method: MethodSettings, profile: RetentionProfile | N
     Raises `InputError`, which names the method, on settings that do not fit.
     """
     try:
-        return _estimator(lab, method.estimator, profile)
+        return _estimator(lab, method.estimator, profile, method.rule)
     except InputError as error:
         raise InputError(f"{method.name}: estimator: {error}") from error
 
 
-def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None) -> Estimator:
+def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None, rule: Rule) -> Estimator:
     """With what its class `needs`, and around another estimator where `part` names one."""
     settings, needs = dict(part), get_class(part._target_).needs
     inner = settings.pop("estimator", None)
-    built = {"estimator": _estimator(lab, inner, profile)} if inner else {}
+    built = {"estimator": _estimator(lab, inner, profile, rule)} if inner else {}
     built |= {"bank": lab.banks.bank} if "bank" in needs else {}
     built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in needs else {}
     built |= {"key_offset": lab.offline.key_offset} if "key_offset" in needs else {}
@@ -139,7 +139,8 @@ def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None) -> 
     if "nncf_graph" in needs:
         built["nncf_graph"] = lab.banks.nncf_graph(max(lab.prompt_tokens), samples=lab.of("graphs").nncf_samples)
     if "top_p" in needs:
-        built["top_p"] = lab.offline.top_p(build(settings, **built, top_p=1.0), OmegaConf.to_container(part), profile)
+        unpruned = build(settings, **built, top_p=1.0)
+        built["top_p"] = lab.offline.top_p(unpruned, OmegaConf.to_container(part), profile, rule)
     return build(settings, **built)
 
 

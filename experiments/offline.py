@@ -40,6 +40,7 @@ from shadowattn.offline.profile import allocated_profile
 from shadowattn.offline.top_p import TopPShare, observe_top_p
 from shadowattn.online.estimators.top_p import TopP
 from shadowattn.online.full_int8 import AttentionRanges
+from shadowattn.online.selection import Rule
 from shadowattn.types import (
     AblationLosses,
     BlockRanges,
@@ -145,16 +146,16 @@ class Offline:
 
         return stage.result(IndexerWeights, measure)
 
-    def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile) -> float:
-        """The share of the weights at which the method of these settings keeps as many keys as a profile asks for."""
+    def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile, rule: Rule) -> float:
+        """The share of the weights at which the method of these settings, with a rule, keeps as many keys as a profile asks for."""
         lab = self._lab
         how = lab.of("key_offset") if "key_offset" in lab.needs else "none"
-        inputs = {"estimator": by_content(part), "retention": profile.retention, "key_offset": how}
+        inputs = {"estimator": by_content(part), "retention": profile.retention, "key_offset": how} | vars(rule)
         stage = lab.stage("top_p", self._calibration_inputs | inputs, part)
 
         def measure() -> TopPShare:
             say(f"top-p: the share that keeps {profile.mean_retention:.4g} of the keys in the mean")
-            return self._observed(observe_top_p, profile=profile, estimator=estimator)
+            return self._observed(observe_top_p, profile=profile, estimator=estimator, rule=rule)
 
         return stage.result(TopPShare, measure).share
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -41,7 +42,7 @@ class Engine:
     `method`: what computes attention in a prompt, by default dense; in decoding steps as its `decode` says. `form`: the blocks'
     arithmetic, by default float32; where it quantises activations, `ranges` say how large these are
     (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, and not
-    in attention. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
+    in attention, which takes the same chunks unless the method has a bank or `chunk_tokens` of its own. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
 
     `look_ahead`: the first layer, of at least 1, from which on a prompt's lists are made by what enters the layer before, in a
     thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
@@ -72,7 +73,10 @@ class Engine:
             _check_group(form.group, self.decoder)
         half = self.decoder.shape.head_dim // 2
         self._sin = torch.cat([-self.decoder.sin[:, :half], self.decoder.sin[:, half:]], 1)
-        self._attention = (method or Method(1.0)).attention(model)
+        method = method or Method(1.0)
+        if method.chunk_tokens is None and method.bank is None:
+            method = replace(method, chunk_tokens=chunk_tokens)
+        self._attention = method.attention(model)
         self._ahead = frozenset() if look_ahead is None else self._layers_ahead(look_ahead)
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]

@@ -15,7 +15,7 @@ from shadowattn.evaluation.recall import sampled_rows
 from shadowattn.kernels import TorchKernels
 from shadowattn.method import attach
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.top_p import TopP, four_bit_keys, loose_lists, loose_weights, ranked
+from shadowattn.online.estimators.top_p import TopP, forced, four_bit_keys, loose_lists, loose_weights, ranked
 from shadowattn.online.selection import Rule
 from shadowattn.types import RetentionProfile
 
@@ -40,22 +40,23 @@ def observe_top_p(
     profile: RetentionProfile,
     estimator: TopP,
     chunk_tokens: int,
+    rule: Rule = Rule(),
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> TopPShare:
     """Runs the windows int64 [W, T] through the model and prunes the loose lists of 32 rows of every chunk.
 
     First dense, then twice with what was found so far: where attention is sparse it is less concentrated, and the same share
     keeps more keys. `estimator` says how; its own `top_p` counts for nothing. Returns the share at which heads that keep less
-    than every key keep as many keys in the mean over windows, layers, heads and rows as `profile` asks for. Raises `InputError`
-    where there are no such heads.
+    than every key keep as many keys in the mean over windows, layers, heads and rows as `profile` asks for, the sinks and the
+    window of `rule` among them. Raises `InputError` where there are no such heads, and where these alone are more.
     """
-    counts = _Counts(profile, estimator)
+    counts = _Counts(profile, estimator, rule)
     observe_prefill(model, windows, counts.add, chunk_tokens=chunk_tokens, progress=progress)
     for _ in range(_SPARSE_PASSES):
-        share, counts = counts.share(), _Counts(profile, estimator)
-        pruned = replace(estimator, top_p=share.share)
+        share, counts = counts.share(), _Counts(profile, estimator, rule)
+        how = {"estimator": replace(estimator, top_p=share.share), "sinks": rule.sinks, "recent": rule.recent}
         observers = (lambda seen, counts=counts: counts.add(seen.chunk),)
-        with attach(model, profile, estimator=pruned, chunk_tokens=chunk_tokens, observers=observers):
+        with attach(model, profile, chunk_tokens=chunk_tokens, observers=observers, **how):
             for window in progress(windows):
                 for _ in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
                     pass
@@ -65,8 +66,8 @@ def observe_top_p(
 class _Counts:
     """How many keys the rows of some chunks keep at every share, and how many they should."""
 
-    def __init__(self, profile: RetentionProfile, estimator: TopP):
-        self._table, self._estimator = torch.tensor(profile.retention, dtype=torch.float64), estimator
+    def __init__(self, profile: RetentionProfile, estimator: TopP, rule: Rule):
+        self._table, self._estimator, self._rule = torch.tensor(profile.retention, dtype=torch.float64), estimator, rule
         self._counts, self._target, self._rows = torch.zeros_like(_SHARES), 0, 0
 
     def add(self, chunk: Chunk) -> None:
@@ -75,16 +76,19 @@ class _Counts:
         sparse = (retention < 1).nonzero()[:, 0]
         if len(sparse) == 0:
             return
-        rows, estimator = sampled_rows(chunk.q.shape[1], min(_ROWS, chunk.q.shape[1])), self._estimator
-        some = replace(chunk[sparse], retention=retention[sparse])
-        some = some.asking(lambda q: q[:, rows].contiguous(), some.positions[rows])
-        self._target += int(keep_counts(retention[sparse], some.positions + 1).sum())
-        self._rows += len(sparse) * len(some.positions)
-        keys = four_bit_keys(some, estimator.key_offset)
-        kept = loose_lists(some, estimator.estimator, Rule(), TorchKernels(), estimator.loose)
+        # Estimators may rank a row by others of its chunk, and add up what rows attended to: all rows go, and as if for the first
+        # time, though some of them are looked at.
+        some, estimator = replace(chunk.rewound()[sparse], retention=retention[sparse]), self._estimator
+        kept = loose_lists(some, estimator.estimator, self._rule, TorchKernels(), estimator.loose)
+        rows = sampled_rows(chunk.q.shape[1], min(_ROWS, chunk.q.shape[1]))
+        counts = keep_counts(retention[sparse], some.positions[rows] + 1)
+        self._target += int(counts.sum())
+        self._rows += counts.numel()
+        keys, always = four_bit_keys(some, estimator.key_offset), forced(some, self._rule)[rows]
         for head in range(len(sparse)):
-            members, weights = loose_weights(some, kept, slice(head, head + 1), keys)
-            before = ranked(weights, members)[1].view(-1, chunk.keys)
+            members, weights = (of_head[0, rows] for of_head in loose_weights(some, kept, slice(head, head + 1), keys))
+            order, before = ranked(weights, members)
+            before = before.masked_fill((always & members).gather(-1, order), -1.0).sort(-1).values  # no share leaves these out
             self._counts += torch.searchsorted(before, _SHARES.expand(len(before), -1).contiguous()).clamp(min=1).sum(0)
 
     def share(self) -> TopPShare:
@@ -96,7 +100,10 @@ class _Counts:
         if above == len(_SHARES):
             return TopPShare(1.0, self._rows)
         if above == 0:
-            raise InputError(f"top_p: even one key a row is more than the {target} keys that the budget has; raise the retention")
+            raise InputError(
+                f"top_p: the least that rows can keep, {int(counts[0])} keys with the rule's sinks and window, is more than the "
+                f"{target} that the budget has; raise the retention, or have fewer of them"
+            )
         low, high = counts[above - 1], counts[above]
         step = float((target - low) / (high - low))
         return TopPShare(float(_SHARES[above - 1] + step * (_SHARES[above] - _SHARES[above - 1])), self._rows)

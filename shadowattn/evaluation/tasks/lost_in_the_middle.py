@@ -46,7 +46,7 @@ class LostInTheMiddle(Task):
 
     @property
     def source(self) -> str:
-        return Published(self.path).source
+        return ", ".join(Published(path).source for path in (self.path, self.template) if path is not None)
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[ExactMatch]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else."""

@@ -59,7 +59,7 @@ class MultiDocumentQA(Task):
 
     @property
     def source(self) -> str:
-        return Published(self.path).source
+        return ", ".join(Published(path).source for path in (self.path, self.template) if path is not None)
 
     def questions(self, tokenizer: PreTrainedTokenizerBase, filler: str) -> list[Written]:
         """`filler` is not used. Raises `InputError` where a file is missing or holds something else or less."""

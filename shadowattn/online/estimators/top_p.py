@@ -90,7 +90,7 @@ class TopP(Estimator):
         for head in range(len(chunk.heads)):
             members, weights = loose_weights(chunk, loose, slice(head, head + 1), keys)
             keep = fewest(weights, members, self.top_p)[0]
-            kept.append(keep | members[0] & _forced(chunk, rule))
+            kept.append(keep | members[0] & forced(chunk, rule))
         counts = torch.stack([head.sum(1) for head in kept])
         indices = torch.cat([head.nonzero()[:, 1] for head in kept]).to(torch.int32)
         indptr = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
@@ -155,7 +155,7 @@ def ranked(weights: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
     return order, before.masked_fill(weights < 0, 2.0)
 
 
-def _forced(chunk: Chunk, rule: Rule) -> Tensor:
+def forced(chunk: Chunk, rule: Rule) -> Tensor:
     """Sinks and the recent window, bool [Q, K]."""
     key, position = torch.arange(chunk.keys, device=chunk.positions.device), chunk.positions[:, None]
     return (key < rule.sinks) | (key > position - rule.recent) & (key <= position)

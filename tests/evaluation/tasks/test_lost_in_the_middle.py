@@ -64,6 +64,8 @@ def test_a_template_words_the_prompt(file, tmp_path, bundled):
     key = next(iter(records_of(prompt)))
     assert prompt.startswith('Records:\n{"')
     assert prompt.endswith(f'Wanted: "{key}"\nFound: "')
+    sources = [LostInTheMiddle(str(file), template=path).source for path in (None, str(template))]
+    assert sources == [sources[0], f"{sources[0]}, {Published(str(template)).source}"]
     template.write_text("nothing")
     with pytest.raises(
         InputError, match=r"task\.template: expected a text with {formatted_kv_records} and {key}, got .* without; give"

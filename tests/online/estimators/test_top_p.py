@@ -9,9 +9,10 @@ import shadowattn
 from shadowattn.errors import InputError
 from shadowattn.kernels import TorchKernels
 from shadowattn.models import fingerprint
-from shadowattn.offline.top_p import observe_top_p
+from shadowattn.offline.top_p import _Counts, observe_top_p
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import check_lists
+from shadowattn.online.estimators.h2o import H2O
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.quantised import Quantised
@@ -68,20 +69,44 @@ def test_it_keeps_the_contract_around_others(inner):
     shadowattn.check_estimator(TopP(inner, top_p=0.8))
 
 
-def test_the_mean_number_of_keys_is_that_of_the_budget():
+@pytest.mark.parametrize("inner", [Oracle(), H2O()])
+@pytest.mark.parametrize("rule", [Rule(), Rule(sinks=3, recent=5)])
+def test_the_mean_number_of_keys_is_that_of_the_budget(rule, inner):
     model = tiny_model()
     windows = torch.randint(0, 128, (6, 160), generator=torch.Generator().manual_seed(1))
     profile = RetentionProfile(((0.2, 1.0, 0.1, 0.3),) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
-    found = observe_top_p(model, windows[:3], profile=profile, estimator=TopP(Oracle(), top_p=1.0), chunk_tokens=32)
+    found = observe_top_p(model, windows[:3], profile=profile, estimator=TopP(inner, top_p=1.0), rule=rule, chunk_tokens=32)
     assert 0 < found.share < 1
     assert found.rows == 3 * 5 * 2 * 3 * 32  # windows, chunks, layers, heads that are not dense, rows
     counts = {}
-    for name, estimator in (("top-k", Oracle()), ("top-p", TopP(Oracle(), top_p=found.share))):
-        with shadowattn.attach(model, profile, estimator=estimator, chunk_tokens=32) as run, torch.no_grad():
+    how = {"chunk_tokens": 32, "sinks": rule.sinks, "recent": rule.recent}
+    for name, estimator in (("top-k", inner), ("top-p", TopP(inner, top_p=found.share))):
+        with shadowattn.attach(model, profile, estimator=estimator, **how) as run, torch.no_grad():
             for window in windows[3:]:
                 model(input_ids=window[None])
         counts[name] = run.counters.density
     assert counts["top-p"] == pytest.approx(counts["top-k"], rel=0.05)
+
+
+def test_a_window_larger_than_the_budget_has_no_share():
+    model, windows = tiny_model(), torch.zeros(1, 64, dtype=torch.long)
+    profile = RetentionProfile(((0.05,) * 4,) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
+    with pytest.raises(InputError, match="the least that rows can keep, .* with the rule's sinks and window, is more than the"):
+        observe_top_p(model, windows, profile=profile, estimator=TopP(Oracle(), 1.0), rule=Rule(recent=32), chunk_tokens=32)
+
+
+def test_looking_at_rows_changes_nothing_for_those_after():
+    """H2O adds up what rows attended to: a calibration that did so twice would rank by other sums."""
+    model, windows = tiny_model(), torch.randint(0, 128, (1, 160), generator=torch.Generator().manual_seed(1))
+    profile = RetentionProfile(((0.2,) * 4,) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
+    estimator, runs = TopP(H2O(), top_p=0.9), []
+    for add in (lambda chunk: None, _Counts(profile, estimator, Rule()).add):
+        lists = []
+        observers = (lambda seen, lists=lists: lists.append(seen.selection.indices), lambda seen, add=add: add(seen.chunk))
+        with shadowattn.attach(model, profile, estimator=estimator, chunk_tokens=32, observers=observers), torch.no_grad():
+            model(input_ids=windows)
+        runs.append(torch.cat(lists))
+    assert torch.equal(*runs)
 
 
 def test_dense_heads_alone_have_no_share():
