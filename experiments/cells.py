@@ -43,6 +43,9 @@ class Cell:
     scores: list[float]  # of the questions of the run's task; empty where it has none
     generation: dict[str, float] = field(default_factory=dict)  # empty where nothing was generated
     counts: dict[str, float] = field(default_factory=dict)  # `Estimator.counts`; empty where nothing ranked keys
+    layer_errors: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # the output error of each layer, as `fidelity` has of all
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,7 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         scores=answered,
         generation=generation,
         counts=attachment.estimator.counts() if isinstance(attachment, Attachment) else {},
+        layer_errors=list(observer.layers().items()) if observer else [],
     )
 
 

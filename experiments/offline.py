@@ -147,7 +147,7 @@ class Offline:
         return stage.result(IndexerWeights, measure)
 
     def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile, rule: Rule) -> float:
-        """The share of the weights at which the method of these settings, with a rule, keeps as many keys as a profile asks for."""
+        """The share of the weights at which a method of these settings and this rule keeps as many keys as a profile asks for."""
         lab = self._lab
         how = lab.of("key_offset") if "key_offset" in lab.needs else "none"
         inputs = {"estimator": by_content(part), "retention": profile.retention, "key_offset": how} | vars(rule)

@@ -19,8 +19,9 @@ from experiments.studies.quality import cell_key
 from shadowattn.errors import InputError
 from shadowattn.evaluation.comparison import holm, sign_flip_p
 from shadowattn.evaluation.tasks import Task, mean_change, mean_score, scores
-from shadowattn.reporting.flags import LEAST_SCORE, NOT_CLAIMED, UNUSED, difference_flags
+from shadowattn.reporting.flags import LEAST_SCORE, NOT_CLAIMED, UNUSED, density_flag, difference_flags
 from shadowattn.reporting.rows import TaskRow
+from shadowattn.reporting.style import ALL_KEYS
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,10 @@ class Answers(Study):
                 if len(answers) > 1:  # one question has no interval
                     changes.append((row, task, answers, dense[task.key]))
                 density = replace(task.row(row), metric="density", value=found["density"], n=len(answers))
+                if cell.row.allocator != ALL_KEYS:
+                    main = units.read(f"{task.key}_{cell_key(lab.main.name, cell.row.retention)}")
+                    if uneven := density_flag(found["density"], main["density"]):
+                        density = replace(density, flag="; ".join(filter(None, (row.flag, f"{uneven} against {lab.main.name}"))))
                 rows.append(replace(density, low=math.nan, high=math.nan))
         return rows + _change_rows(changes)
 

@@ -137,7 +137,7 @@ class CompareEstimators(Quality):
             f"{name}: ranks blocks in {share:.0%} of heads and chunks, single keys elsewhere" for name, share in blocks.items()
         ]
         dense = [f"answered: dense attention answers {share:.0%} of the task's questions" for share in answered.value]
-        flags = flag_lines(rows[rows.metric == "loss"])  # those of its perplexity and its increase are the same
+        flags = flag_lines(rows[rows.metric.isin(("loss", "density"))])  # a loss's are those of its perplexity and its increase
         dense += answer_flags(rows)
         return Group(*tables, _LEGEND, *mixed, *dense, *flags, verdicts.comparisons(rows))
 

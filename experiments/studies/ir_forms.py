@@ -105,7 +105,12 @@ class Parts:
 
     @cached_property
     def llm(self) -> ov.Model:
-        """The same with keys and values as its state, in the form of openvino-genai, for any number of tokens."""
+        """The same with keys and values as its state, as NPUW's LLM mode takes it, for any number of tokens."""
+        return rewritten(llm_graph(self.model, eager=True), LastTokenSlice())
+
+    @cached_property
+    def stateful(self) -> ov.Model:
+        """The same as openvino-genai takes it."""
         return rewritten(llm_graph(self.model), LastTokenSlice())
 
     def all_cached(self) -> dict[str, np.ndarray]:
@@ -169,8 +174,10 @@ def _loop(parts: Parts, folder: Path) -> Built:
 
 def trace(form: str, parts: Parts) -> None:
     """Makes what a form compiles of transformers' model; nothing for forms of the layers alone."""
-    if form in OF_PROMPTS or form == "stateful":
+    if form in OF_PROMPTS:
         _ = parts.llm
+    elif form == "stateful":
+        _ = parts.stateful
     elif form in OF_CONVERTED:
         _ = parts.converted
 
@@ -199,7 +206,7 @@ def _npuw(parts: Parts, folder: Path, *, pipeline: str) -> Built:
 
 def _stateful(parts: Parts, folder: Path | None) -> Built:
     """On the CPU, for any number of earlier tokens; each step finds the same state."""
-    compiled = core().compile_model(parts.llm, "CPU", _hints(folder) | _FLOAT32_STATE)
+    compiled = core().compile_model(parts.stateful, "CPU", _hints(folder) | _FLOAT32_STATE)
     request, ids = compiled.create_infer_request(), parts.converted_inputs[INPUTS[0]]
     earlier = {}
     for place, of_layers in parts.past.items():

@@ -36,14 +36,15 @@ from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.evaluation.tasks import mean_change, mean_score
 from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
+from shadowattn.reporting.figures import layer_errors
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.flags import (
-    EQUAL_DENSITY,
     LEAST_SCORE,
     NOT_CLAIMED,
     OVERLAPS,
     UNUSED,
+    density_flag,
     difference_flags,
     flag_lines,
     quality_flag,
@@ -140,11 +141,14 @@ class Quality(Study):
         drawn = {"quality": draw_quality(rows)}
         if (rows.metric == "retention").any():
             drawn["retention"] = draw_retention(rows)
+        if (rows.metric == layer_errors.METRIC).any():
+            drawn["layers"] = layer_errors.draw(rows)
         return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         look = [self.look] if self.look else []
-        return Group(tables.summary_table(rows, title), *look, *answer_flags(rows), verdicts.comparisons(rows))
+        said = [*answer_flags(rows), *flag_lines(rows[rows.metric == "density"])]
+        return Group(tables.summary_table(rows, title), *look, *said, verdicts.comparisons(rows))
 
     def beside(self, lab: Lab, windows: Tensor, attached: Attachment) -> dict[str, float]:
         """Further figures of a sparse method's fidelity, on the first windows."""
@@ -198,7 +202,9 @@ class Quality(Study):
             rows += budget_rows(replace(rows[-1], unit="1"), profiles[name, retention])
             if name == lab.main.name:
                 rows += head_rows(replace(rows[-1], unit="1"), profiles[name, retention])
-        return rows
+        uneven = density_flags(rows, [(cell, (lab.main.name, cell[1])) for cell in cells if cell[0] != lab.main.name])
+        said = {cell: f"{flag} against {lab.main.name}" for (cell, _), flag in uneven.items()}
+        return [replace(row, flag=said.get((row.method, row.retention), "")) if row.metric == "density" else row for row in rows]
 
 
 def _cell_rows(
@@ -237,6 +243,10 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
     rows += _interval_rows(row, cell, dense)
     observed = windows[: lab.of("evaluation").fidelity_windows]
     rows += [replace(row, metric=metric, value=value, n=observed.numel()) for metric, value in cell.fidelity.items()]
+    rows += [
+        replace(row, metric=layer_errors.METRIC, value=value, layer=layer, n=observed.numel())
+        for layer, value in cell.layer_errors
+    ]
     generated = len(observed) * lab.of("evaluation").generated_tokens
     for metric, value in cell.generation.items():  # a share of tokens; all else is one figure a prompt
         rows.append(replace(row, metric=metric, value=value, n=generated if metric == "divergent_tokens" else len(observed)))
@@ -259,11 +269,12 @@ def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
 def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:
     """What to say of pairs of sparse methods whose measured densities differ by more than 1 %."""
     densities = {(row.method, row.retention): row.value for row in rows if row.metric == "density"}
-    flags = {}
-    for cell, rival in pairs:
-        if cell in densities and rival in densities and abs(excess := densities[cell] / densities[rival] - 1) > EQUAL_DENSITY:
-            flags[cell, rival] = f"density {excess:+.1%}"
-    return flags
+    flags = {
+        (cell, rival): density_flag(densities[cell], densities[rival])
+        for cell, rival in pairs
+        if cell in densities and rival in densities
+    }
+    return {pair: flag for pair, flag in flags.items() if flag}
 
 
 def budget_rows(row: Row, profile: RetentionProfile) -> list[Row]:

@@ -42,7 +42,8 @@ class Engine:
     `method`: what computes attention in a prompt, by default dense; in decoding steps as its `decode` says. `form`: the blocks'
     arithmetic, by default float32; where it quantises activations, `ranges` say how large these are
     (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, and not
-    in attention, which takes the same chunks unless the method has a bank or `chunk_tokens` of its own. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
+    in attention, which takes the same chunks unless the method has a bank or `chunk_tokens` of its own. `attention_dtype`: of Q,
+    K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
 
     `look_ahead`: the first layer, of at least 1, from which on a prompt's lists are made by what enters the layer before, in a
     thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
@@ -256,7 +257,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     The first half of `sin` is negative: a pair (a, b) becomes (a · cos − b · sin, b · cos + a · sin).
     """
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+    half, out = x.shape[-1] // 2, x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half])  # in place, where a rolled copy of x would go through memory
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
 
 
 @contextmanager

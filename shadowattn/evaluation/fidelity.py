@@ -24,21 +24,29 @@ class OutputError:
     """‖output − dense‖ / ‖dense‖ of attention outputs, over all chunks. Called as an observer of `FullInt8`."""
 
     def __init__(self):
-        self._error = self._norm = 0.0
+        self._sums: dict[int, list[float]] = {}  # of each layer the squares of the error and of dense attention's output
 
     def __call__(self, chunk: Chunk, out: Tensor) -> None:
         how = {"causal_offset": chunk.first_position, "scale": chunk.scale}
         exact = TorchKernels().dense(chunk.q, chunk.k, chunk.v, chunk.heads, **how).double()
-        self._error += float((out.double() - exact).square().sum())
-        self._norm += float(exact.square().sum())
+        self._add(chunk.layer, float((out.double() - exact).square().sum()), float(exact.square().sum()))
 
-    def exact(self, out: Tensor) -> None:
+    def exact(self, layer: int, out: Tensor) -> None:
         """Counts an output that is dense attention's own."""
-        self._norm += float(out.double().square().sum())
+        self._add(layer, 0.0, float(out.double().square().sum()))
 
     def metrics(self) -> dict[str, float]:
-        """The error by name; empty where nothing was seen."""
-        return {"output_error": (self._error / self._norm) ** 0.5} if self._norm else {}
+        """The error over all layers by name; empty where nothing was seen."""
+        error, norm = (sum(sums) for sums in zip(*self._sums.values(), strict=True)) if self._sums else (0.0, 0.0)
+        return {"output_error": (error / norm) ** 0.5} if norm else {}
+
+    def layers(self) -> dict[int, float]:
+        """The error of each layer that was seen."""
+        return {layer: (error / norm) ** 0.5 for layer, (error, norm) in sorted(self._sums.items()) if norm}
+
+    def _add(self, layer: int, error: float, norm: float) -> None:
+        sums = self._sums.setdefault(layer, [0.0, 0.0])
+        sums[:] = sums[0] + error, sums[1] + norm
 
 
 class Lists:
@@ -108,7 +116,7 @@ class Fidelity:
     def __call__(self, seen: Attended) -> None:
         self._lists.add(seen.chunk, seen.rule, seen.selection)
         if seen.selection is None:
-            self._output.exact(seen.out)
+            self._output.exact(seen.chunk.layer, seen.out)
         else:
             self._output(seen.chunk, seen.out)
 
@@ -116,6 +124,10 @@ class Fidelity:
         """The figures by name; empty where no chunk took the sparse path."""
         lists = self._lists.metrics()
         return lists | self._output.metrics() if lists else {}
+
+    def layers(self) -> dict[int, float]:
+        """The output error of each layer; empty where no chunk took the sparse path."""
+        return self._output.layers() if self._lists.metrics() else {}
 
 
 def measure_on_dense(

@@ -21,6 +21,7 @@ from shadowattn.types import RetentionProfile
 
 _ROWS = 32  # of each chunk
 _SPARSE_PASSES = 2
+_PLAIN = Rule()
 # Shares that are tried, closest where nearly all weight is kept; between two of them the count is taken for linear.
 _SHARES = 1 - torch.logspace(0, -8, 513, dtype=torch.float64)
 
@@ -40,7 +41,7 @@ def observe_top_p(
     profile: RetentionProfile,
     estimator: TopP,
     chunk_tokens: int,
-    rule: Rule = Rule(),
+    rule: Rule = _PLAIN,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> TopPShare:
     """Runs the windows int64 [W, T] through the model and prunes the loose lists of 32 rows of every chunk.

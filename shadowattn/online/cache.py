@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import shifted
+from shadowattn.graphs.symmetric_int8 import absmax, shifted
 from shadowattn.types import KeyOffset
 
 
@@ -97,7 +97,7 @@ class LargestKey:
         if not new.shape[1]:
             return
         new = shifted(new, self._offset, self._layer)
-        largest = torch.maximum(-new.amin((1, 2)), new.amax((1, 2))).float()
+        largest = absmax(new)
         if self._ends:
             largest = torch.maximum(largest, self._ends[-1][1])
         if len(self._ends) > 1 and k.shape[1] - self._ends[-2][0] < _PIECE:  # single tokens of a decode become one piece

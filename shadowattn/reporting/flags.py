@@ -118,6 +118,12 @@ def difference_flags(change: float, low: float, high: float, p: float | None = N
     return [flag for flag, said in ((ABOVE_DENSE, change > 0), (SAME, not shown)) if said]
 
 
+def density_flag(density: float, other: float) -> str:
+    """By what share a method keeps more keys than another one; empty where both keep equally many."""
+    excess = density / other - 1
+    return f"density {excess:+.1%}" if abs(excess) > EQUAL_DENSITY else ""
+
+
 def unable(mean: Interval, *, chance: float, least: float) -> str:
     """Why a task tells nothing of methods: what dense attention scores on it is too little; empty where it is enough.
 

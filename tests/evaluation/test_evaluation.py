@@ -75,7 +75,8 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         **how,
     ):
         model(ids)
-    mass = common = kept_keys = own = attended = error = norm = rows = 0.0
+    mass = common = kept_keys = own = attended = rows = 0.0
+    layers: dict[int, list[float]] = {}
     by_head: dict[tuple[int, int], list[float]] = {}
     for one in seen:
         chunk, offset = one.chunk, one.chunk.first_position
@@ -97,8 +98,10 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
         places = scores.masked_fill(hidden, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
         own += int((kept & (places < kept.sum(-1, keepdim=True))).sum())
         attended += int(kept.sum())
-        error += float((one.out - exact).square().sum())
-        norm += float(exact.square().sum())
+        of_layer = layers.setdefault(chunk.layer, [0.0, 0.0])
+        of_layer[0] += float((one.out - exact).square().sum())
+        of_layer[1] += float(exact.square().sum())
+    error, norm = (sum(sums) for sums in zip(*layers.values(), strict=True))
     metrics = fidelity.metrics()
     assert metrics["mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
     assert metrics["topk_overlap"] == pytest.approx(common / kept_keys)
@@ -108,6 +111,8 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     assert metrics.get("row_overlap", metrics["topk_overlap"]) == pytest.approx(own / attended)
     assert ("row_overlap" in metrics) == (query_block > 1)
     assert metrics["output_error"] == pytest.approx((error / norm) ** 0.5, rel=1e-4)
+    assert fidelity.layers() == {layer: pytest.approx((off / all_) ** 0.5, rel=1e-4) for layer, (off, all_) in layers.items()}
+    assert len(layers) == 2
     assert 0.1 < metrics["topk_overlap"] < 0.9
 
 

@@ -87,12 +87,13 @@ def compile_npuw(
 def compile_npuw_llm(
     graph: ov.Model, *, prompt: int, response: int, pipeline: str, chunk: int | None = None
 ) -> tuple[ov.CompiledModel, dict[str, Plan | None]]:
-    """A decoder in its LLM form (`whole.llm_graph`) by NPUW's LLM mode on the CPU device, and how each of its graphs was cut.
+    """A decoder by NPUW's LLM mode on the CPU device, and how each of its graphs was cut.
+
+    `graph` is its LLM form with `eager` attention (`whole.llm_graph`), and is left as it was.
 
     NPUW makes two static graphs of it: `prefill` for prompts of up to `prompt` tokens, in chunks of `chunk` tokens, a power of
     two, or None for the whole prompt at once; and `decode` for up to `response` tokens after them. The output layer is a third.
-    Each of the two is partitioned; a plan is None where NPUW makes none. `graph` is left as it was. Raises `InputError` as
-    `compile_npuw` does.
+    Each of the two is partitioned; a plan is None where NPUW makes none. Raises `InputError` as `compile_npuw` does.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
     checks.integer("prompt", prompt, least=1)

@@ -40,19 +40,20 @@ def whole_graph(model: PreTrainedModel) -> ov.Model:
     return _converted(model, INPUTS, torch.zeros(1, 1, 2, 5), cache_names(shape.layers), shape)
 
 
-def llm_graph(model: PreTrainedModel) -> ov.Model:
+def llm_graph(model: PreTrainedModel, *, eager: bool = False) -> ov.Model:
     """A whole decoder in the form in which openvino-genai and NPUW's LLM mode take one: earlier keys and values are its state.
 
     Inputs: `input_ids` and `position_ids` int64 [B, T]; `attention_mask` int64 [B, P + T], 1 where a token is; `beam_idx` int32
-    [B], which sequence each one goes on from. Output: `logits` float32 [B, T, V]. Attention is converted from its eager form,
-    whose masked scores are finite: NPUW fills a chunk up with tokens that may look at nothing, and the other form makes NaN of
-    them. Raises `InputError` on a family that the engine does not know.
+    [B], which sequence each one goes on from. Output: `logits` float32 [B, T, V]. Attention is one operation, for which
+    openvino-genai looks. `eager` converts it from products and a softmax, whose masked scores are finite: NPUW fills a chunk up
+    with tokens that may look at nothing, of which the other form makes NaN. Raises `InputError` on a family that the engine does
+    not know.
     """
     check_family(model)
     shape = model_shape(model)
     # NPUW knows the state by these names.
     names = {f"past_key_values.{name.removeprefix('past.')}": present for name, present in cache_names(shape.layers).items()}
-    with _eager(model):
+    with _attention(model, "eager" if eager else "sdpa"):
         graph = _converted(model, LLM_INPUTS, torch.ones(1, 5, dtype=torch.int64), names, shape)
     _choose_sequences(graph, names)
     rewritten(graph, MakeStateful(graph, names))
@@ -110,9 +111,9 @@ def _begin_with_batch(graph: ov.Model, shape: ModelShape) -> None:
 
 
 @contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
+def _attention(model: PreTrainedModel, form: str) -> Iterator[None]:
     before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(form)
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import pytest
 
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import LostInTheMiddle
+from shadowattn.evaluation.tasks.files import Published
 from tests.evaluation.tasks.chat import Chatty
 
 

@@ -48,6 +48,14 @@ def test_loss_and_cost_of_every_estimator(run):
     densities = rows[(rows.metric == "density") & (rows.retention == 0.2)].set_index("method").value
     assert densities.pop("top_p") == pytest.approx(densities["int8"], rel=0.3)  # on calibration text they are equal
     assert densities.max() < 1.02 * densities.min()  # as many keys, whoever ranks them
+    uneven = rows[(rows.metric == "density") & rows.flag.str.contains("against int8")]
+    assert set(uneven.method) <= {"top_p"}
+    assert uneven.flag.str.fullmatch(r"density [+-][\d.]+% against int8").all()
+    layers = rows[rows.metric == "layer_output_error"]
+    assert set(layers.method) == methods | {"npu_full"}
+    assert (layers.groupby(["method", "retention"]).layer.nunique() == layers.layer.nunique()).all()
+    assert (layers[layers.method == "oracle"].value.groupby(layers.layer).min() > 0).all()
+    assert (folder / "layers.png").is_file()
     own, dense = (rows[rows.metric == f"{kind}topk_overlap"].set_index(["method", "retention"]).value for kind in ("", "dense_"))
     assert set(dense.index) == set(own.index) == set(cost.index)
     assert (dense["oracle"] == 1).all()

@@ -14,12 +14,13 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 @pytest.mark.parametrize(("family", "dtype", "tolerance"), [
     ("qwen2", torch.float32, 1e-4), ("llama", torch.float32, 1e-4), ("llama", torch.bfloat16, 0.5),
 ])  # fmt: skip
-def test_its_state_goes_on_where_the_last_call_ended(family, dtype, tolerance):
+@pytest.mark.parametrize("eager", [False, True])
+def test_its_state_goes_on_where_the_last_call_ended(eager, family, dtype, tolerance):
     model = tiny_model(family=family)
     ids = torch.randint(0, 128, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(input_ids=ids).logits.numpy()  # up to 5.4; in bfloat16 torch is 0.2 off
-    request = core().compile_model(llm_graph(model.to(dtype)), "CPU", EXACT).create_infer_request()
+    request = core().compile_model(llm_graph(model.to(dtype), eager=eager), "CPU", EXACT).create_infer_request()
     for _ in range(2):
         for start, stop in ((0, 7), (7, 11), (11, 12)):
             logits = request.infer(given(ids[:, start:stop], stop))["logits"]
@@ -39,9 +40,17 @@ def test_a_sequence_goes_on_from_the_one_that_it_is_told():
         np.testing.assert_allclose(found[row, -1], expected, atol=1e-4)
 
 
-def test_the_model_keeps_its_own_attention():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_one_operation_a_layer(dtype):
+    """openvino-genai looks for it and refuses a graph without."""
+    types = [node.get_type_name() for node in llm_graph(tiny_model().to(dtype)).get_ops()]
+    assert types.count("ScaledDotProductAttention") == 2
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_the_model_keeps_its_own_attention(eager):
     model = tiny_model()
-    llm_graph(model)
+    llm_graph(model, eager=eager)
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -91,7 +91,7 @@ def test_the_mean_number_of_keys_is_that_of_the_budget(rule, inner):
 def test_a_window_larger_than_the_budget_has_no_share():
     model, windows = tiny_model(), torch.zeros(1, 64, dtype=torch.long)
     profile = RetentionProfile(((0.05,) * 4,) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
-    with pytest.raises(InputError, match="the least that rows can keep, .* with the rule's sinks and window, is more than the"):
+    with pytest.raises(InputError, match=r"the least that rows can keep, .* with the rule's sinks and window, is more than the"):
         observe_top_p(model, windows, profile=profile, estimator=TopP(Oracle(), 1.0), rule=Rule(recent=32), chunk_tokens=32)
 
 
