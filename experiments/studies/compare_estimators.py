@@ -108,7 +108,10 @@ class CompareEstimators(Quality):
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"cost": draw_cost(rows)} | super().figures(rows)
+        """What losses cost first; of one retention, which makes no curve, where in the model the output is off."""
+        drawn = {"cost": draw_cost(rows)} | super().figures(rows)
+        first = "layers" if "layers" in drawn and rows[rows.retention < 1].retention.nunique() == 1 else "cost"
+        return {first: drawn.pop(first)} | drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A leaderboard for each retention, least loss first; then which methods differ."""

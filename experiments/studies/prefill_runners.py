@@ -131,7 +131,8 @@ class OwnEngine(Runner):
 
     @property
     def _method(self) -> Method:
-        return Method(self.keep, estimator=self.estimator, query_block=self.query_block, block_score=self.block_score)
+        how = {"query_block": self.query_block, "block_score": self.block_score, "chunk_tokens": self.chunk_tokens}
+        return Method(self.keep, estimator=self.estimator, **how)
 
     def reader(self, lab: Lab) -> Read:
         engine = self._engine(lab)

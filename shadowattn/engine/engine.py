@@ -29,6 +29,7 @@ from shadowattn.method import Method
 from shadowattn.models.decoder import Decoder, read_decoder
 from shadowattn.models.load import DTYPES
 from shadowattn.online.attention import RankedLists, Request, SparseAttention
+from shadowattn.online.estimators import Estimator
 from shadowattn.types import BlockRanges
 
 _FLOAT32 = BlockForm()
@@ -42,8 +43,9 @@ class Engine:
     `method`: what computes attention in a prompt, by default dense; in decoding steps as its `decode` says. `form`: the blocks'
     arithmetic, by default float32; where it quantises activations, `ranges` say how large these are
     (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, and not
-    in attention, which takes the same chunks unless the method has a bank or `chunk_tokens` of its own. `attention_dtype`: of Q,
-    K and V in the cache and in attention. `device`: OpenVINO's, of the blocks.
+    in attention, which takes the same chunks unless the method has `chunk_tokens` of its own, graphs of their own height, or a
+    `query_block` that does not divide them. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's,
+    of the blocks.
 
     `look_ahead`: the first layer, of at least 1, from which on a prompt's lists are made by what enters the layer before, in a
     thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
@@ -74,10 +76,7 @@ class Engine:
             _check_group(form.group, self.decoder)
         half = self.decoder.shape.head_dim // 2
         self._sin = torch.cat([-self.decoder.sin[:, :half], self.decoder.sin[:, half:]], 1)
-        method = method or Method(1.0)
-        if method.chunk_tokens is None and method.bank is None:
-            method = replace(method, chunk_tokens=chunk_tokens)
-        self._attention = method.attention(model)
+        self._attention = _in_chunks(method or Method(1.0), chunk_tokens).attention(model)
         self._ahead = frozenset() if look_ahead is None else self._layers_ahead(look_ahead)
         self._device = device
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
@@ -225,6 +224,14 @@ class Engine:
             sizes = BlockSizes(height, decoder.hidden, shape.heads * shape.head_dim, decoder.activation, decoder.norm_eps)
             self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device, ahead=self._ahead)
         return self._blocks[height]
+
+
+def _in_chunks(method: Method, chunk_tokens: int) -> Method:
+    """The method with the engine's chunks, of which each costs a call; as it is where these do not fit."""
+    has_graphs = method.bank is not None or (isinstance(method.estimator, Estimator) and method.estimator.graphs is not None)
+    if method.chunk_tokens is not None or has_graphs or chunk_tokens % method.query_block:
+        return method
+    return replace(method, chunk_tokens=chunk_tokens)
 
 
 def _check_ranges(ranges: BlockRanges | None, decoder: Decoder) -> None:

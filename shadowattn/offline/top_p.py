@@ -15,7 +15,7 @@ from shadowattn.evaluation.recall import sampled_rows
 from shadowattn.kernels import TorchKernels
 from shadowattn.method import attach
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.top_p import TopP, forced, four_bit_keys, loose_lists, loose_weights, ranked
+from shadowattn.online.estimators.top_p import TopP, check_rows, forced, four_bit_keys, loose_lists, loose_weights, ranked
 from shadowattn.online.selection import Rule
 from shadowattn.types import RetentionProfile
 
@@ -23,7 +23,8 @@ _ROWS = 32  # of each chunk
 _SPARSE_PASSES = 2
 _PLAIN = Rule()
 # Shares that are tried, closest where nearly all weight is kept; between two of them the count is taken for linear.
-_SHARES = 1 - torch.logspace(0, -8, 513, dtype=torch.float64)
+# With the first one rows keep the fewest keys that they can.
+_SHARES = (1 - torch.logspace(0, -8, 513, dtype=torch.float64)).clamp(min=1e-9)
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ def observe_top_p(
     First dense, then twice with what was found so far: where attention is sparse it is less concentrated, and the same share
     keeps more keys. `estimator` says how; its own `top_p` counts for nothing. Returns the share at which heads that keep less
     than every key keep as many keys in the mean over windows, layers, heads and rows as `profile` asks for, the sinks and the
-    window of `rule` among them. Raises `InputError` where there are no such heads, and where these alone are more.
+    window of `rule` among them. Raises `InputError` where there are no such heads, where these alone are more, and on lists of
+    several rows.
     """
+    check_rows(rule)
     counts = _Counts(profile, estimator, rule)
     observe_prefill(model, windows, counts.add, chunk_tokens=chunk_tokens, progress=progress)
     for _ in range(_SPARSE_PASSES):
@@ -90,7 +93,7 @@ class _Counts:
             members, weights = (of_head[0, rows] for of_head in loose_weights(some, kept, slice(head, head + 1), keys))
             order, before = ranked(weights, members)
             before = before.masked_fill((always & members).gather(-1, order), -1.0).sort(-1).values  # no share leaves these out
-            self._counts += torch.searchsorted(before, _SHARES.expand(len(before), -1).contiguous()).clamp(min=1).sum(0)
+            self._counts += torch.searchsorted(before, _SHARES.expand(len(before), -1).contiguous()).sum(0)
 
     def share(self) -> TopPShare:
         """The share at which as many are kept as should be."""
@@ -100,11 +103,13 @@ class _Counts:
         above = int((counts < target).sum())  # the first share that keeps as many
         if above == len(_SHARES):
             return TopPShare(1.0, self._rows)
-        if above == 0:
+        if above == 0 and counts[0] > target:
             raise InputError(
                 f"top_p: the least that rows can keep, {int(counts[0])} keys with the rule's sinks and window, is more than the "
                 f"{target} that the budget has; raise the retention, or have fewer of them"
             )
+        if above == 0:
+            return TopPShare(float(_SHARES[0]), self._rows)
         low, high = counts[above - 1], counts[above]
         step = float((target - low) / (high - low))
         return TopPShare(float(_SHARES[above - 1] + step * (_SHARES[above] - _SHARES[above - 1])), self._rows)

@@ -87,7 +87,10 @@ class Chunk:
             yield rows, replace(self, **queries, k=self.k[:, :end], v=self.v[:, :end], positions=at)
 
     def rewound(self) -> "Chunk":
-        """As before its first call, for calling it again: nothing is known of it, and nothing derived from its own keys."""
+        """As before its first call, for calling it again: nothing is known of it, and nothing derived from its own keys.
+
+        What estimators add up of its rows is forgotten too, for all heads: whoever goes on behind it calls it with all of them.
+        """
         self.cache.rewind(self.k[:, : self.first_position])
         return replace(self)
 

@@ -16,8 +16,11 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.kernels.torch_kernels import dense
+from shadowattn.method import CHUNK_TOKENS
 from shadowattn.models.decoder import read_decoder
 from shadowattn.offline import observe_block_ranges
+from shadowattn.online.estimators.int8_graph import Int8Graph
+from tests.profiles import bank_for, profile_for
 from tests.tiny import tiny_model
 
 CONSTANTS = BlockForm(weights="constants")
@@ -94,6 +97,32 @@ def test_sparse_attention_between_the_blocks_is_that_of_attach(dtype):
     assert engine.attention.counters == run.counters
     dense = logits(Engine(model, chunk_tokens=32), tokens)
     assert (dense - expected).abs().max() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("method", "chunk"),
+    [
+        (Method(0.3), 48),
+        (Method(0.3, query_block=16), 48),
+        (Method(0.3, query_block=32), 128),
+        (Method(0.3, chunk_tokens=16), 16),
+        (Method(1.0), 48),
+    ],
+)
+def test_attention_takes_the_engines_chunks_where_they_fit(method, chunk):
+    engine = Engine(tiny_model(), method=method, chunk_tokens=48)
+    assert engine.attention.chunk_tokens == chunk
+    assert logits(engine, prompt(100)).isfinite().all()
+
+
+def test_graphs_keep_their_own_height():
+    model = tiny_model()
+    bank = bank_for(model, chunk_tokens=16)
+    engine = Engine(model, method=Method(profile_for(model, 0.3), bank), chunk_tokens=48)
+    assert engine.attention.chunk_tokens == 16
+    assert logits(engine, prompt(100)).isfinite().all()
+    engine = Engine(model, method=Method(profile_for(model, 0.3), estimator=Int8Graph(bank)), chunk_tokens=48)
+    assert engine.attention.chunk_tokens == CHUNK_TOKENS  # the method's own
 
 
 def test_a_prompt_goes_on_from_a_cache_as_far_as_it_begins_alike():

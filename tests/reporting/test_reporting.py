@@ -10,6 +10,7 @@ from rich.console import Console
 from experiments.publish import read_reference
 from shadowattn.evaluation.intervals import share_interval
 from shadowattn.reporting.figures.importance import draw as draw_importance
+from shadowattn.reporting.figures.layer_errors import draw as draw_layer_errors
 from shadowattn.reporting.figures.loss_by_position import draw as draw_loss_by_position
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
@@ -69,6 +70,14 @@ def test_rows_have_the_contracts_columns(tmp_path):
     assert set(frame.columns) >= CONTRACT
     assert pd.read_parquet(tmp_path / "rows.parquet").equals(frame)
     assert [p.name for p in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_a_layer_without_an_error_is_drawn_as_near():
+    row = PlacedRow(**vars(rows()[1]))
+    found = [replace(row, metric="layer_output_error", value=value, layer=layer) for layer, value in enumerate((0.0, 0.2, 0.4))]
+    (image,) = draw_layer_errors(pd.DataFrame([vars(one) for one in found])).axes[0].images
+    shades = image.cmap(image.norm(image.get_array()))[0].sum(-1)
+    assert shades[0] < shades[1] < shades[2]
 
 
 def test_the_summary_is_a_line_for_each_method_and_retention():

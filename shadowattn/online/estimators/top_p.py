@@ -83,8 +83,7 @@ class TopP(Estimator):
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """Lists of lengths of their own, for single rows: `lists` says whose."""
-        if rule.query_block != 1:
-            raise InputError(f"top_p: prunes the lists of single rows, got query_block={rule.query_block}; use query_block=1")
+        check_rows(rule)
         loose = loose_lists(chunk, self.estimator, rule, kernels, self.loose)
         keys, kept = four_bit_keys(chunk, self.key_offset), []
         for head in range(len(chunk.heads)):
@@ -103,6 +102,12 @@ def _check_within(kind: type[Estimator], *, has_graphs: bool) -> None:
             f"top_p: cannot prune the lists of {kind.__name__}, which has static graphs or budgets of its own; give an estimator "
             "that ranks by itself, such as oracle or quantised"
         )
+
+
+def check_rows(rule: Rule) -> None:
+    """Raises `InputError` where rows share lists."""
+    if rule.query_block != 1:
+        raise InputError(f"top_p: prunes the lists of single rows, got query_block={rule.query_block}; use query_block=1")
 
 
 def _check_loose(loose: float) -> None:

@@ -95,6 +95,22 @@ def test_a_window_larger_than_the_budget_has_no_share():
         observe_top_p(model, windows, profile=profile, estimator=TopP(Oracle(), 1.0), rule=Rule(recent=32), chunk_tokens=32)
 
 
+def test_a_budget_of_one_key_a_row_is_met():
+    model, windows = tiny_model(), torch.zeros(1, 96, dtype=torch.long)
+    profile = RetentionProfile(((0.005,) * 4,) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
+    found = observe_top_p(model, windows, profile=profile, estimator=TopP(Oracle(), 1.0), chunk_tokens=32)
+    with shadowattn.attach(model, profile, estimator=TopP(Oracle(), found.share), chunk_tokens=32) as run, torch.no_grad():
+        model(input_ids=windows)
+    assert run.counters.sparse_kept == 2 * 4 * 96
+
+
+def test_lists_of_several_rows_have_no_share():
+    model, windows = tiny_model(), torch.zeros(1, 64, dtype=torch.long)
+    profile = RetentionProfile(((0.2,) * 4,) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
+    with pytest.raises(InputError, match="prunes the lists of single rows, got query_block=4"):
+        observe_top_p(model, windows, profile=profile, estimator=TopP(Oracle(), 1.0), rule=Rule(query_block=4), chunk_tokens=32)
+
+
 def test_looking_at_rows_changes_nothing_for_those_after():
     """H2O adds up what rows attended to: a calibration that did so twice would rank by other sums."""
     model, windows = tiny_model(), torch.randint(0, 128, (1, 160), generator=torch.Generator().manual_seed(1))
