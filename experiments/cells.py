@@ -43,9 +43,7 @@ class Cell:
     scores: list[float]  # of the questions of the run's task; empty where it has none
     generation: dict[str, float] = field(default_factory=dict)  # empty where nothing was generated
     counts: dict[str, float] = field(default_factory=dict)  # `Estimator.counts`; empty where nothing ranked keys
-    layer_errors: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # the output error of each layer, as `fidelity` has of all
+    layer_errors: list[tuple[int, float]] = field(default_factory=list)  # layers and their output errors
 
 
 @dataclass(frozen=True)

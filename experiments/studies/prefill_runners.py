@@ -19,7 +19,7 @@ import openvino as ov
 import torch
 from openvino import opset13 as op
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.engines import build_engine
 from experiments.lab import Lab
@@ -34,7 +34,7 @@ from shadowattn.graphs.decoder.passes import LastTokenSlice, rewritten
 from shadowattn.graphs.decoder.whole import BEAM, LLM_INPUTS, LOGITS, llm_graph
 from shadowattn.method import Method
 from shadowattn.models.decoder import check_family
-from shadowattn.models.load import DTYPES, LoadedModel
+from shadowattn.models.load import DTYPES
 
 _LOGITS_AT_ONCE = 512  # rows
 
@@ -192,7 +192,7 @@ class Stateful(Runner):
         return losses_of(chunks, windows).tolist()
 
     def _request(self, lab: Lab, *, last_token: bool) -> ov.InferRequest:
-        graph = llm_graph(lab.loaded.model)
+        graph = llm_graph(_in_float32(lab))
         if last_token:
             rewritten(graph, LastTokenSlice())
         own = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -281,7 +281,7 @@ class GenAI(Runner):
             yield str(Path(self.path).expanduser())
             return
         with TemporaryDirectory() as folder:
-            export(lab.loaded, Path(folder))
+            export(_in_float32(lab), lab.loaded.tokenizer, Path(folder))
             yield folder
 
     @property
@@ -341,16 +341,20 @@ class LlamaCpp(Runner):
         )  # fmt: skip
 
 
-def export(loaded: LoadedModel, folder: Path) -> None:
+def _in_float32(lab: Lab) -> PreTrainedModel:
+    """The lab's model, for OpenVINO's graphs: one that is converted in bfloat16 loses over a nat in long prompts."""
+    return lab.loaded.model if lab.loaded.model.dtype == torch.float32 else _cast(lab, "float32")
+
+
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes a model with its tokenizer as openvino-genai reads them, weights in the model's dtype."""
     from openvino_tokenizers import convert_tokenizer  # comes with openvino-genai
 
-    model = loaded.model
     ov.save_model(llm_graph(model), folder / "openvino_model.xml", compress_to_fp16=False)
-    for name, graph in zip(("tokenizer", "detokenizer"), convert_tokenizer(loaded.tokenizer, with_detokenizer=True), strict=True):
+    for name, graph in zip(("tokenizer", "detokenizer"), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True):
         ov.save_model(graph, folder / f"openvino_{name}.xml")
     model.config.save_pretrained(folder)
-    GenerationConfig(eos_token_id=loaded.tokenizer.eos_token_id).save_pretrained(folder)
+    GenerationConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
 
 
 def _check_path(path: str) -> None:
