@@ -86,6 +86,12 @@ _RUNNERS = {
     "stateful": "OpenVINO, stateful graph, float32",
     "genai_own": "openvino-genai, exported, dense",
     "genai_own_xattention": "openvino-genai, exported, XAttention",
+    "genai_own_xattention_20": "openvino-genai, exported, XAttention for 20 % of the keys",
+    "genai_own_xattention_10": "openvino-genai, exported, XAttention for 10 % of the keys",
+    "genai_own_xattention_5": "openvino-genai, exported, XAttention for 5 % of the keys",
+    "genai_own_trishape": "openvino-genai, exported, tri-shape",
+    "genai_own_trishape_20": "openvino-genai, exported, tri-shape for 20 % of the keys",
+    "genai_own_trishape_10": "openvino-genai, exported, tri-shape for 10 % of the keys",
     "genai": "openvino-genai, GGUF, dense",
     "genai_xattention": "openvino-genai, GGUF, XAttention",
     "genai_trishape": "openvino-genai, GGUF, tri-shape",
@@ -110,16 +116,19 @@ def _ttft(name: str) -> str:
     lengths = sorted(rows.context_tokens[rows.metric == "time_to_first_token"].unique())
     at = rows[rows.context_tokens == lengths[-1]].set_index(["metric", "method"]).value
     losses, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
+    density = rows[rows.metric == "density"].set_index("method").value
     lines = []
     for runner, words in ((runner, words) for runner, words in _RUNNERS.items() if runner in losses.index):
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
         rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
         rest += [f"{at['reading_bytes', runner] / 1e6:.0f}"] if "reading_bytes" in at else []
+        rest += [f"{density[runner]:.1%}"] if len(density) else []
         words += ", output layer in INT8" if losses.get("output_layer", {}).get(runner) == "int8" else ""
         lines.append([words, *seconds, *rest, f"{losses.value[runner]:+.3f} ± {errors.value[runner]:.3f}"])
     header = ["seconds to the first token", *(f"{length} tokens" for length in lengths)]
     header += [f"CPU seconds, {lengths[-1]}", "tokens a second after it"]
-    header += (["MB for a prompt"] if "reading_bytes" in at else []) + ["loss above transformers, nat"]
+    header += ["MB for a prompt"] if "reading_bytes" in at else []
+    header += [*(["of the keys"] if len(density) else []), "loss above transformers, nat"]
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
     tokens = int(losses.n.iloc[0]) // windows + 1
     n = f"medians of {rounds} interleaved rounds; losses of {windows} windows of {tokens} tokens, ± one standard error, paired"
@@ -157,15 +166,18 @@ def ir_reuse() -> str:
     rows = rows_of("study_ir_reuse")
     most = rows[rows.layers == rows.layers.max()]
     cells = most.set_index(["phase", "method", "metric"]).value.sort_index()
-    plans = most[most.phase == "decode"].drop_duplicates("method").set_index("method").plan.fillna("")
+    plans = most.drop_duplicates(["phase", "method"]).set_index(["phase", "method"]).plan.fillna("")
     lines = []
     for form in dict.fromkeys(most.method):
         here, chunk = cells["decode", form], cells["prefill", form]
         counts = [f"{here[name]:.0f}" for name in ("graphs", "calls", "outputs")]
-        costs = f"{here['compile_s']:.2f}", f"{here['cached_s']:.2f}", f"{here['held_bytes'] / 1e6:.0f}"
-        lines.append([form, plans[form], *counts, *costs, *(f"{of['step_times_whole']:.2f}" for of in (here, chunk))])
-    header = ["form", "groups", "graphs", "calls", "outputs of calls", "compile, s", "cached, s", "memory, MB"]
-    header += ["decoding step, times whole", "prefill chunk, times whole"]
-    first, chunk_rows = most[most.metric == "step_s"].iloc[0], int(most.chunk_rows.max())
+        cached = f"{here['cached_s']:.2f}" if here.get("cached_s", float("nan")) > 0 else ""
+        costs = f"{here['compile_s']:.2f}", cached, f"{here['held_bytes'] / 1e6:.0f}"
+        groups = plans["decode", form], plans["prefill", form]
+        lines.append([form, *groups, *counts, *costs, *(f"{of['step_times_whole']:.2f}" for of in (here, chunk))])
+    header = ["form", "groups, decoding", "groups, prefill", "graphs", "calls", "outputs of calls"]
+    header += ["compile, s", "cached, s", "memory, MB"]
+    header += ["decoding step, times its base", "prefill, times its base"]
+    first, chunk_rows = most[most.metric == "step_s"].iloc[0], int(most[most.phase == "prefill"].chunk_rows.min())
     n = f"{first.layers} layers, {chunk_rows} rows a chunk behind {first.context_tokens} tokens, medians of {first.n} steps"
     return table(header, lines, "study_ir_reuse", f"{first.model}, {n}; graphs to memory: of decoding")

@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from experiments.engines import build_engine
 from experiments.lab import Lab
+from experiments.studies import genai_sparse
 from shadowattn import checks
 from shadowattn.engine.engine import Engine
 from shadowattn.engine.prefill import prefill_chunks
@@ -37,9 +38,18 @@ from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES
 
 _LOGITS_AT_ONCE = 512  # rows
+_SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
 Read = Callable[[list[int], int], Iterable[int]]
 """(prompt, new tokens) → tokens, one by one."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The loss of each window, nat, and the share of the keys that its tokens attend to, not a number where that is unknown."""
+
+    losses: list[float]
+    density: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,16 +65,25 @@ class Runner(ABC):
         """In which arithmetic the output layer is, where that is the runner's to say."""
         return ""
 
+    @property
+    def setting(self) -> str:
+        """What was found on calibration text, in words."""
+        return ""
+
     def check(self, lab: Lab) -> None:  # noqa: B027 - most need nothing
         """Raises `InputError` where what it needs is not here."""
+
+    def fitted(self, lab: Lab) -> "Runner":
+        """The runner with what is found on calibration text, where it asks for something of the kind."""
+        return self
 
     @abstractmethod
     def reader(self, lab: Lab) -> Read:
         """What reads prompts with the lab's model."""
 
     @abstractmethod
-    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
-        """The loss of each window [W, T], nat."""
+    def quality(self, lab: Lab, windows: Tensor) -> Quality:
+        """Of windows [W, T]."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +108,9 @@ class Transformers(Runner):
 
         return read
 
-    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
+    def quality(self, lab: Lab, windows: Tensor) -> Quality:
         model = lab.loaded.model if lab.loaded.model.dtype == DTYPES[self.dtype] else _cast(lab, self.dtype)
-        return losses_of(lambda window: prefill_chunks(model, window, chunk_tokens=512), windows).tolist()
+        return Quality(losses_of(lambda window: prefill_chunks(model, window, chunk_tokens=512), windows).tolist())
 
 
 @dataclass(frozen=True)
@@ -138,8 +157,10 @@ class OwnEngine(Runner):
         engine = self._engine(lab)
         return lambda prompt, new_tokens: engine.generate(prompt, new_tokens=new_tokens)
 
-    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
-        return losses_of(self._engine(lab).prefill_chunks, windows).tolist()
+    def quality(self, lab: Lab, windows: Tensor) -> Quality:
+        engine = self._engine(lab)
+        losses = losses_of(engine.prefill_chunks, windows).tolist()
+        return Quality(losses, engine.attention.counters.density if self.keep < 1 else 1.0)
 
     def _engine(self, lab: Lab) -> Engine:
         options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype, "look_ahead": self.look_ahead}
@@ -180,7 +201,7 @@ class Stateful(Runner):
 
         return read
 
-    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
+    def quality(self, lab: Lab, windows: Tensor) -> Quality:
         request = self._request(lab, last_token=False)
 
         def chunks(window: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -189,7 +210,7 @@ class Stateful(Runner):
                 rows = slice(start, min(start + _LOGITS_AT_ONCE, len(window)))
                 yield rows, torch.from_numpy(_step(request, window[rows].tolist(), rows.stop)[0])
 
-        return losses_of(chunks, windows).tolist()
+        return Quality(losses_of(chunks, windows).tolist())
 
     def _request(self, lab: Lab, *, last_token: bool) -> ov.InferRequest:
         graph = llm_graph(_in_float32(lab))
@@ -210,13 +231,15 @@ class GenAI(Runner):
     """openvino-genai on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model; None: that model, exported.
 
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
-    it keeps. How many keys xattention keeps is not known. A prompt is read in one piece, by trishape in pieces of `piece` tokens:
-    it leaves out keys of earlier pieces, and with one piece it would be dense. `cache_gb`: of its KV cache. `properties` of
-    OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
+    it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
+    number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache. `properties` of OpenVINO, such as
+    INFERENCE_PRECISION_HINT: f32.
     """
 
     path: str | None = None
     sparse: str = "none"
+    keep: float | None = None
     threshold: float = 0.8
     block: int = 64
     stride: int = 8
@@ -229,11 +252,21 @@ class GenAI(Runner):
     def __post_init__(self):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
         checks.integer("piece", self.piece, least=1)
+        if checks.integer("block", self.block, least=1) % genai_sparse.PAGE:
+            raise InputError(f"block: expected a multiple of {genai_sparse.PAGE}, the plugin's page of keys, got {self.block}")
+        if self.keep is None:
+            return
+        if self.sparse == "none":
+            raise InputError("keep: expected a sparse mode that can keep a share of the keys, got sparse=none; set sparse")
+        if not 0 < checks.number("keep", self.keep) < 1:
+            raise InputError(f"keep: expected a share of the keys in (0, 1), or null, got {self.keep}")
 
     def check(self, lab: Lab) -> None:
         if self.path is not None:
             _check_path(self.path)
         _openvino_genai()
+        if self.keep is not None and self.sparse == "trishape":
+            self._tri_shape.recent_for(self.keep, lab.context_tokens)
         if self.path is not None:
             return
         check_family(lab.loaded.model)
@@ -242,7 +275,19 @@ class GenAI(Runner):
 
     @property
     def retention(self) -> float:
-        return 1.0 if self.sparse == "none" else float("nan")
+        return 1.0 if self.sparse == "none" else float("nan") if self.keep is None else self.keep
+
+    @property
+    def setting(self) -> str:
+        return {"none": "", "xattention": f"threshold {self.threshold:.3g}", "trishape": f"{self.recent} recent"}[self.sparse]
+
+    def fitted(self, lab: Lab) -> "GenAI":
+        if self.keep is None:
+            return self
+        if self.sparse == "trishape":
+            return replace(self, recent=self._tri_shape.recent_for(self.keep, lab.context_tokens))
+        key = f"{self.keep}-{self.block}-{self.stride}"
+        return replace(self, threshold=lab.units("thresholds").get(key, partial(self._threshold, lab)))
 
     def reader(self, lab: Lab) -> Read:
         genai = _openvino_genai()
@@ -258,8 +303,10 @@ class GenAI(Runner):
 
         return read
 
-    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
-        """By the log-probabilities of a prompt that is echoed: of its first token there is none."""
+    def quality(self, lab: Lab, windows: Tensor) -> Quality:
+        """Losses by the log-probabilities of a prompt that is echoed: of its first token there is none. XAttention's share of the
+        keys is that of the first window, by the queries and keys of the lab's model in a dense prefill.
+        """
         genai = _openvino_genai()
         scheduler = self._scheduler(genai, lab)
         with self._model(lab) as path:
@@ -272,7 +319,27 @@ class GenAI(Runner):
                 pipeline.step()
             (out,) = handle.read_all()
             found.append(-float(np.mean(out.generated_log_probs[1 : len(window)])))
-        return found
+        return Quality(found, self._density(lab, windows))
+
+    @property
+    def _tri_shape(self) -> genai_sparse.TriShape:
+        return genai_sparse.TriShape(self.start, self.recent, self.piece)
+
+    def _density(self, lab: Lab, windows: Tensor) -> float:
+        if self.sparse == "xattention":
+            return self._asked(lab, windows[0])(self.threshold)
+        return self._tri_shape.density(windows.shape[1]) if self.sparse == "trishape" else 1.0
+
+    def _threshold(self, lab: Lab) -> float:
+        (window,) = lab.calibration(tokens=lab.context_tokens, windows=1)
+        return genai_sparse.threshold_for(self.keep, self._asked(lab, window, every=_SEARCH_EVERY))
+
+    def _asked(self, lab: Lab, window: Tensor, *, every: int = 1) -> Callable[[float], float]:
+        """The share of the keys by XAttention's threshold, in every `every`-th layer."""
+        layers = genai_sparse.layers_of(lab.loaded.model, window)[::every]
+        (heads, _, head_dim), (kv_heads, _, _) = (x.shape for x in layers[0])
+        kernel = genai_sparse.XAttention(heads, kv_heads, head_dim, self._properties)
+        return lambda threshold: genai_sparse.density(layers, kernel, threshold, self.block, self.stride)
 
     @contextmanager
     def _model(self, lab: Lab) -> Iterator[str]:
@@ -324,14 +391,14 @@ class LlamaCpp(Runner):
 
         return read
 
-    def losses(self, lab: Lab, windows: Tensor) -> list[float]:
+    def quality(self, lab: Lab, windows: Tensor) -> Quality:
         model, found = self._model(lab, logits_all=True), []
         for window in windows:
             model.reset()
             model.eval(window.tolist())
             logits = torch.from_numpy(model.scores[: len(window) - 1])
             found.append(float(torch.nn.functional.cross_entropy(logits, window[1:])))
-        return found
+        return Quality(found)
 
     def _model(self, lab: Lab, **options: bool) -> Any:
         threads = torch.get_num_threads()

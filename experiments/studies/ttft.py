@@ -1,7 +1,7 @@
 """Time to the first token: the engine beside others on the same prompts, and what each costs in quality."""
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from experiments.own_process import check_memory, in_own_process, peak_bytes
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
-from experiments.studies.prefill_runners import Read, Runner
+from experiments.studies.prefill_runners import Quality, Read, Runner
 from shadowattn.errors import InputError
 from shadowattn.reporting.figures.ttft import draw as draw_ttft
 from shadowattn.reporting.rows import SpreadRow
@@ -32,6 +32,7 @@ class TtftRow(SpreadRow):
 
     threads: int = 0
     output_layer: str = ""  # `head` of the engine's form
+    setting: str = ""  # of a runner, found on calibration text
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ class Ttft(Study):
         self._prompts(lab, max(self.prompts))
 
     def measure(self, lab: Lab) -> list[TtftRow]:
+        return replace(self, runners={name: runner.fitted(lab) for name, runner in self.runners.items()})._rows(lab)
+
+    def _rows(self, lab: Lab) -> list[TtftRow]:
         units, rows = lab.units("cells"), []
         say(f"ttft: {len(self.runners)} runners, prompts of {', '.join(map(str, self.prompts))} tokens, {self.rounds} rounds")
         row = replace(lab.row(TtftRow), path_kind="timing", threads=torch.get_num_threads(), n=self.rounds)
@@ -97,11 +101,11 @@ class Ttft(Study):
                 rows.append(_spread(replace(cell, metric="times_faster"), np.divide(base, one["first"])))
                 rows.append(_spread(replace(cell, metric="cpu_seconds", unit="s"), one["cpu"]))
                 rows.append(_spread(replace(cell, metric="tokens_per_second", unit="tokens/s"), one["rate"]))
-        return rows + self._loss_rows(lab, replace(row, path_kind="quality", threads=0))
+        return rows + self._quality_rows(lab, replace(row, path_kind="quality", threads=0))
 
     def _of(self, row: TtftRow, name: str) -> TtftRow:
         runner = self.runners[name]
-        return replace(row, method=name, retention=runner.retention, output_layer=runner.output_layer)
+        return replace(row, method=name, retention=runner.retention, output_layer=runner.output_layer, setting=runner.setting)
 
     def _taken(self, lab: Lab, tokens: int, readers: dict[str, Read]) -> dict[str, dict[str, list[float]]]:
         """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round."""
@@ -135,18 +139,20 @@ class Ttft(Study):
             rows.append(replace(cell, value=peak, low=peak, high=peak))
         return rows
 
-    def _loss_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
-        units, windows = lab.units("losses"), lab.heldout()
-        losses = {
-            name: units.get(name, partial(runner.losses, lab, windows))
+    def _quality_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
+        units, windows = lab.units("quality"), lab.heldout()
+        found = {
+            name: Quality(**units.get(name, partial(_quality, runner, lab, windows)))
             for name, runner in bar(list(self.runners.items()), "loss")
         }
-        rows, base = [], losses[self.baseline]
-        for name, of in losses.items():
+        rows, base = [], found[self.baseline].losses
+        for name, of in found.items():
             cell = replace(self._of(row, name), n=windows.numel() - len(windows), unit="nat")
-            increase, error = float(np.mean(of) - np.mean(base)), paired_error(of, base)
+            increase, error = float(np.mean(of.losses) - np.mean(base)), paired_error(of.losses, base)
             rows.append(replace(cell, metric="loss_increase", value=increase, low=increase, high=increase))
             rows.append(replace(cell, metric="loss_increase_error", value=error, low=error, high=error, n=len(windows)))
+            kept = of.density
+            rows.append(replace(cell, metric="density", unit="1", value=kept, low=kept, high=kept))
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -159,19 +165,21 @@ class Ttft(Study):
         at = {metric: rows[(rows.metric == metric) & (rows.context_tokens == longest)].set_index("method").value for metric in
               ("times_faster", "cpu_seconds", "tokens_per_second")}  # fmt: skip
         peaks = rows[rows.metric == "reading_bytes"].set_index("method").value
-        loss, error = (
-            rows[rows.metric == metric].set_index("method").value for metric in ("loss_increase", "loss_increase_error")
+        loss, error, density = (
+            rows[rows.metric == metric].set_index("method").value
+            for metric in ("loss_increase", "loss_increase_error", "density")
         )
         table = Table(
             "seconds to the first token", *(f"{tokens} tokens" for tokens in self.prompts), f"times faster, {longest}",
-            "CPU seconds", "tokens/s after it", *(["memory, MB"] if len(peaks) else []), "loss above, nat", title=title,
+            "CPU seconds", "tokens/s after it", *(["memory, MB"] if len(peaks) else []), "of the keys", "loss above, nat",
+            title=title,
             title_justify="left",
         )  # fmt: skip
         for name in self.runners:
             cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
             cells += [f"{values[name]:.2f}" for values in at.values()]
             cells += [f"{peaks[name] / 1e6:.0f}"] if name in peaks else []
-            table.add_row(name, *cells, f"{loss[name]:+.3f} ± {error[name]:.3f}")
+            table.add_row(name, *cells, f"{density[name]:.0%}", f"{loss[name]:+.3f} ± {error[name]:.3f}")
         return table
 
 
@@ -180,6 +188,10 @@ def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> int:
     read = runner.reader(lab)
     list(read(prompt[:_SHORT], 1))
     return peak_bytes(lambda: list(read(prompt, 1)))
+
+
+def _quality(runner: Runner, lab: Lab, windows: torch.Tensor) -> dict[str, Any]:
+    return asdict(runner.quality(lab, windows))
 
 
 def _timed(read: Read, prompt: list[int], new_tokens: int) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from experiments.studies import prefill_runners, ttft
 from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled
 from experiments.studies.ttft import reading_bytes
 from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.graphs.decoder.whole import llm_graph
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 from tests.tiny import tiny_model
@@ -53,6 +54,9 @@ def test_every_runner_reads_every_prompt(run):
     assert abs(loss["engine_float32"]) < 1e-4 < abs(loss["engine_w8a8"])
     assert (rows[rows.metric == "loss_increase"].path_kind == "quality").all()
     assert rows.set_index("method").retention["engine_w8a8_10"].unique().tolist() == [0.1]
+    density = rows[rows.metric == "density"].set_index("method").value
+    assert (density[["transformers", "engine_float32", "engine_w8a8"]] == 1).all()
+    assert 0.1 <= density["engine_w8a8_10"] < density["engine_w8a8_20"] < 0.3
     assert (folder / "ttft.png").is_file()
 
 
@@ -130,8 +134,20 @@ def test_the_stateful_graph_reads_and_loses_as_the_model_does(prompt):
     windows = torch.randint(0, 128, (2, 30), generator=torch.Generator().manual_seed(9))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill_runners, "_LOGITS_AT_ONCE", 8)
-        losses = runner.losses(lab, windows)
+        losses = runner.quality(lab, windows).losses
     torch.testing.assert_close(torch.tensor(losses), window_losses(model, windows, chunk_tokens=30).float(), atol=1e-4, rtol=0)
+
+
+def test_a_model_in_bfloat16_is_converted_in_float32(monkeypatch):
+    """A graph of SmolLM2 that is converted in bfloat16 loses over a nat in prompts of 3000 tokens."""
+    model, windows = tiny_model().to(torch.bfloat16), torch.randint(0, 128, (2, 60), generator=torch.Generator().manual_seed(8))
+    converted = []
+    monkeypatch.setattr(prefill_runners, "llm_graph", lambda model: converted.append(model.dtype) or llm_graph(model))
+    found = Stateful({"KV_CACHE_PRECISION": "f32"}).quality(SimpleNamespace(loaded=SimpleNamespace(model=model)), windows).losses
+    assert converted == [torch.float32]
+    assert model.dtype == torch.bfloat16  # a copy's
+    expected = window_losses(model.to(torch.float32), windows, chunk_tokens=60).float()
+    torch.testing.assert_close(torch.tensor(found), expected, atol=1e-4, rtol=0)
 
 
 def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
@@ -184,7 +200,7 @@ def test_losses_of_the_peers_are_those_of_the_tokens_after_the_first(tiny_folder
     with_hint = GenAI(str(tiny_folder), properties={"INFERENCE_PRECISION_HINT": "f32"})
     assert with_hint._properties == {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     for runner in (with_hint, LlamaCpp(str(tiny_folder))):
-        assert runner.losses(lab, windows) == pytest.approx([math.log(2)] * 3)
+        assert runner.quality(lab, windows).losses == pytest.approx([math.log(2)] * 3)
     assert list(LlamaCpp(str(tiny_folder)).reader(lab)([1, 2], 4)) == [0, 1, 2, 3]
 
 
