@@ -32,7 +32,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set_xlim(left=0)
     axes.flat[0].legend(fontsize=7)
     one = rows[rows.metric == "step_s"].iloc[0]
-    chunk = rows[rows.phase == "prefill"].chunk_rows.max()
+    chunk = rows[rows.phase == "prefill"].chunk_rows.min()
     drawn.suptitle(
         f"{one.model}, float32, {chunk} rows a chunk, {one.context_tokens} earlier tokens, OpenVINO's CPU device, {one.threads} "
         f"threads, medians of {one.n} steps · measured",
