@@ -181,3 +181,18 @@ def ir_reuse() -> str:
     first, chunk_rows = most[most.metric == "step_s"].iloc[0], int(most[most.phase == "prefill"].chunk_rows.min())
     n = f"{first.layers} layers, {chunk_rows} rows a chunk behind {first.context_tokens} tokens, medians of {first.n} steps"
     return table(header, lines, "study_ir_reuse", f"{first.model}, {n}; graphs to memory: of decoding")
+
+
+def passes() -> str:
+    """The first token, the next one and memory of a graph by what passes made of it, for each vocabulary."""
+    rows = rows_of("study_passes")
+    cells, lines = rows.set_index(["vocabulary", "method", "metric"]).value.sort_index(), []
+    for vocabulary in sorted(rows.vocabulary.unique()):
+        for form in dict.fromkeys(rows.method):
+            at = cells[vocabulary, form]
+            times = f"{1e3 * at.first_token:.0f}", f"{1e3 * at.next_token:.1f}"
+            lines.append([f"{vocabulary}", form, *times, f"{at.peak_bytes / 1e6:.0f}"])
+    first = rows[rows.metric == "first_token"].iloc[0]
+    header = ["vocabulary", "graph", "first token, ms", "next token, ms", "MB for the first token"]
+    n = f"{first.model}, prompts of {first.context_tokens} tokens, medians of {first.n} interleaved rounds"
+    return table(header, lines, "study_passes", n)
