@@ -42,7 +42,7 @@ class XAttention:
         tokens = q.shape[1]
         blocks = -(-tokens // block)
         found = [
-            self._outputs(q, k, _naming(blocks, start, self.head_dim, tokens, block), threshold, block, stride) > 0
+            self._outputs(q, k, _naming(tokens, block, start, self.head_dim), threshold, block, stride) > 0
             for start in range(0, blocks, self.head_dim)
         ]
         return torch.cat(found, 2)[:, :, :blocks]
@@ -66,11 +66,11 @@ class XAttention:
         return ov.Tensor(port.get_element_type(), ov.Shape([pages, *(size.get_length() for size in page)]))
 
 
-def _naming(blocks: int, start: int, width: int, tokens: int, block: int) -> Tensor:
+def _naming(tokens: int, block: int, start: int, width: int) -> Tensor:
     """Values [T, width] of which those in block `start` + i are 1 at i, and those in other blocks 0."""
     of_key = torch.arange(tokens) // block - start
     names = torch.zeros(tokens, width)
-    named = (of_key >= 0) & (of_key < min(width, blocks - start))
+    named = (of_key >= 0) & (of_key < width)
     names[named, of_key[named]] = 1
     return names
 
@@ -78,13 +78,8 @@ def _naming(blocks: int, start: int, width: int, tokens: int, block: int) -> Ten
 def _paged_attention(heads: int, kv_heads: int, head_dim: int) -> ov.Model:
     """The operation alone; window, slopes, scores, rotation, sinks and what evicts keys are left out, as empty constants."""
 
-    def given(name: str, shape: list[int], kind: Any) -> ov.Node:
+    def given(name: str, shape: list[int] | ov.PartialShape, kind: Any) -> ov.Node:
         node = op.parameter(ov.PartialShape(shape), kind, name=name)
-        node.output(0).set_names({name})
-        return node
-
-    def cache(name: str) -> ov.Node:
-        node = op.parameter(ov.PartialShape.dynamic(4), ov.Type.dynamic, name=name)
         node.output(0).set_names({name})
         return node
 
@@ -93,7 +88,7 @@ def _paged_attention(heads: int, kv_heads: int, head_dim: int) -> ov.Model:
 
     i32, f32, none = np.int32, np.float32, op.constant(np.int32(0))
     lines = [given("q", [-1, heads * head_dim], f32), *(given(name, [-1, kv_heads * head_dim], f32) for name in "kv")]
-    caches = [cache("key_cache"), cache("value_cache")]
+    caches = [given(name, ov.PartialShape.dynamic(4), ov.Type.dynamic) for name in ("key_cache", "value_cache")]
     places = [given(name, [-1], i32) for name in ("past", "begins", "pages", "page_begins")]
     longest = given("longest", [], i32)
     chosen = [given("threshold", [-1], f32), given("block", [], i32), given("stride", [], i32)]

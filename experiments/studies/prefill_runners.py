@@ -67,7 +67,7 @@ class Runner(ABC):
 
     @property
     def setting(self) -> str:
-        """What was found on calibration text, in words."""
+        """What decides which keys it reads, in words, where that is not said by `retention`."""
         return ""
 
     def check(self, lab: Lab) -> None:  # noqa: B027 - most need nothing

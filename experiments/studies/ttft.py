@@ -32,7 +32,7 @@ class TtftRow(SpreadRow):
 
     threads: int = 0
     output_layer: str = ""  # `head` of the engine's form
-    setting: str = ""  # of a runner, found on calibration text
+    setting: str = ""  # what decides which keys a runner reads, such as a threshold
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,7 @@ class Ttft(Study):
             increase, error = float(np.mean(of.losses) - np.mean(base)), paired_error(of.losses, base)
             rows.append(replace(cell, metric="loss_increase", value=increase, low=increase, high=increase))
             rows.append(replace(cell, metric="loss_increase_error", value=error, low=error, high=error, n=len(windows)))
-            kept = of.density
-            rows.append(replace(cell, metric="density", unit="1", value=kept, low=kept, high=kept))
+            rows.append(replace(cell, metric="density", unit="1", value=of.density, low=of.density, high=of.density))
         return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -172,8 +171,7 @@ class Ttft(Study):
         table = Table(
             "seconds to the first token", *(f"{tokens} tokens" for tokens in self.prompts), f"times faster, {longest}",
             "CPU seconds", "tokens/s after it", *(["memory, MB"] if len(peaks) else []), "of the keys", "loss above, nat",
-            title=title,
-            title_justify="left",
+            title=title, title_justify="left",
         )  # fmt: skip
         for name in self.runners:
             cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
