@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from shadowattn.errors import InputError
 from shadowattn.graphs.decoder.passes import MakeStateful, rewritten
 from shadowattn.models.decoder import check_family
 from shadowattn.models.shape import ModelShape, model_shape
@@ -47,9 +48,12 @@ def llm_graph(model: PreTrainedModel, *, eager: bool = False) -> ov.Model:
     [B], which sequence each one goes on from. Output: `logits` float32 [B, T, V]. Attention is one operation, for which
     openvino-genai looks. `eager` converts it from products and a softmax, whose masked scores are finite: NPUW fills a chunk up
     with tokens that may look at nothing, of which the other form makes NaN. Raises `InputError` on a family that the engine does
-    not know.
+    not know, and on an eager form of weights in another dtype than float32, on whose state OpenVINO's CPU plugin fails where the
+    processor has no products in bfloat16.
     """
     check_family(model)
+    if eager and model.dtype != torch.float32:
+        raise InputError(f"model: the eager form takes weights in float32, got {model.dtype}; convert them by model.float()")
     shape = model_shape(model)
     # NPUW knows the state by these names.
     names = {f"past_key_values.{name.removeprefix('past.')}": present for name, present in cache_names(shape.layers).items()}

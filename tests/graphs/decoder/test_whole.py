@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.whole import llm_graph
 from tests.tiny import tiny_model
@@ -11,11 +12,11 @@ from tests.tiny import tiny_model
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 
 
-@pytest.mark.parametrize(("family", "dtype", "tolerance"), [
-    ("qwen2", torch.float32, 1e-4), ("llama", torch.float32, 1e-4), ("llama", torch.bfloat16, 0.5),
+@pytest.mark.parametrize(("family", "dtype", "eager", "tolerance"), [
+    ("qwen2", torch.float32, False, 1e-4), ("llama", torch.float32, False, 1e-4), ("llama", torch.bfloat16, False, 0.5),
+    ("qwen2", torch.float32, True, 1e-4), ("llama", torch.float32, True, 1e-4),
 ])  # fmt: skip
-@pytest.mark.parametrize("eager", [False, True])
-def test_its_state_goes_on_where_the_last_call_ended(eager, family, dtype, tolerance):
+def test_its_state_goes_on_where_the_last_call_ended(family, dtype, eager, tolerance):
     model = tiny_model(family=family)
     ids = torch.randint(0, 128, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -26,6 +27,12 @@ def test_its_state_goes_on_where_the_last_call_ended(eager, family, dtype, toler
             logits = request.infer(given(ids[:, start:stop], stop))["logits"]
             np.testing.assert_allclose(logits, expected[:, start:stop], atol=tolerance)
         request.reset_state()
+
+
+def test_an_eager_form_in_bfloat16_is_refused():
+    """On processors without products in bfloat16 OpenVINO fails on its state."""
+    with pytest.raises(InputError, match=r"takes weights in float32, got torch.bfloat16; convert them by model.float\(\)"):
+        llm_graph(tiny_model().to(torch.bfloat16), eager=True)
 
 
 def test_a_sequence_goes_on_from_the_one_that_it_is_told():
