@@ -233,8 +233,8 @@ class GenAI(Runner):
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache. `properties` of OpenVINO, such as
-    INFERENCE_PRECISION_HINT: f32.
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache, all of which is taken once prompts have filled
+    it. `properties` of OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
     """
 
     path: str | None = None
@@ -246,7 +246,7 @@ class GenAI(Runner):
     start: int = 128
     recent: int = 1920
     piece: int = 512
-    cache_gb: int = 2
+    cache_gb: int = 1
     properties: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
