@@ -1,6 +1,7 @@
 """Who reads a prompt in `+exp=ttft`: each makes a function of token ids that returns the first token, and then some more."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES
 
 _LOGITS_AT_ONCE = 512  # rows
+_SPARE_PAGES = 8
 _SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
 Read = Callable[[list[int], int], Iterable[int]]
@@ -233,8 +235,7 @@ class GenAI(Runner):
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache, all of which is taken once prompts have filled
-    it. `properties` of OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
+    pieces, and with one piece it would be dense. `properties` of OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
     """
 
     path: str | None = None
@@ -246,7 +247,6 @@ class GenAI(Runner):
     start: int = 128
     recent: int = 1920
     piece: int = 512
-    cache_gb: int = 1
     properties: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -357,7 +357,9 @@ class GenAI(Runner):
 
     def _scheduler(self, genai: ModuleType, lab: Lab) -> Any:
         scheduler = genai.SchedulerConfig()
-        scheduler.cache_size, scheduler.enable_prefix_caching = self.cache_gb, False
+        # No more than one prompt takes: pages are used in turn, so that a larger cache would fill, for each runner beside others.
+        scheduler.num_kv_blocks = math.ceil(lab.shape.context_tokens / genai_sparse.PAGE) + _SPARE_PAGES
+        scheduler.cache_size, scheduler.enable_prefix_caching = 0, False
         scheduler.max_num_batched_tokens = self.piece if self.sparse == "trishape" else lab.shape.context_tokens
         if self.sparse != "none":
             scheduler.use_sparse_attention = True
