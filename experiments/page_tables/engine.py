@@ -109,6 +109,11 @@ def ttft_smollm2_epyc() -> str:
     return _ttft("ttft_smollm2_epyc")
 
 
+def ttft_peers() -> str:
+    """The same with openvino-genai's sparse modes at measured shares of the keys."""
+    return _ttft("ttft_peers")
+
+
 def _ttft(name: str) -> str:
     """Seconds to the first token of every runner, what follows it, and what each loses."""
     rows = rows_of(name)

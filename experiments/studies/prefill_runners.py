@@ -235,7 +235,9 @@ class GenAI(Runner):
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `properties` of OpenVINO, such as INFERENCE_PRECISION_HINT: f32.
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what one prompt
+    takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
+    INFERENCE_PRECISION_HINT: f32.
     """
 
     path: str | None = None
@@ -247,11 +249,14 @@ class GenAI(Runner):
     start: int = 128
     recent: int = 1920
     piece: int = 512
+    cache_gb: int | None = None
     properties: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
         checks.integer("piece", self.piece, least=1)
+        if self.cache_gb is not None:
+            checks.integer("cache_gb", self.cache_gb, least=1)
         if checks.integer("block", self.block, least=1) % genai_sparse.PAGE:
             raise InputError(f"block: expected a multiple of {genai_sparse.PAGE}, the plugin's page of keys, got {self.block}")
         if self.keep is None:
@@ -357,9 +362,9 @@ class GenAI(Runner):
 
     def _scheduler(self, genai: ModuleType, lab: Lab) -> Any:
         scheduler = genai.SchedulerConfig()
-        # No more than one prompt takes: pages are used in turn, so that a larger cache would fill, for each runner beside others.
-        scheduler.num_kv_blocks = math.ceil(lab.shape.context_tokens / genai_sparse.PAGE) + _SPARE_PAGES
-        scheduler.cache_size, scheduler.enable_prefix_caching = 0, False
+        scheduler.cache_size, scheduler.enable_prefix_caching = self.cache_gb or 0, False
+        if self.cache_gb is None:
+            scheduler.num_kv_blocks = math.ceil(lab.shape.context_tokens / genai_sparse.PAGE) + _SPARE_PAGES
         scheduler.max_num_batched_tokens = self.piece if self.sparse == "trishape" else lab.shape.context_tokens
         if self.sparse != "none":
             scheduler.use_sparse_attention = True

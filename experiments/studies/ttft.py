@@ -91,9 +91,8 @@ class Ttft(Study):
         row = replace(lab.row(TtftRow), path_kind="timing", threads=torch.get_num_threads(), n=self.rounds)
         if self.memory:  # first, while this process holds no readers
             rows += self._memory_rows(lab, replace(row, metric="reading_bytes", unit="bytes", n=1))
-        readers: dict[str, Read] = {}
         for tokens in bar(self.prompts, "ttft"):
-            taken = units.get(f"{tokens}", partial(self._taken, lab, tokens, readers))
+            taken = units.get(f"{tokens}", partial(self._taken, lab, tokens))
             base = taken[self.baseline]["first"]
             for name, one in taken.items():
                 cell = replace(self._of(row, name), context_tokens=tokens)
@@ -107,10 +106,12 @@ class Ttft(Study):
         runner = self.runners[name]
         return replace(row, method=name, retention=runner.retention, output_layer=runner.output_layer, setting=runner.setting)
 
-    def _taken(self, lab: Lab, tokens: int, readers: dict[str, Read]) -> dict[str, dict[str, list[float]]]:
-        """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round."""
-        for name, runner in self.runners.items():
-            readers.setdefault(name, runner.reader(lab))
+    def _taken(self, lab: Lab, tokens: int) -> dict[str, dict[str, list[float]]]:
+        """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round.
+
+        Readers are made for each length, since OpenVINO keeps memory for every length that it has read.
+        """
+        readers = {name: runner.reader(lab) for name, runner in self.runners.items()}
         taken = {name: {"first": [], "cpu": [], "rate": []} for name in self.runners}
         for index, prompt in enumerate(self._prompts(lab, tokens)):
             for name in self.runners:
