@@ -21,6 +21,11 @@ def retrieval_smollm2() -> str:
     return _retrieval("study_retrieval_smollm2")
 
 
+def retrieval_smollm2_4096() -> str:
+    """The same in longer prompts."""
+    return _retrieval("study_retrieval_smollm2_4096")
+
+
 def _retrieval(name: str) -> str:
     """A line a method and retention, a column a task and length of prompt; empty where a method was not asked."""
     rows = rows_of(name)
