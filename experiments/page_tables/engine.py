@@ -133,9 +133,9 @@ def _ttft(name: str) -> str:
     header = ["seconds to the first token", *(f"{length} tokens" for length in lengths)]
     header += [f"CPU seconds, {lengths[-1]}", "tokens a second after it"]
     header += ["MB for a prompt"] if "reading_bytes" in at else []
-    header += [*(["of the keys"] if len(density) else []), "loss above transformers, nat"]
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
     tokens = int(losses.n.iloc[0]) // windows + 1
+    header += [*([f"of the keys, {tokens}"] if len(density) else []), "loss above transformers, nat"]
     n = f"medians of {rounds} interleaved rounds; losses of {windows} windows of {tokens} tokens, ± one standard error, paired"
     return table(header, lines, name, n)
 

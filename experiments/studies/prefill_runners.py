@@ -235,8 +235,8 @@ class GenAI(Runner):
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what one prompt
-    takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what a prompt of the
+    model's whole context takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
     INFERENCE_PRECISION_HINT: f32.
     """
 

@@ -109,7 +109,7 @@ class Ttft(Study):
     def _taken(self, lab: Lab, tokens: int) -> dict[str, dict[str, list[float]]]:
         """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round.
 
-        Readers are made for each length, since OpenVINO keeps memory for every length that it has read.
+        Readers are made for each length, and let go after it.
         """
         readers = {name: runner.reader(lab) for name, runner in self.runners.items()}
         taken = {name: {"first": [], "cpu": [], "rate": []} for name in self.runners}

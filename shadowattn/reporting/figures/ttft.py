@@ -2,12 +2,10 @@
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from shadowattn.reporting.style import MARKERS, new_figure, subject
 
 _COLOURS = 10
-_SECONDS = [one * 10.0**power for power in range(-4, 5) for one in (1, 2, 5)]  # ticks
 
 
 def draw(rows: pd.DataFrame) -> Figure:
@@ -30,10 +28,6 @@ def draw(rows: pd.DataFrame) -> Figure:
     axes.flat[0].set_xticks(ticks, [str(tick) for tick in ticks])
     axes.flat[0].minorticks_off()
     axes.flat[1].set(xlabel=f"seconds to the first token, {longest} tokens", ylabel="loss above the baseline (nat)", xscale="log")
-    seconds = first.value[first.context_tokens == longest]
-    axes.flat[1].set_xticks([tick for tick in _SECONDS if seconds.min() <= tick <= seconds.max()] or [seconds.min()])
-    axes.flat[1].xaxis.set_major_formatter(ScalarFormatter())
-    axes.flat[1].minorticks_off()
     axes.flat[2].axis("off")
     axes.flat[2].legend(*axes.flat[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center left")
     one = first.iloc[0]

@@ -13,6 +13,7 @@ from experiments.own_process import in_own_process
 from experiments.studies import prefill_runners, ttft
 from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled
 from experiments.studies.ttft import reading_bytes
+from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.graphs.decoder.whole import llm_graph
 from tests.experiments.test_pipeline import run
@@ -162,6 +163,20 @@ def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
         for sparse in ("none", "xattention", "trishape")
     }
     assert pieces == {"none": 4096, "xattention": 4096, "trishape": 512}
+
+
+def test_a_cache_holds_one_prompt_unless_its_size_is_asked(tiny_folder):
+    """Pages are used in turn: a larger cache fills, for each runner beside others."""
+    genai = SimpleNamespace(SchedulerConfig=SimpleNamespace)
+    lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=4096))
+    own = GenAI(str(tiny_folder))._scheduler(genai, lab)
+    asked = GenAI(str(tiny_folder), cache_gb=2)._scheduler(genai, lab)
+    assert own.num_kv_blocks * 32 >= 4096
+    assert own.cache_size == 0
+    assert asked.cache_size == 2
+    assert not hasattr(asked, "num_kv_blocks")
+    with pytest.raises(InputError, match="cache_gb"):
+        GenAI(str(tiny_folder), cache_gb=0)
 
 
 class Prophet:
