@@ -140,7 +140,16 @@ def _losses(name: str, most: float = 0.5) -> str:
 
 def top_p() -> str:
     """Loss and measured density of budgets for rows, for heads, or for neither."""
-    rows = rows_of("study_top_p")
+    return _budgets("study_top_p")
+
+
+def top_p_smollm2() -> str:
+    """The same on SmolLM2."""
+    return _budgets("study_top_p_smollm2")
+
+
+def _budgets(name: str) -> str:
+    rows = rows_of(name)
     placed = ["method", "retention", "metric"]
     cells = rows.drop_duplicates(placed).set_index(placed).value.sort_index()
     retentions = sorted(rows.retention[rows.retention < 1].unique())
@@ -152,7 +161,7 @@ def top_p() -> str:
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["budgets of", *(f"{at:.0%} of the keys" for at in retentions)]
     n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows{marks}"
-    return table(header, lines, "study_top_p", n)
+    return table(header, lines, name, n)
 
 
 _BUDGETS = {
