@@ -39,7 +39,7 @@ from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES
 
 _LOGITS_AT_ONCE = 512  # rows
-_SPARE_PAGES = 8
+_SPARE_PAGES = 8  # of a KV cache, beyond those of a whole context
 _SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
 Read = Callable[[list[int], int], Iterable[int]]
@@ -235,8 +235,8 @@ class GenAI(Runner):
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what a prompt of the
-    model's whole context takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what a prompt of the model's
+    whole context takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
     INFERENCE_PRECISION_HINT: f32.
     """
 

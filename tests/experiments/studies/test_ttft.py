@@ -167,14 +167,14 @@ def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
 
 def test_a_cache_holds_one_prompt_unless_its_size_is_asked(tiny_folder):
     """Pages are used in turn: a larger cache fills, for each runner beside others."""
-    genai = SimpleNamespace(SchedulerConfig=SimpleNamespace)
+    genai = SimpleNamespace(SchedulerConfig=lambda: SimpleNamespace(num_kv_blocks=0))
     lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=4096))
     own = GenAI(str(tiny_folder))._scheduler(genai, lab)
     asked = GenAI(str(tiny_folder), cache_gb=2)._scheduler(genai, lab)
     assert own.num_kv_blocks * 32 >= 4096
     assert own.cache_size == 0
     assert asked.cache_size == 2
-    assert not hasattr(asked, "num_kv_blocks")
+    assert asked.num_kv_blocks == 0
     with pytest.raises(InputError, match="cache_gb"):
         GenAI(str(tiny_folder), cache_gb=0)
 
