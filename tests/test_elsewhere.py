@@ -32,7 +32,7 @@ from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.quantised import Quantised
 from shadowattn.online.full_int8 import FullInt8
 from shadowattn.types import ScaleGrid
-from tests.pretend_device import pretend_device, pretended
+from tests.elsewhere import elsewhere, moved
 from tests.profiles import bank_for
 from tests.tiny import tiny_model
 
@@ -127,8 +127,8 @@ MEASUREMENTS = (losses_and_divergences, answers, npu_full, recall, scales, ablat
 def test_what_is_measured_where_the_model_is_equals_the_cpus(measure: Callable, tmp_path):
     model = tiny_model()
     expected = measure(model, tmp_path / "cpu")
-    with pretend_device() as copies:
-        pretended(model)
+    with elsewhere() as copies:
+        moved(model)
         copies.clear()
         fingerprint(model)
         samples = set(copies.down)  # of the weights, which several measurements ask for
@@ -143,7 +143,7 @@ def test_what_is_measured_where_the_model_is_equals_the_cpus(measure: Callable, 
 def test_recall_refuses_graphs_before_the_forward_pass():
     model = tiny_model()
     bank = bank_for(model)
-    with pretend_device():
-        pretended(model)
+    with elsewhere():
+        moved(model)
         with pytest.raises(InputError, match="Int8Graph runs OpenVINO's graphs"):
             measure_recall(model, WINDOWS, {"exact": Oracle(), "graphs": Int8Graph(bank)}, [0.1], chunk_tokens=32)

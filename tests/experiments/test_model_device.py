@@ -1,4 +1,4 @@
-"""`model.device=cuda`: whole experiments on a pretended GPU, and what they refuse before anything is loaded."""
+"""`model.device=cuda`: experiments on a GPU, pretended where there is none, and what is refused before a model is loaded."""
 
 import json
 import re
@@ -11,23 +11,24 @@ from hydra.core.global_hydra import GlobalHydra
 from transformers import AutoModelForCausalLM
 
 import experiments.run
+from tests.elsewhere import HAS_GPU, elsewhere
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
-from tests.pretend_device import pretend_device
 
 __all__ = ["run", "tiny_folder"]  # fixtures
 
-GPU = "Pretended GPU"
+GPU = torch.cuda.get_device_name(0) if HAS_GPU else "Pretended GPU"
 FUSED = ["estimator=int8_fused", "graphs.chunk_tokens=32", "evaluation.windows=2"]
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine with one GPU; what was copied from it and to it."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
-    with pretend_device() as copies:
+    if not HAS_GPU:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
+    with elsewhere() as copies:
         yield copies
 
 

@@ -17,7 +17,7 @@ from shadowattn.online.estimators.random import Random
 from shadowattn.online.estimators.streaming import Streaming
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.types import KeyOffset, Requant, ScaleGrid
-from tests.pretend_device import DEVICE, Copies, pretend_device, pretended
+from tests.elsewhere import DEVICE, HAS_GPU, Copies, elsewhere, moved, pretend_device
 from tests.profiles import bank_for, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
@@ -74,8 +74,8 @@ def test_every_estimator_attends_as_on_the_cpu(name, rule):
     options = {"retention": 0.3, "estimator": ESTIMATORS[name], "decode": "shared", **rule}
     model, chosen, found = tiny_model(), [], []
     expected = told(model, ids(), kernel="torch", observers=[chosen.append], **options)
-    with pretend_device() as copies:
-        pretended(model)
+    with elsewhere() as copies:
+        moved(model)
         out = told(model, ids().to(DEVICE), copies=copies, observers=[found.append], **options)
         assert layer_calls(copies) < MOST_DOWN
         assert lists(found) == lists(chosen)
@@ -85,8 +85,8 @@ def test_every_estimator_attends_as_on_the_cpu(name, rule):
 def check_same_there(model, options: dict) -> None:
     """The outputs where the model is are those of the CPU, and no layer copies more than a few numbers back."""
     expected = told(model, ids(), kernel="torch", **options)
-    with pretend_device() as copies:
-        pretended(model)
+    with elsewhere() as copies:
+        moved(model)
         out = told(model, ids().to(DEVICE), copies=copies, **options)
         assert layer_calls(copies) < MOST_DOWN
         torch.testing.assert_close(out.cpu(), expected, atol=1e-5, rtol=1e-5)
@@ -113,8 +113,8 @@ def test_dense_heads_run_where_the_model_is(dense_above, decode):
 def test_nothing_but_a_model_is_needed():
     model = tiny_model()
     expected = told(model, ids(), retention=0.3, kernel="torch")
-    with pretend_device():
-        torch.testing.assert_close(told(pretended(model), ids().to(DEVICE), retention=0.3).cpu(), expected, atol=1e-5, rtol=1e-5)
+    with elsewhere():
+        torch.testing.assert_close(told(moved(model), ids().to(DEVICE), retention=0.3).cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_what_reads_the_cpus_memory_is_refused_before_the_forward_pass(options, 
     model = tiny_model()
     if options.pop("bank", False):
         options = {"bank": bank_for(model)}
-    with pretend_device():
-        pretended(model)
+    with elsewhere():
+        moved(model)
         with pytest.raises(InputError, match=message), shadowattn.attach(model, 0.2, **options):
             raise AssertionError("attached")
 
 
 def test_weights_on_two_devices_are_refused():
     model = tiny_model()
-    with pretend_device():
-        pretended(model.model.layers[0])
+    with elsewhere():
+        moved(model.model.layers[0])
         with pytest.raises(InputError, match="all weights on one device, got cpu, cuda"), shadowattn.attach(model, 0.2):
             raise AssertionError("attached")
 
@@ -149,7 +149,7 @@ def test_weights_on_two_devices_are_refused():
 def test_one_layers_tensors_attend_where_they_are():
     q, k, v = qkv(4, 2, 40, 60, 64)
     expected = shadowattn.sparse_attention(q, k, v, 0.3, causal_offset=20, kernel="torch")
-    with pretend_device(), torch.no_grad():
+    with elsewhere(), torch.no_grad():
         q, k, v = (x.to(DEVICE) for x in (q, k, v))
         out = shadowattn.sparse_attention(q, k, v, 0.3, causal_offset=20)
         assert out.device == DEVICE
@@ -158,6 +158,7 @@ def test_one_layers_tensors_attend_where_they_are():
             shadowattn.sparse_attention(q, k.cpu(), v, 0.3, causal_offset=20)
 
 
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU, on which the other tests ran")
 def test_the_pretended_device_refuses_what_a_gpu_would():
     with pretend_device() as copies, torch.no_grad():
         x = torch.arange(6, device=DEVICE)

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shadowattn.errors import InputError
 from shadowattn.models import load_bundled, load_hub, load_known, load_local, load_random, model_shape
-from tests.pretend_device import DEVICE, pretend_device
+from tests.elsewhere import DEVICE, elsewhere
 from tests.tiny import tiny_model
 
 
@@ -127,7 +127,7 @@ def test_a_model_too_large_for_its_device_is_refused(monkeypatch):
 def test_loaders_put_a_model_on_its_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pretend_device():
+    with elsewhere():
         loaded = load_bundled(device="cuda")
         assert {x.device for x in (*loaded.model.parameters(), *loaded.model.buffers())} == {DEVICE}
     assert loaded.fingerprint == load_bundled().fingerprint

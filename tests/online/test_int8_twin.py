@@ -14,7 +14,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused, TorchKeys
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.types import KeyOffset, ScaleGrid, Selection
-from tests.pretend_device import DEVICE, pretend_device
+from tests.elsewhere import DEVICE, elsewhere
 from tests.selections import as_mask
 from tests.tensors import HEADS, qkv
 
@@ -29,7 +29,7 @@ RULES = st.builds(
 
 def chosen_elsewhere(q, k, retention, rule: Rule, make=Int8Fused.of) -> Selection:
     """The lists that the twin makes, brought to the CPU."""
-    with pretend_device(), torch.no_grad():
+    with elsewhere(), torch.no_grad():
         q, k = q.to(DEVICE), k.to(DEVICE)
         chunk = Chunk.of(q, k, retention=retention, scale=0.125)
         made = make(q, k).select(chunk, rule, rule.lists(chunk.retention, chunk.positions), TorchKernels())

@@ -1,6 +1,7 @@
-"""A device that is not there: tensors that say they are on `cuda`, hold their values in the CPU's memory, and refuse its tensors.
+"""What has to run where the model is: on the GPU that torch finds, else on a device that is pretended.
 
-For what has to run where the model is, on machines without a GPU. Numbers are the CPU's; what tests learn is where tensors are.
+The pretended device's tensors say that they are on `cuda`, hold their values in the CPU's memory, and refuse its tensors.
+Numbers there are the CPU's; what tests learn is where tensors are.
 An operator that meets tensors of both devices raises, as CUDA's would, unless one has no dimension; numpy gets no view of the
 values; and every copy between the two is counted.
 """
@@ -15,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-DEVICE = torch.device("cuda")
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda:0" if HAS_GPU else "cuda")
 _ATEN = torch.ops.aten
 _NO_CUDA = ("not linked with support", "CUDA driver version is insufficient", "no NVIDIA driver")  # torch with CUDA and without
 _READ = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__bool__, Tensor.__index__)
@@ -52,6 +54,18 @@ class Copies:
 
 
 @contextmanager
+def elsewhere() -> Iterator[Copies]:
+    """`device="cuda"` inside is the GPU that torch finds, or else the pretended device; copies are counted on both."""
+    if not HAS_GPU:
+        with pretend_device() as copies:
+            yield copies
+        return
+    copies = Copies([], [])
+    with _Counted(copies):
+        yield copies
+
+
+@contextmanager
 def pretend_device() -> Iterator[Copies]:
     """`device="cuda"` is the pretended device inside."""
     copies, lazy_init, future = Copies([], []), torch.cuda._lazy_init, torch.__future__
@@ -66,8 +80,8 @@ def pretend_device() -> Iterator[Copies]:
         future.set_overwrite_module_params_on_conversion(overwrite)
 
 
-def pretended(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with its parameters and buffers on the pretended device, in place; inside of `pretend_device`."""
+def moved(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with its parameters and buffers on the device, in place; inside of `elsewhere` or `pretend_device`."""
     return module.to(DEVICE)
 
 
@@ -84,6 +98,24 @@ def _check_one_device(func, given: list) -> None:
 
 def _is_on_device(device) -> bool:
     return device is not None and torch.device(device).type == DEVICE.type
+
+
+class _Counted(TorchDispatchMode):
+    """Counts what a GPU and the CPU copy to each other, but for tensors made from Python's numbers."""
+
+    def __init__(self, copies: Copies):
+        super().__init__()
+        self._copies = copies
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func is _ATEN._local_scalar_dense.default and args[0].is_cuda:
+            self._copies.down.append(1)
+        elif func in (_ATEN.copy_.default, _ATEN._to_copy.default):
+            source = args[1] if func is _ATEN.copy_.default else args[0]
+            if source.is_cuda != made.is_cuda:
+                (self._copies.down if source.is_cuda else self._copies.up).append(source.numel())
+        return made
 
 
 class _Functions(TorchFunctionMode):
