@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 
 from experiments.config import Config
 from experiments.environment import describe_machine
-from experiments.errors import ShardDoneError
 from experiments.lab import Lab
 from experiments.overrides import check_used
 from experiments.part_building import build
@@ -119,8 +118,9 @@ def _measure(study: Study, lab: Lab, started: datetime, command: str) -> pd.Data
     write_json(folder / "begun.json", asked | lab.meta())
     try:
         measured = study.measure(lab)
-    except (InputError, ShardDoneError):  # nothing half-written is left of what came to nothing
-        if {path.name for path in folder.iterdir()} <= {"code.json", "begun.json"}:
+    except InputError:
+        # Nothing half-written is left of what came to nothing; but other shards may be at work in the same folder.
+        if lab.of("shard").count == 1 and {path.name for path in folder.iterdir()} <= {"code.json", "begun.json"}:
             shutil.rmtree(folder)
             _remove_empty(folder.parent, lab.root.parent)
         raise

@@ -72,11 +72,12 @@ class _Counts:
 
     def __init__(self, profile: RetentionProfile, estimator: TopP, rule: Rule):
         self._table, self._estimator, self._rule = torch.tensor(profile.retention, dtype=torch.float64), estimator, rule
-        self._counts, self._target, self._rows = torch.zeros_like(_SHARES), 0, 0
+        self._counts, self._target, self._rows = torch.zeros_like(_SHARES), 0, 0  # counts lie where the chunks do
 
     def add(self, chunk: Chunk) -> None:
         """Counts the heads of a chunk that keep less than every key."""
-        retention = self._table[chunk.layer][chunk.heads.ids]
+        place = chunk.q.device
+        retention = self._table[chunk.layer].to(place)[chunk.heads.ids]
         sparse = (retention < 1).nonzero()[:, 0]
         if len(sparse) == 0:
             return
@@ -93,7 +94,8 @@ class _Counts:
             members, weights = (of_head[0, rows] for of_head in loose_weights(some, kept, slice(head, head + 1), keys))
             order, before = ranked(weights, members)
             before = before.masked_fill((always & members).gather(-1, order), -1.0).sort(-1).values  # no share leaves these out
-            self._counts += torch.searchsorted(before, _SHARES.expand(len(before), -1).contiguous()).sum(0)
+            enough = torch.searchsorted(before, _SHARES.to(place).expand(len(before), -1).contiguous())
+            self._counts = self._counts.to(place) + enough.sum(0)
 
     def share(self) -> TopPShare:
         """The share at which as many are kept as should be."""
@@ -110,6 +112,6 @@ class _Counts:
             )
         if above == 0:
             return TopPShare(float(_SHARES[0]), self._rows)
-        low, high = counts[above - 1], counts[above]
-        step = float((target - low) / (high - low))
+        low, high = int(counts[above - 1]), int(counts[above])
+        step = (target - low) / (high - low)
         return TopPShare(float(_SHARES[above - 1] + step * (_SHARES[above] - _SHARES[above - 1])), self._rows)
