@@ -30,13 +30,41 @@ _SIGNALS = {
 
 def need() -> str:
     """How well each signal ranks the bundled model's heads by the loss increase where a head alone keeps few keys."""
-    rows = rows_of("offline")
+    return _need("offline")
+
+
+def need_smollm2() -> str:
+    """The same of SmolLM2's heads."""
+    return _need("need_smollm2")
+
+
+def _need(name: str) -> str:
+    rows = rows_of(name)
     correlations = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
     retentions = sorted(correlations.index.unique("retention"))
     lines = [[words, *(f"{correlations[signal, at]:+.2f}" for at in retentions)] for signal, words in _SIGNALS.items()]
     header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
     heads = rows[rows.metric == "top_weight"].shape[0]
-    return table(header, lines, "offline", f"Spearman, n = {heads} heads")
+    return table(header, lines, name, f"Spearman, n = {heads} heads")
+
+
+def stability() -> str:
+    """How far importance and what follows from it depend on the calibration's windows."""
+    lines, sources = [], {"offline": "bundled model", "offline_smollm2": "SmolLM2"}
+    for name, label in sources.items():
+        rows = rows_of(name)
+        allocators = rows[rows.metric == "largest_spread"].method
+        lines.append([
+            f"{label}, {int(one(rows, metric='windows_an_ablation'))} windows",
+            *(f"{one(rows, method=allocators.iloc[0], metric=f'{what}_rank_correlation'):.2f}" for what in ("head", "layer")),
+            *(f"{one(rows, method=method, metric='largest_spread'):.3f}" for method in _SPREAD),
+        ])  # fmt: skip
+    header = ["", "rank correlation of heads", "of layers", *(f"largest spread, `{words}`" for words in _SPREAD.values())]
+    n = "even against odd windows; spread: standard deviation of a head's retention over resampled windows, at a mean of 0.2"
+    return f"{table(header, lines, 'offline', n + '; the first line')}\n\n{source('offline_smollm2', 'the second line')}"
+
+
+_SPREAD = {"main": "waterfill", "paper": "paper", "artifact": "artifact"}
 
 
 def importance_speed() -> str:
@@ -64,6 +92,7 @@ def importance_speed() -> str:
 _RACES = {
     "racing": "bundled model",
     "racing_stories260k": "stories260K",
+    "racing_smollm2": "SmolLM2",
 }
 _RACED = {
     "racing": "racing",
@@ -87,7 +116,7 @@ def racing() -> str:
             ])  # fmt: skip
     orders = int(rows_of("racing").n.max())
     header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
-    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other model from its own file")
+    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other models from files of their own")
 
 
 def allocators() -> str:

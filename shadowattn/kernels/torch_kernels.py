@@ -11,8 +11,8 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.types import MOST_TILE_ROWS, Heads, Lists, Selection, UnionTiles
 
-# Gathered K and V of one tile. On a CPU a tile beyond the caches' size gains nothing and only costs memory; on a GPU every tile is
-# a dozen launches, which cost more than its arithmetic (on an H100 the larger size takes a third of the time off).
+# Gathered K and V of one tile. On a CPU a tile beyond the caches' size gains nothing and only costs memory; on a GPU every tile
+# is a dozen launches, which cost more than its arithmetic (on an H100 the larger size takes a third of the time off).
 _CPU_TILE_BYTES, _GPU_TILE_BYTES = 16 << 20, 256 << 20
 
 

@@ -1,0 +1,234 @@
+"""Sparse and dense attention while other programs want the same cores: how much slower each becomes (the paper's Table 9)."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+
+from experiments.lab import Lab
+from experiments.own_process import in_own_process
+from experiments.progress import bar, say
+from experiments.random_layers import SHAPES, Case, Tensors
+from experiments.refusals import check_choice, check_count
+from experiments.studies import attention_candidates as candidates
+from experiments.studies.base import Study
+from shadowattn.errors import InputError
+from shadowattn.kernels import native
+from shadowattn.models.load import DTYPES
+from shadowattn.reporting.figures.beside_work import draw as draw_beside_work
+from shadowattn.reporting.rows import SpreadRow
+
+QUIET = "nothing"
+_LOOP = "while True: pass"
+_PRODUCTS = "import torch; torch.set_num_threads({threads}); a = torch.ones(768, 768)\nwhile True: a @ a"
+# Programs that run beside, by name; `{threads}` is the number of ours.
+LOADS = {
+    QUIET: (),
+    "one loop": (_LOOP,),
+    "two loops": (_LOOP, _LOOP),
+    "torch": (_PRODUCTS,),
+}
+# How libgomp's threads wait for work: spinning, which is its default, or asleep, as `experiments.run` sets it.
+WAITING = {"spinning": "300000", "asleep": "0"}
+_BASELINE = candidates.BASELINES[0]
+
+
+@dataclass(frozen=True)
+class BesideRow(SpreadRow):
+    """A row about a chunk of a layer of `model`'s shape, computed beside `load`; libgomp's threads wait as `waiting` says."""
+
+    dtype: str = ""
+    load: str = ""
+    waiting: str = ""
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class BesideWork(Study):
+    """The last `rows` rows of `keys` keys at `retention`, random tensors of layers of `shapes`, beside each of `loads`.
+
+    Loads: `one loop` and `two loops`, processes of one thread each that compute for ever; `torch`, one with as many threads as
+    ours that multiplies matrices. They run by turns for `rounds` rounds, are stopped in between, and every way to attend is timed
+    within each turn. Once for each of `waiting`: libgomp's threads, torch's and ours, spin while they wait, which is what a user
+    of the library has, or sleep.
+    """
+
+    shapes: list[str] = field(default_factory=lambda: ["smollm2-135m"])
+    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
+    loads: list[str] = field(default_factory=lambda: list(LOADS))
+    waiting: list[str] = field(default_factory=lambda: list(WAITING))
+    rounds: int = 15
+    rows: int = 512
+    keys: int = 8192
+    retention: float = 0.2
+    query_block: int = 32
+    needs: ClassVar[tuple[str, ...]] = ("threads",)
+    headline: ClassVar[tuple[str, ...]] = ("slowdown", "slowdown_over_sdpa")
+
+    def __post_init__(self):
+        options = {"shapes": tuple(SHAPES), "dtypes": tuple(DTYPES), "loads": tuple(LOADS), "waiting": tuple(WAITING)}
+        for name, known in options.items():
+            if not getattr(self, name):
+                raise InputError(f"study.{name}: expected at least one, got none")
+            for value in getattr(self, name):
+                check_choice(f"study.{name}", value, known)
+        if QUIET not in self.loads:
+            raise InputError(f"study.loads: expected {QUIET}, which others are compared with, among them, got {list(self.loads)}")
+        for name in ("rounds", "rows", "query_block"):
+            check_count(f"study.{name}", getattr(self, name))
+        check_count("study.keys", self.keys, least=self.rows)
+        if not 0 < self.retention <= 1:
+            raise InputError(f"study.retention: expected a share of the visible keys, in (0, 1], got {self.retention}")
+
+    def check(self, lab: Lab) -> None:
+        native.require()
+        if os.name != "posix":
+            raise InputError("study.loads: programs beside are stopped by signals, which this system has not; use Linux")
+
+    def measure(self, lab: Lab) -> list[BesideRow]:
+        units, rows = lab.units("times"), []
+        cases = [(Case(shape, DTYPES[dtype], self.keys, self.rows, self.retention), waiting)
+                 for shape in self.shapes for dtype in self.dtypes for waiting in self.waiting]  # fmt: skip
+        say(f"time: {len(cases)} cases beside {', '.join(self.loads)}; {self.rounds} rounds, loads and candidates take turns")
+        kernel = f"native ({native.LEVELS[native.level()]})"
+        row = replace(lab.timing_row(BesideRow), n=self.rounds, kernel=kernel, threads=torch.get_num_threads())
+        for case, waiting in bar(cases, "cases"):
+            key = f"{case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g} {waiting}"
+            seconds = units.get(key, partial(self._seconds, case, waiting))
+            rows += rows_of(replace(row, waiting=waiting), case, seconds)
+        return rows
+
+    def _seconds(self, case: Case, waiting: str) -> dict[str, dict[str, list[float]]]:
+        with _environment(GOMP_SPINCOUNT=WAITING[waiting]):
+            return in_own_process(time_beside, case, self.query_block, list(self.loads), self.rounds)
+
+    def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
+        return {"beside_work": draw_beside_work(rows)}
+
+    def table(self, rows: pd.DataFrame, title: str) -> Group:
+        return Group(*(_case_table(some, title) for _, some in rows.groupby(["model", "dtype", "waiting"], sort=False)))
+
+
+def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each way to attend beside each load, round by round. In a process of its own, whose environment says how
+    libgomp waits."""
+    t = Tensors(case)
+    calls: dict[str, Callable[[], object]] = candidates.baselines(t) | candidates.totals(t, 1)
+    calls |= candidates.totals(t, query_block, "probability", ("int8_fused",))
+    for call in calls.values():
+        call()
+    seconds: dict[str, dict[str, list[float]]] = {load: {name: [] for name in calls} for load in loads}
+    with Programs(loads, torch.get_num_threads()) as programs:
+        for _ in range(rounds):
+            for load in loads:
+                with programs.running(load):
+                    for name, took in candidates.once(calls).items():
+                        seconds[load][name].append(took)
+    return seconds
+
+
+class Programs:
+    """The processes of several loads, all stopped but those of the load that is `running`; ended at the end of the block."""
+
+    def __init__(self, loads: list[str], threads: int):
+        self._loads, self._threads = loads, threads
+        self._processes: dict[str, list[subprocess.Popen]] = {}
+
+    def __enter__(self) -> "Programs":
+        try:
+            for load in self._loads:
+                self._processes[load] = []
+                for program in LOADS[load]:
+                    self._processes[load].append(_begun(program.format(threads=self._threads)))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in (process for some in self._processes.values() for process in some):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    @contextmanager
+    def running(self, load: str) -> Iterator[None]:
+        for process in self._processes[load]:
+            process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            for process in self._processes[load]:
+                process.send_signal(signal.SIGSTOP)
+
+
+def _begun(program: str) -> subprocess.Popen:
+    """A process that has read its imports and is stopped before it computes."""
+    code = program.replace("while True:", "print(flush=True)\nwhile True:")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    return process
+
+
+@contextmanager
+def _environment(**changes: str) -> Iterator[None]:
+    """Variables for the processes that are begun within."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ |= changes
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def rows_of(row: BesideRow, case: Case, seconds: Mapping[str, Mapping[str, list[float]]]) -> Iterator[BesideRow]:
+    """Time beside each load, how many times that of the quiet machine it is, and that over what it is for torch's attention.
+
+    Quotients are of a round's two times; medians and quartiles over rounds.
+    """
+    row = replace(row, model=case.shape, dtype=case.dtype_name)
+    row = replace(row, context_tokens=case.keys, chunk_rows=case.rows, retention=case.retention)
+    for load, by_method in seconds.items():
+        for method, took in by_method.items():
+            slowdown = np.divide(took, seconds[QUIET][method])
+            over = slowdown / np.divide(by_method[_BASELINE], seconds[QUIET][_BASELINE])
+            one = replace(row, load=load, method=method, **candidates.labels(method))
+            for metric, values, unit in (
+                ("time", 1e3 * np.array(took), "ms"),
+                ("slowdown", slowdown, "1"),
+                ("slowdown_over_sdpa", over, "1"),
+            ):
+                low, median, high = np.percentile(values, (25, 50, 75))
+                yield replace(one, metric=metric, value=float(median), low=float(low), high=float(high), unit=unit)
+
+
+def _case_table(rows: pd.DataFrame, title: str) -> Table:
+    """A line a way to attend, a column a load: time, and how many times that of the quiet machine."""
+    first, cells = rows.iloc[0], rows.set_index(["load", "method", "metric"]).value
+    loads = list(dict.fromkeys(rows.load))
+    title = f"{title} · {first.model} {first.dtype}, {first.context_tokens} keys, {first.retention:g}, threads {first.waiting}"
+    table = Table("candidate", *(f"beside {load}, ms" for load in loads), title=f"{title} · measured", title_justify="left")
+    for method in dict.fromkeys(rows.method):
+        shown = []
+        for load in loads:
+            time, slowdown, over = (cells[load, method, metric] for metric in ("time", "slowdown", "slowdown_over_sdpa"))
+            shown.append(f"{time:.1f}" + ("" if load == QUIET else f" (× {slowdown:.2f}, {over:.2f} of sdpa's)"))
+        table.add_row(method, *shown)
+    return table
