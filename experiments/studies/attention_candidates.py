@@ -115,7 +115,8 @@ def _fused_total(t: Tensors, rule: Rule) -> Call:
     estimator, chunk = Int8Fused.of(t.q, t.k), t.chunk()
 
     def run() -> None:
-        absmax_scales(t.q)  # what the choice of a scale costs
+        with native.alone():
+            absmax_scales(t.q)  # what the choice of a scale costs, where the estimator makes it
         _attend(chunk.rewound(), rule, estimator)  # so that the chunk's own keys are new
 
     return run

@@ -223,8 +223,10 @@ def _case_table(rows: pd.DataFrame, title: str) -> Table:
     """A line a way to attend, a column a load: time, and how many times that of the quiet machine."""
     first, cells = rows.iloc[0], rows.set_index(["load", "method", "metric"]).value
     loads = list(dict.fromkeys(rows.load))
-    title = f"{title} · {first.model} {first.dtype}, {first.context_tokens} keys, {first.retention:g}, threads {first.waiting}"
-    table = Table("candidate", *(f"beside {load}, ms" for load in loads), title=f"{title} · measured", title_justify="left")
+    case = f"{first.model} {first['dtype']}, {first.context_tokens} keys, {first.retention:g}, threads {first.waiting}"
+    table = Table(
+        "candidate", *(f"beside {load}, ms" for load in loads), title=f"{title} · {case} · measured", title_justify="left"
+    )
     for method in dict.fromkeys(rows.method):
         shown = []
         for load in loads:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
@@ -148,6 +149,7 @@ def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * len(_FUNCTIONS))()
     try:
         loaded.shadowattn_struct_bytes(compiled)
+        _ = loaded.shadowattn_set_threads
     except AttributeError:
         compiled = ()
     if list(compiled) != expected:
@@ -196,6 +198,35 @@ def require() -> ctypes.CDLL:
     return loaded
 
 
+_before_alone = threading.local()
+_SMALL_PACK = 1 << 18  # numbers that one thread quantises in less time than a second one may need to wake up
+
+
+def threads() -> int:
+    """How many threads a kernel may use: torch's number, or what it was before `alone`."""
+    return getattr(_before_alone, "threads", None) or torch.get_num_threads()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within, torch's operators run on the calling thread alone, and the kernels on as many threads as before.
+
+    For what lies between kernels and is small. Each parallel region waits for all of its threads, and beside other programs for
+    their turns on a core, which are milliseconds. It changes the number of the calling thread alone; torch.set_num_threads would
+    also change the one that threads to come begin with.
+    """
+    if getattr(_before_alone, "threads", None):
+        yield
+        return
+    _before_alone.threads = torch.get_num_threads()  # which also makes torch set this thread's number up, before it is changed
+    before = require().shadowattn_set_threads(1)
+    try:
+        yield
+    finally:
+        require().shadowattn_set_threads(before)
+        _before_alone.threads = None
+
+
 def _run(name: str, arguments: Structure) -> None:
     if getattr(require(), f"shadowattn_{name}")(level(), byref(arguments)):
         raise MemoryError(f"native {name}: no memory for its scratch; use shorter prompts or fewer threads")
@@ -224,7 +255,7 @@ def attend(
     _run(
         "attend",
         _Attend(
-            torch.get_num_threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
+            threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
             *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
             *(None if x is None else x.data_ptr() for x in (indices, indptr, ends, members)), scale,
         ),
@@ -251,16 +282,17 @@ def select(
     """Writes the lists that `scores` [H, B, K], float32, float16 or int8, call for into `indices`."""
     heads, lists, _ = scores.shape
     to = _lists(candidates, tail, indptr, indices, sinks, recent, self_first)
-    _run("select", _Select(torch.get_num_threads(), _SCORES[scores.dtype], heads, lists, _Tensor.of(scores), to))
+    _run("select", _Select(threads(), _SCORES[scores.dtype], heads, lists, _Tensor.of(scores), to))
 
 
 def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
     """Quantises the rows of k [G, rows, D] and writes them into `packed` [G, K / 16, D / 4, 16, 4] from `first_key` on."""
     heads, rows, dim = k.shape
+    workers = threads() if k.numel() > _SMALL_PACK else 1
     _run(
         "pack",
         _Pack(
-            torch.get_num_threads(), k.dtype == torch.bfloat16, heads, rows, dim, _Tensor.of(k), scales.data_ptr(),
+            workers, k.dtype == torch.bfloat16, heads, rows, dim, _Tensor.of(k), scales.data_ptr(),
             packed.data_ptr(), packed.stride(0), first_key,
         ),
     )  # fmt: skip
@@ -285,7 +317,7 @@ def estimate(
     _run(
         "estimate",
         _Estimate(
-            torch.get_num_threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
+            threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
             _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), kv_head.data_ptr(),
             visible.data_ptr(), None if exponents is None else exponents.data_ptr(),
             None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
@@ -299,7 +331,7 @@ def unite(
     """Writes unions of the lists of `query_block` of `rows` rows a head into the other three tensors; see `UnionTiles`."""
     heads = (len(row_indptr) - 1) // rows
     pointers = (x.data_ptr() for x in (row_indices, row_indptr, indices, members, ends))
-    _run("unite", _Unite(torch.get_num_threads(), heads, rows, query_block, *pointers))
+    _run("unite", _Unite(threads(), heads, rows, query_block, *pointers))
 
 
 def fused_rows(
@@ -319,13 +351,13 @@ def fused_rows(
     written.
     """
     heads, rows, dim = q.shape
-    keys, threads, half = k.shape[1], torch.get_num_threads(), q.dtype == torch.bfloat16
+    keys, workers, half = k.shape[1], threads(), q.dtype == torch.bfloat16
     choose = _Estimate(
-        threads, half, 0, heads, rows, keys, dim, 1, _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
+        workers, half, 0, heads, rows, keys, dim, 1, _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
         kv_head.data_ptr(), None, None, None, _lists(**lists),
     )  # fmt: skip
     attend = _Attend(
-        threads, half, heads, rows, keys, dim, 1, *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
+        workers, half, heads, rows, keys, dim, 1, *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
         None, None, None, None, scale,
     )  # fmt: skip
     _run("fused_rows", _Rows(choose, attend))

@@ -7,7 +7,7 @@ selected.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError, StageError
 from shadowattn.exclusive import current_work, working_for
+from shadowattn.kernels import native
 from shadowattn.online.channel import Channel, ClosedError
 from shadowattn.online.plan import Group
 from shadowattn.online.stages import Stages
@@ -85,16 +86,22 @@ def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
     if stages.attends_at_once and len(set(vars(threads).values())) == 1:
         return _run_at_once(stages, threads=threads.attend, keep_lists=keep_lists)
     parts = batches(stages)
-    with stages.estimator.use():
+    with stages.estimator.use(), _between_kernels(stages, budgeted=any(vars(threads).values())):
         run = _Run(stages, parts, [group.heads for group in parts], threads, keep_lists, pool=None, batched=True)
         run.attend(run.select(run.estimate()))
         return run.result()
 
 
+def _between_kernels(stages: Stages, *, budgeted: bool = False) -> AbstractContextManager:
+    """torch's operators run alone where the native kernels do all the rest, and no stage has threads of its own."""
+    by_kernels = stages.estimator.is_native and stages.kernels.name == "native"
+    return native.alone() if by_kernels and not budgeted else nullcontext()
+
+
 def run_ranking(stages: Stages) -> Selection:
     """The lists of all heads, as `run_batched` would attend to them, in the calling thread."""
     parts = batches(stages)
-    with stages.estimator.use():
+    with stages.estimator.use(), _between_kernels(stages):
         run = _Run(stages, parts, [group.heads for group in parts], Threads(), keep_lists=True, pool=None, batched=True)
         return Selection.cat([selection for _, selection in run.select(run.estimate())])
 
@@ -110,7 +117,7 @@ def run_listed(stages: Stages, selection: Selection, *, threads: Threads) -> Ran
 def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ran:
     """One call, recorded as attention."""
     chunk, start = stages.chunk, time.perf_counter()
-    with stages.estimator.use(), thread_budget(threads):
+    with stages.estimator.use(), thread_budget(threads), _between_kernels(stages):
         out, selected = stages.attend_at_once(listed=keep_lists)
     kept = len(selected.indices) if isinstance(selected, Selection) else selected
     moved = 2 * out.nbytes + 2 * kept * out.shape[2] * chunk.k.element_size()

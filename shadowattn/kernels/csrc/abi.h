@@ -116,6 +116,8 @@ typedef struct {
 SA_API int shadowattn_highest_level(void);  // of this processor and this build
 // Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite and SaRows, so that a caller of other declarations is found out before it calls.
 SA_API void shadowattn_struct_bytes(int64_t bytes[6]);
+// OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
+SA_API int shadowattn_set_threads(int threads);
 SA_API int shadowattn_attend(int level, const SaAttend*);
 SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);

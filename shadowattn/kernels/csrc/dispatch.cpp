@@ -4,6 +4,10 @@
 
 #include <cstdlib>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #if defined(__linux__) && defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -46,6 +50,16 @@ extern "C" int shadowattn_highest_level(void) {
   return tiles ? 4 : 3;
 #else
   return 0;
+#endif
+}
+
+extern "C" int shadowattn_set_threads(int threads) {
+#ifdef _OPENMP
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(threads);
+  return before;
+#else
+  return threads;
 #endif
 }
 

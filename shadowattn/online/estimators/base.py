@@ -45,6 +45,7 @@ class Estimator(ABC):
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `sets_budgets`: `select` decides how many keys each single row keeps, whatever `lists` calls for.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
+    - `is_native`: the native kernels do its arithmetic, and what torch computes beside them is small.
     - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
     - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
@@ -64,6 +65,7 @@ class Estimator(ABC):
     scores_are_finite: ClassVar[bool] = False
     lists_are_sound: ClassVar[bool] = False
     sets_budgets: ClassVar[bool] = False
+    is_native: ClassVar[bool] = False
     is_papers: ClassVar[bool] = False
     short_name: ClassVar[str] = ""
     reads_cpu_memory: ClassVar[bool] = False
@@ -76,8 +78,9 @@ class Estimator(ABC):
         if "select" in vars(cls) and "selects" not in vars(cls):
             cls.selects = True
         cls.is_papers = vars(cls).get("is_papers", False)
-        if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
-            cls.lists_are_sound = False
+        for flag in ("lists_are_sound", "is_native"):
+            if "select" in vars(cls) and flag not in vars(cls):
+                setattr(cls, flag, False)
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked

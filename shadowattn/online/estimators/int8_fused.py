@@ -100,6 +100,7 @@ class Int8Fused(Estimator):
     selects: ClassVar[bool] = True
     lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
     scores_are_finite: ClassVar[bool] = True  # products of integers
+    is_native: ClassVar[bool] = True
     is_papers: ClassVar[bool] = True
     clipped: int = field(default=0, init=False)  # as for `Int8Graph`
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
