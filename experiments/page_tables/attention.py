@@ -141,3 +141,34 @@ def targets() -> str:
     header = ["", "measure", "target, float32 · bfloat16"]
     header += [f"{SHAPES[model]} {dtype}" for model in ("qwen2-0.5b", "qwen2-1.5b") for dtype in limits]
     return table(header, lines, "attention_speed", "missed targets in bold; shares of SDPA's time, memory in MiB")
+
+
+_BESIDE = {
+    "sdpa": "SDPA",
+    "own dense": "our dense attention",
+    "total (int8_fused), per row": "`int8_fused`, lists of single rows",
+    "total (int8_fused), 32-row blocks, probability": "`int8_fused`, lists of 32 rows",
+    "total (int8_graph), per row": "`int8_graph`, lists of single rows",
+}
+
+
+def beside_work() -> str:
+    """Times of attention beside other programs."""
+    rows = rows_of("study_beside_work")
+    loads = list(dict.fromkeys(rows.load))
+    lines = []
+    for (dtype, waiting), some in rows.groupby(["dtype", "waiting"], sort=False):
+        cells = some.set_index(["method", "load", "metric"]).value
+        for index, (method, words) in enumerate(_BESIDE.items()):
+            times = [
+                f"{cells[method, load, 'time']:.1f}" + ("" if load == loads[0] else f" · {cells[method, load, 'slowdown']:.2f}")
+                for load in loads
+            ]
+            lines.append([f"{dtype}, threads {waiting}" if index == 0 else "", words, *times])
+    header = ["", "milliseconds · times those beside nothing", *(f"beside {load}" for load in loads)]
+    first = rows.iloc[0]
+    n = (
+        f"SmolLM2's shape, random tensors, {first.chunk_rows} rows of {first.context_tokens} keys, {first.retention:.0%} of the "
+        f"keys; medians of {first.n} rounds, quotients within a round"
+    )
+    return table(header, lines, "study_beside_work", n)

@@ -92,7 +92,6 @@ def importance_speed() -> str:
 _RACES = {
     "racing": "bundled model",
     "racing_stories260k": "stories260K",
-    "racing_smollm2": "SmolLM2",
 }
 _RACED = {
     "racing": "racing",
