@@ -118,7 +118,7 @@ def model_sizes() -> str:
 
 def allocators_smollm2() -> str:
     """Loss above dense of every allocator on SmolLM2."""
-    return _losses("study_allocators_smollm2")
+    return _losses("study_allocators_smollm2_retentions")
 
 
 def _losses(name: str, most: float = 0.5) -> str:
