@@ -24,16 +24,17 @@ from experiments.random_layers import SHAPES, Case, Tensors
 from experiments.refusals import check_choice, check_count
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.base import Study
-from shadowattn.errors import InputError
+from shadowattn.errors import InputError, StageError
 from shadowattn.kernels import native
 from shadowattn.models.load import DTYPES
 from shadowattn.reporting.figures.beside_work import draw as draw_beside_work
 from shadowattn.reporting.rows import SpreadRow
 
 QUIET = "nothing"
-_LOOP = "while True: pass"
-_PRODUCTS = "import torch; torch.set_num_threads({threads}); a = torch.ones(768, 768)\nwhile True: a @ a"
-# Programs that run beside, by name; `{threads}` is the number of ours.
+# What a program does first, and then again and again; `{threads}` is the number of ours.
+_LOOP = ("", "for _ in range(10**6): pass")
+_PRODUCTS = ("import torch; torch.set_num_threads({threads}); a = torch.ones(768, 768)", "a @ a")
+# Programs that run beside, by name.
 LOADS = {
     QUIET: (),
     "one loop": (_LOOP,),
@@ -150,8 +151,8 @@ class Programs:
         try:
             for load in self._loads:
                 self._processes[load] = []
-                for program in LOADS[load]:
-                    self._processes[load].append(_begun(program.format(threads=self._threads)))
+                for first, again in LOADS[load]:
+                    self._processes[load].append(_begin(load, first.format(threads=self._threads), again))
         except BaseException:
             self.__exit__()
             raise
@@ -174,11 +175,16 @@ class Programs:
                 process.send_signal(signal.SIGSTOP)
 
 
-def _begun(program: str) -> subprocess.Popen:
-    """A process that has read its imports and is stopped before it computes."""
-    code = program.replace("while True:", "print(flush=True)\nwhile True:")
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    process.stdout.readline()
+def _begin(load: str, first: str, again: str) -> subprocess.Popen:
+    """A process that has done what comes first, and is stopped; it ends where this one is gone.
+
+    Raises `StageError` where it ended before.
+    """
+    lines = ["import os", "parent = os.getppid()", first, "print(flush=True)", "while os.getppid() == parent:", f"    {again}"]
+    process = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE)
+    if not process.stdout.readline():
+        process.stdout.close()
+        raise StageError(f"study.loads: the program {load!r} ended with status {process.wait()} before it could be stopped")
     process.send_signal(signal.SIGSTOP)
     return process
 

@@ -1,5 +1,7 @@
 """Attention beside other programs: loads run when they should and are gone afterwards; slowdowns are quotients of a round."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import torch
 
 from experiments.random_layers import Case
 from experiments.studies.beside_work import LOADS, QUIET, BesideRow, BesideWork, Programs, rows_of
-from shadowattn.errors import InputError
+from shadowattn.errors import InputError, StageError
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
 __all__ = ["run", "tiny_folder"]  # fixtures
+ROOT = Path(__file__).parents[3]
 CASE = Case("smollm2-135m", torch.float32, 128, 32, 0.2)
 
 
@@ -21,6 +24,12 @@ def ticks(pid: int) -> int:
     """Processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def computes(pid: int) -> bool:
+    """Whether a process is there, and has not ended without anybody asking how."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_programs_compute_in_their_turn_alone_and_are_gone_afterwards():
@@ -35,6 +44,25 @@ def test_programs_compute_in_their_turn_alone_and_are_gone_afterwards():
             assert ticks(one[0].pid) >= start + 3
         assert [ticks(process.pid) for process in two] == before
     assert all(process.poll() is not None for process in (*one, *two))
+
+
+def test_a_program_that_does_not_begin_is_named(monkeypatch):
+    monkeypatch.setitem(LOADS, "two loops", (LOADS["one loop"][0], ("import no_such_module", "pass")))
+    programs = Programs([QUIET, "one loop", "two loops"], threads=1)
+    with pytest.raises(StageError, match="the program 'two loops' ended with status 1"), programs:
+        raise AssertionError("begun")
+    assert all(process.poll() is not None for some in programs._processes.values() for process in some)
+
+
+def test_a_program_ends_with_the_process_that_began_it():
+    code = "from experiments.studies.beside_work import LOADS, _begin\nimport os, signal\n"
+    code += "one = _begin('one loop', *LOADS['one loop'][0])\none.send_signal(signal.SIGCONT)\n"
+    code += "print(one.pid, flush=True)\nos._exit(1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    pid, deadline = int(done.stdout), time.monotonic() + 60
+    while computes(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not computes(pid)
 
 
 def test_slowdowns_are_of_the_same_round():
