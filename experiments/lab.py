@@ -188,7 +188,7 @@ class Lab:
     @property
     def _elsewhere(self) -> dict[str, str]:
         """What tells results of a model on a GPU from the CPU's."""
-        return {} if self.place.type == "cpu" else {"model_device": self.place.type}
+        return {} if self.place.type == "cpu" else {"model_device": place_label(self.place)}
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -205,6 +205,8 @@ class Lab:
 
     @cached_property
     def device(self) -> EstimateDevice:
+        if self.place.type != "cpu":  # graphs read the CPU's memory, so that none runs, and no device is asked whether it would
+            return EstimateDevice("CPU", "the model is on a GPU")
         return find_estimate_device(self.of("device"), partial(probes, self))
 
     @property

@@ -59,16 +59,23 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
         )
     if "importance" in lab.needs and lab.of("importance").linear == "onednn":
         raise InputError(f"importance.linear=onednn: multiplies on the CPU, got {setting}; use importance.linear=auto, {remedy}")
+    if "device" in lab.needs and lab.of("device").lower() not in ("auto", "cpu"):
+        raise InputError(f"device={lab.of('device')}: its graphs read the CPU's memory, got {setting}; use device=auto, {remedy}")
     for name, method in lab.methods.items() if "estimator" in lab.needs else ():
         if method.on_device:
             raise InputError(
                 f"{name}: selection=device selects in OpenVINO's graphs, got {setting}; use selection=per_row, {remedy}"
             )
-        if method.estimator_class.reads_cpu_memory:
-            raise InputError(
-                f"{name}: estimator={part_name(method.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; use "
-                f"int8_fused, which ranks the same keys, {remedy}"
-            )
+        for one in filter(None, (method, method.within)):
+            if one.estimator_class.reads_cpu_memory and method.int8:
+                raise InputError(
+                    f"{name}: {method.int8}, and graphs read the CPU's memory, got {setting}; leave it out, {remedy}"
+                )
+            if one.estimator_class.reads_cpu_memory:
+                raise InputError(
+                    f"{name}: estimator={part_name(one.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; use "
+                    f"int8_fused, which ranks the same keys, {remedy}"
+                )
 
 
 def check_choice(key: str, value: Any, options: tuple) -> None:

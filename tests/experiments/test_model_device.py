@@ -130,6 +130,11 @@ def test_what_calibration_finds_is_studied_on_the_gpu(experiment, arguments, gpu
             ["model.device=cuda", "estimator=int8_graph"],
             "shadowattn: estimator=int8_graph runs OpenVINO's graphs .* use int8_fused",
         ),
+        (
+            ["model.device=cuda", "grid.pattern=cross"],
+            "shadowattn: int8 is int8_graph here: grid.pattern=cross takes graphs, and graphs read the CPU's memory",
+        ),
+        (["model.device=cuda", "device=npu"], "device=npu: its graphs read the CPU's memory"),
         (["model.device=cuda", "selection=device"], "shadowattn: selection=device selects in OpenVINO's graphs"),
         (["model.device=cuda", "kernel=native", *FUSED], "kernel=native: reads the CPU's memory"),
         (["model.device=cuda", "pipeline=overlap", *FUSED], "pipeline=overlap: .* use pipeline=batched"),
