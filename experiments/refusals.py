@@ -73,8 +73,8 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
                 )
             if one.estimator_class.reads_cpu_memory:
                 raise InputError(
-                    f"{name}: estimator={part_name(one.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; use "
-                    f"int8_fused, which ranks the same keys, {remedy}"
+                    f"{name}: estimator={part_name(one.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; "
+                    f"use int8_fused, which ranks the same keys, {remedy}"
                 )
 
 

@@ -43,6 +43,7 @@ LOADS = {
 }
 # How libgomp's threads wait for work: spinning, which is its default, or asleep, as `experiments.run` sets it.
 WAITING = {"spinning": "300000", "asleep": "0"}
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _BASELINE = candidates.BASELINES[0]
 
 
@@ -95,8 +96,8 @@ class BesideWork(Study):
 
     def check(self, lab: Lab) -> None:
         native.require()
-        if os.name != "posix":
-            raise InputError("study.loads: programs beside are stopped by signals, which this system has not; use Linux")
+        if sys.platform != "linux":
+            raise InputError(f"study.loads: programs beside are stopped and ended by Linux, got {sys.platform}; run it on Linux")
 
     def measure(self, lab: Lab) -> list[BesideRow]:
         units, rows = lab.units("times"), []
@@ -132,10 +133,12 @@ def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> 
         call()
     seconds: dict[str, dict[str, list[float]]] = {load: {name: [] for name in calls} for load in loads}
     with Programs(loads, torch.get_num_threads()) as programs:
-        for _ in range(rounds):
+        for number in range(rounds):
+            first = number % len(calls)  # no candidate is always the one that a program's turn begins with
+            order = [*list(calls)[first:], *list(calls)[:first]]
             for load in loads:
                 with programs.running(load):
-                    for name, took in candidates.once(calls).items():
+                    for name, took in candidates.once({name: calls[name] for name in order}).items():
                         seconds[load][name].append(took)
     return seconds
 
@@ -166,6 +169,7 @@ class Programs:
 
     @contextmanager
     def running(self, load: str) -> Iterator[None]:
+        """Raises `StageError` where one of the load's processes ended meanwhile."""
         for process in self._processes[load]:
             process.send_signal(signal.SIGCONT)
         try:
@@ -173,18 +177,30 @@ class Programs:
         finally:
             for process in self._processes[load]:
                 process.send_signal(signal.SIGSTOP)
+        for process in self._processes[load]:
+            if process.poll() is not None:
+                raise StageError(
+                    f"study.loads: a program of {load!r} ended with status {process.returncode} while others were timed"
+                )
 
 
 def _begin(load: str, first: str, again: str) -> subprocess.Popen:
-    """A process that has done what comes first, and is stopped; it ends where this one is gone.
+    """A process that has done what comes first, and is stopped; the system ends it with the one that began it, also stopped.
 
     Raises `StageError` where it ended before.
     """
-    lines = ["import os", "parent = os.getppid()", first, "print(flush=True)", "while os.getppid() == parent:", f"    {again}"]
-    process = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE)
-    if not process.stdout.readline():
+    end_with_parent = f"import ctypes; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)})"
+    code = "\n".join([end_with_parent, first, "print(flush=True)", "while True:", f"    {again}"])
+    # libgomp waits in it as by default, whatever is set for ours.
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    try:
+        if not process.stdout.readline():
+            raise StageError(f"study.loads: the program {load!r} ended with status {process.wait()} before it could be stopped")
+    except BaseException:
+        process.kill()
         process.stdout.close()
-        raise StageError(f"study.loads: the program {load!r} ended with status {process.wait()} before it could be stopped")
+        raise
     process.send_signal(signal.SIGSTOP)
     return process
 

@@ -209,22 +209,26 @@ def threads() -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Within, torch's operators run on the calling thread alone, and the kernels on as many threads as before.
+    """Within, torch's own loops run on the calling thread alone, and the kernels on as many threads as before.
 
-    For what lies between kernels and is small. Each parallel region waits for all of its threads, and beside other programs for
-    their turns on a core, which are milliseconds. It changes the number of the calling thread alone; torch.set_num_threads would
-    also change the one that threads to come begin with.
+    For what lies between kernels and is small, as one chunk's scales and lists are beside its attention on two cores. Each
+    parallel region waits for all of its threads, and beside other programs for their turns on a core, which are milliseconds.
+    Products by MKL keep their threads. It changes the number of the calling thread alone; torch.set_num_threads would also change
+    the one that threads to come begin with.
     """
     if getattr(_before_alone, "threads", None):
         yield
         return
-    _before_alone.threads = torch.get_num_threads()  # which also makes torch set this thread's number up, before it is changed
-    before = require().shadowattn_set_threads(1)
+    loaded, threads_before = require(), torch.get_num_threads()  # which also makes torch set this thread's number up
+    before = None
     try:
+        _before_alone.threads = threads_before
+        before = loaded.shadowattn_set_threads(1)
         yield
     finally:
-        require().shadowattn_set_threads(before)
         _before_alone.threads = None
+        if before is not None:
+            loaded.shadowattn_set_threads(before)
 
 
 def _run(name: str, arguments: Structure) -> None:

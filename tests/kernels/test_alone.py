@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from shadowattn.errors import InputError
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.online.chunk import Chunk
@@ -15,7 +16,20 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from tests.tensors import qkv
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no compiler was found")
+
+def share_openmp() -> bool:
+    """Whether the kernels and torch have one OpenMP, so that a number set by one is the other's."""
+    if native.library() is None:
+        return False
+    torch.get_num_threads()  # makes torch set its number up, which it would do after ours
+    before = native.library().shadowattn_set_threads(3)
+    try:
+        return torch.get_num_threads() == 3
+    finally:
+        native.library().shadowattn_set_threads(before)
+
+
+pytestmark = pytest.mark.skipif(not share_openmp(), reason="no native kernels, or none that share torch's OpenMP")
 
 
 @pytest.fixture
@@ -71,3 +85,19 @@ def test_only_what_the_kernels_compute_runs_so(two_threads, query_block):
             return super().scores(chunk)
 
     assert ran(Exact()) == {(2, 2)}
+
+    class OwnScores(Int8Fused):
+        def scores(self, chunk):
+            seen.append((torch.get_num_threads(), native.threads()))
+            return Oracle().scores(chunk)
+
+    assert ran(OwnScores(q_scales=fused.q_scales, k_scales=fused.k_scales)) == {(2, 2)}
+
+
+def test_nothing_is_left_behind_where_there_are_no_kernels(two_threads, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(native, "library", lambda: None)
+        with pytest.raises(InputError, match="were not built"), native.alone():
+            raise AssertionError("entered")
+    torch.set_num_threads(1)
+    assert native.threads() == 1

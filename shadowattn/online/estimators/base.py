@@ -21,7 +21,7 @@ GRANULARITIES = ("head", "group", "layer")
 SEES = ("row", "earlier_rows", "chunk")
 
 # What a class says of its own scores and lists.
-_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets")
+_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "is_native")
 
 
 class Estimator(ABC):
@@ -78,9 +78,10 @@ class Estimator(ABC):
         if "select" in vars(cls) and "selects" not in vars(cls):
             cls.selects = True
         cls.is_papers = vars(cls).get("is_papers", False)
-        for flag in ("lists_are_sound", "is_native"):
-            if "select" in vars(cls) and flag not in vars(cls):
-                setattr(cls, flag, False)
+        if "select" in vars(cls) and "lists_are_sound" not in vars(cls):
+            cls.lists_are_sound = False
+        if not {"select", "attend"}.isdisjoint(vars(cls)) and "is_native" not in vars(cls):
+            cls.is_native = False
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked

@@ -54,10 +54,20 @@ def test_a_program_that_does_not_begin_is_named(monkeypatch):
     assert all(process.poll() is not None for some in programs._processes.values() for process in some)
 
 
+def test_a_program_that_ends_in_its_turn_is_named():
+    with Programs([QUIET, "one loop"], threads=1) as programs:
+        (one,) = programs._processes["one loop"]
+        turn = programs.running("one loop")
+        turn.__enter__()
+        one.kill()
+        one.wait()
+        with pytest.raises(StageError, match="a program of 'one loop' ended with status -9"):
+            turn.__exit__(None, None, None)
+
+
 def test_a_program_ends_with_the_process_that_began_it():
-    code = "from experiments.studies.beside_work import LOADS, _begin\nimport os, signal\n"
-    code += "one = _begin('one loop', *LOADS['one loop'][0])\none.send_signal(signal.SIGCONT)\n"
-    code += "print(one.pid, flush=True)\nos._exit(1)"
+    code = "from experiments.studies.beside_work import LOADS, _begin\nimport os\n"
+    code += "one = _begin('one loop', *LOADS['one loop'][0])\nprint(one.pid, flush=True)\nos._exit(1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     pid, deadline = int(done.stdout), time.monotonic() + 60
     while computes(pid) and time.monotonic() < deadline:
