@@ -30,22 +30,13 @@ _SIGNALS = {
 
 def need() -> str:
     """How well each signal ranks the bundled model's heads by the loss increase where a head alone keeps few keys."""
-    return _need("offline")
-
-
-def need_smollm2() -> str:
-    """The same of SmolLM2's heads."""
-    return _need("need_smollm2")
-
-
-def _need(name: str) -> str:
-    rows = rows_of(name)
+    rows = rows_of("offline")
     correlations = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
     retentions = sorted(correlations.index.unique("retention"))
     lines = [[words, *(f"{correlations[signal, at]:+.2f}" for at in retentions)] for signal, words in _SIGNALS.items()]
     header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
     heads = rows[rows.metric == "top_weight"].shape[0]
-    return table(header, lines, name, f"Spearman, n = {heads} heads")
+    return table(header, lines, "offline", f"Spearman, n = {heads} heads")
 
 
 def stability() -> str:
@@ -115,7 +106,7 @@ def racing() -> str:
             ])  # fmt: skip
     orders = int(rows_of("racing").n.max())
     header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
-    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other models from files of their own")
+    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other model from its own file")
 
 
 def allocators() -> str:
