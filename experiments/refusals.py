@@ -67,15 +67,16 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
                 f"{name}: selection=device selects in OpenVINO's graphs, got {setting}; use selection=per_row, {remedy}"
             )
         for one in filter(None, (method, method.within)):
-            if one.estimator_class.reads_cpu_memory and method.int8:
+            if not one.estimator_class.reads_cpu_memory:
+                continue
+            if method.int8:
                 raise InputError(
                     f"{name}: {method.int8}, and graphs read the CPU's memory, got {setting}; leave it out, {remedy}"
                 )
-            if one.estimator_class.reads_cpu_memory:
-                raise InputError(
-                    f"{name}: estimator={part_name(one.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; "
-                    f"use int8_fused, which ranks the same keys, {remedy}"
-                )
+            raise InputError(
+                f"{name}: estimator={part_name(one.estimator)} runs OpenVINO's graphs on the CPU's memory, got {setting}; "
+                f"use int8_fused, which ranks the same keys, {remedy}"
+            )
 
 
 def check_choice(key: str, value: Any, options: tuple) -> None:

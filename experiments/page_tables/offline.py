@@ -39,6 +39,9 @@ def need() -> str:
     return table(header, lines, "offline", f"Spearman, n = {heads} heads")
 
 
+_SPREAD = {"main": "waterfill", "paper": "paper", "artifact": "artifact"}
+
+
 def stability() -> str:
     """How far importance and what follows from it depend on the calibration's windows."""
     lines, sources = [], {"offline": "bundled model", "offline_smollm2": "SmolLM2"}
@@ -53,9 +56,6 @@ def stability() -> str:
     header = ["", "rank correlation of heads", "of layers", *(f"largest spread, `{words}`" for words in _SPREAD.values())]
     n = "even against odd windows; spread: standard deviation of a head's retention over resampled windows, at a mean of 0.2"
     return f"{table(header, lines, 'offline', n + '; the first line')}\n\n{source('offline_smollm2', 'the second line')}"
-
-
-_SPREAD = {"main": "waterfill", "paper": "paper", "artifact": "artifact"}
 
 
 def importance_speed() -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 from experiments.own_process import peak_bytes
 from experiments.random_layers import Case, Tensors
 from shadowattn.graphs.symmetric_int8 import absmax_scales
-from shadowattn.interleave import interleave
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels, dense
@@ -191,11 +190,6 @@ def _shared_list(t: Tensors) -> tuple[Tensor, Tensor]:
     lists = Rule().lists(t.retention[: t.k.shape[0]], t.positions)
     chosen = NativeKernels().select(torch.rand(t.k.shape[0], 1, t.case.keys), lists)
     return chosen.indices, chosen.indptr
-
-
-def once(calls: dict[str, Call]) -> dict[str, float]:
-    """Seconds of one call of each, in turn."""
-    return {name: timing.seconds[0] for name, timing in interleave(calls, rounds=1, warmup=0).items()}
 
 
 def _rows(block: int) -> str:

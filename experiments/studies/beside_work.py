@@ -25,6 +25,7 @@ from experiments.refusals import check_choice, check_count
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.base import Study
 from shadowattn.errors import InputError, StageError
+from shadowattn.interleave import interleave
 from shadowattn.kernels import native
 from shadowattn.models.load import DTYPES
 from shadowattn.reporting.figures.beside_work import draw as draw_beside_work
@@ -138,8 +139,9 @@ def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> 
             order = [*list(calls)[first:], *list(calls)[:first]]
             for load in loads:
                 with programs.running(load):
-                    for name, took in candidates.once({name: calls[name] for name in order}).items():
-                        seconds[load][name].append(took)
+                    timings = interleave({name: calls[name] for name in order}, rounds=1, warmup=0)
+                for name, timing in timings.items():
+                    seconds[load][name] += timing.seconds
     return seconds
 
 
