@@ -223,7 +223,7 @@ class Lab:
     @property
     def kernel_level(self) -> str:
         """The same with the instruction set that is used."""
-        return self.kernel + (f" ({native.LEVELS[native.level()]})" if self.kernel == "native" else "")
+        return self.kernel + (f" ({native.level()})" if self.kernel == "native" else "")
 
     def dense_above(self, query_block: int) -> float:
         """The retention from which heads go dense, a number also where the config says `auto`."""

@@ -17,11 +17,13 @@ with contextlib.redirect_stderr(sys.__stderr__):
 
 import pytest
 import transformers
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 transformers.utils.logging.disable_progress_bar()
 # Shared machines stall; a deadline would make a correct test fail.
 settings.register_profile("default", deadline=None, max_examples=40)
+# For an emulated processor, tens of times slower: pytest --hypothesis-profile=emulated
+settings.register_profile("emulated", deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 
 

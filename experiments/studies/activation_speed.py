@@ -131,7 +131,7 @@ class ActivationSpeed(Study):
 
     def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, list[list[float]]]]) -> Iterator[LayerTimeRow]:
         common = replace(
-            lab.row(LayerTimeRow), path_kind="timing", kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds,
+            lab.row(LayerTimeRow), path_kind="timing", kernel=f"native ({native.level()})", n=self.rounds,
             context_tokens=length, chunk_rows=self.rows, dtype=dtype, processor=processor(), threads=torch.get_num_threads(),
         )  # fmt: skip
         # Candidate → [layers, rounds], the sum over windows.

@@ -124,7 +124,7 @@ class AttentionSpeed(Study):
         say(f"attention: {len(cases)} cases of {', '.join(self.parts)}; {self.rounds} rounds, candidates take turns")
         row = replace(
             lab.timing_row(AttentionRow),
-            kernel=f"native ({native.LEVELS[native.level()]})",
+            kernel=f"native ({native.level()})",
             processor=processor(),
             threads=torch.get_num_threads(),
             versions=f"torch {versions()['torch']}",

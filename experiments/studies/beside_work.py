@@ -105,7 +105,7 @@ class BesideWork(Study):
         cases = [(Case(shape, DTYPES[dtype], self.keys, self.rows, self.retention), waiting)
                  for shape in self.shapes for dtype in self.dtypes for waiting in self.waiting]  # fmt: skip
         say(f"time: {len(cases)} cases beside {', '.join(self.loads)}; {self.rounds} rounds, loads and candidates take turns")
-        kernel = f"native ({native.LEVELS[native.level()]})"
+        kernel = f"native ({native.level()})"
         row = replace(lab.timing_row(BesideRow), n=self.rounds, kernel=kernel, threads=torch.get_num_threads())
         for case, waiting in bar(cases, "cases"):
             key = f"{case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g} {waiting}"

@@ -93,7 +93,7 @@ class PipelineSpeed(Study):
         cases = [(shape, keys, name) for shape in self.shapes for keys in self.keys for name in ESTIMATORS]
         say(f"pipeline: {len(cases)} chunks in up to six modes, {self.rounds} rounds each")
         scheduler, units = build(lab.of("scheduler")), lab.units("cells")
-        row = replace(lab.timing_row(PipelineRow), kernel=f"native ({native.LEVELS[native.level()]})", n=self.rounds, unit="ms")
+        row = replace(lab.timing_row(PipelineRow), kernel=f"native ({native.level()})", n=self.rounds, unit="ms")
         row = replace(row, retention=self.retention, chunk_rows=self.rows, energy_source=energy_source())
         rows = []
         for shape, keys, name in bar(cases, "time"):

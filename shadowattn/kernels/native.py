@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError
 
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")  # by number, as in abi.h
 POOLINGS = ("rows", "max", "sum", "probability")
 
 
@@ -141,6 +141,7 @@ def library() -> ctypes.CDLL | None:
     _check_interface(loaded, file)
     for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
+    loaded.shadowattn_level.restype = c_char_p
     return loaded
 
 
@@ -149,7 +150,7 @@ def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * len(_FUNCTIONS))()
     try:
         loaded.shadowattn_struct_bytes(compiled)
-        _ = loaded.shadowattn_set_threads
+        _ = loaded.shadowattn_set_threads, loaded.shadowattn_level
     except AttributeError:
         compiled = ()
     if list(compiled) != expected:
@@ -159,17 +160,23 @@ def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
         )
 
 
-def highest_level() -> int:
-    """The best instruction set of this processor that the library has code for, a place in `LEVELS`."""
-    return require().shadowattn_highest_level()
+@cache
+def levels() -> tuple[str, ...]:
+    """The instruction sets that the kernels were compiled for and this processor runs, lowest first: none where they were not
+    compiled.
+    """
+    loaded = library()
+    names = (loaded.shadowattn_level(number) for number in itertools.count()) if loaded else ()
+    return tuple(name.decode() for name in itertools.takewhile(lambda name: name is not None, names))
 
 
-_forced_level: int | None = None
+_forced_level: str | None = None
 
 
-def level() -> int:
-    """The instruction set in use."""
-    return highest_level() if _forced_level is None else _forced_level
+def level() -> str:
+    """The instruction set in use, the best one unless another is forced. Raises `InputError` where no kernels were compiled."""
+    require()
+    return _forced_level or levels()[-1]
 
 
 @contextmanager
@@ -179,8 +186,8 @@ def forced_level(name: str) -> Iterator[None]:
     Raises `InputError` where this processor lacks it.
     """
     global _forced_level
-    checks.one_of("level on this processor", name, LEVELS[: highest_level() + 1])
-    before, _forced_level = _forced_level, LEVELS.index(name)
+    checks.one_of("level on this processor", name, levels())
+    before, _forced_level = _forced_level, name
     try:
         yield
     finally:
@@ -232,7 +239,8 @@ def alone() -> Iterator[None]:
 
 
 def _run(name: str, arguments: Structure) -> None:
-    if getattr(require(), f"shadowattn_{name}")(level(), byref(arguments)):
+    number = levels().index(level())
+    if getattr(require(), f"shadowattn_{name}")(number, byref(arguments)):
         raise MemoryError(f"native {name}: no memory for its scratch; use shorter prompts or fewer threads")
 
 

@@ -40,9 +40,9 @@ def break_even(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
 
 
 @cache
-def _kept(dtype: torch.dtype, shared: bool, level: int, folder: Path) -> float:
+def _kept(dtype: torch.dtype, shared: bool, level: str, folder: Path) -> float:
     key = f"{'shared' if shared else 'own'} {str(dtype).removeprefix('torch.')}"
-    machine = f"{processor()}, {cores()} cores, kernels {sha256(native.path())[:12]}, {native.LEVELS[level]}"
+    machine = f"{processor()}, {cores()} cores, kernels {sha256(native.path())[:12]}, {level}"
     path = folder / "break_even.json"
     try:
         break_evens = read_json(path, "measured again")

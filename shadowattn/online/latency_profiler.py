@@ -281,9 +281,9 @@ def _machine() -> dict[str, str | int]:
 
 
 @cache
-def _native(level: int) -> str:
+def _native(level: str) -> str:
     """A build of the native kernels is known by its bytes."""
-    return f"native {native.LEVELS[level]} {sha256(native.path())[:12]}"
+    return f"native {level} {sha256(native.path())[:12]}"
 
 
 def _bank_name(bank: GraphBank) -> str:

@@ -111,9 +111,8 @@ typedef struct {
   int (*fused_rows)(const SaRows*);
 } SaKernels;
 
-// Instruction-set levels, by number: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, BF16 and VBMI2,
-// 4 also AMX with INT8.
-SA_API int shadowattn_highest_level(void);  // of this processor and this build
+// The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
+SA_API const char* shadowattn_level(int level);
 // Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite and SaRows, so that a caller of other declarations is found out before it calls.
 SA_API void shadowattn_struct_bytes(int64_t bytes[6]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.

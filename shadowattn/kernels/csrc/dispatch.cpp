@@ -8,25 +8,40 @@
 #include <omp.h>
 #endif
 
-#if defined(__linux__) && defined(__x86_64__)
+#if defined(SA_X86_LEVELS) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(SA_ARM_LEVELS) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(SA_ARM_LEVELS) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
+
+namespace {
+
+// One instruction set: its kernels, and whether this processor runs them.
+struct Level {
+  const char* name;
+  const SaKernels& kernels;
+  bool (*runs)();
+};
+
+}  // namespace
 
 extern const SaKernels shadowattn_portable;
-#if defined(SA_X86_LEVELS)
-extern const SaKernels shadowattn_avx2, shadowattn_avx512, shadowattn_avx512_bf16, shadowattn_amx;
-static const SaKernels* const kLevels[] = {&shadowattn_portable, &shadowattn_avx2, &shadowattn_avx512, &shadowattn_avx512_bf16,
-                                           &shadowattn_amx};
-#else
-static const SaKernels* const kLevels[] = {&shadowattn_portable};
-#endif
 
 #if defined(SA_X86_LEVELS)
+extern const SaKernels shadowattn_avx2, shadowattn_avx512, shadowattn_avx512_bf16, shadowattn_amx;
+
+#define HAS(feature) (__builtin_cpu_supports(feature) != 0)
+static bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("bmi2"); }
+static bool has_avx512() { return HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"); }
+static bool has_avx512_bf16() { return HAS("avx512vnni") && HAS("avx512bf16") && HAS("avx512vbmi2"); }
+
 // Whether the processor has AMX tiles of INT8 and Linux lets this process use them: their registers are large, so it has to be asked.
-static bool may_use_tiles() {
-#if defined(__linux__) && defined(__x86_64__)
+static bool has_amx() {
+#if defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return false;  // AMX-TILE and AMX-INT8
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -35,22 +50,41 @@ static bool may_use_tiles() {
   return false;
 #endif
 }
+#elif defined(SA_ARM_LEVELS)
+extern const SaKernels shadowattn_neon;
+
+// The INT8 products of Armv8.2, which its first processors lack.
+static bool has_neon() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) >> 20 & 1) != 0;  // HWCAP_ASIMDDP
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t bytes = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &bytes, nullptr, 0) == 0 && has;
+#else
+  return false;
+#endif
+}
 #endif
 
-extern "C" int shadowattn_highest_level(void) {
+// Lowest first: a processor that runs one runs those before it.
+static const Level kLevels[] = {
+    {"portable", shadowattn_portable, [] { return true; }},
 #if defined(SA_X86_LEVELS)
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) return 0;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-      !__builtin_cpu_supports("avx512dq"))
-    return 1;
-  if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi2"))
-    return 2;
-  static const bool tiles = may_use_tiles();
-  return tiles ? 4 : 3;
-#else
-  return 0;
+    {"avx2", shadowattn_avx2, has_avx2},
+    {"avx512", shadowattn_avx512, has_avx512},
+    {"avx512_bf16", shadowattn_avx512_bf16, has_avx512_bf16},
+    {"amx", shadowattn_amx, has_amx},
+#elif defined(SA_ARM_LEVELS)
+    {"neon", shadowattn_neon, has_neon},
 #endif
+};
+
+extern "C" const char* shadowattn_level(int level) {
+  constexpr int kCount = sizeof kLevels / sizeof *kLevels;
+  for (int i = 0; i <= level; ++i)
+    if (i >= kCount || !kLevels[i].runs()) return nullptr;
+  return kLevels[level].name;
 }
 
 extern "C" int shadowattn_set_threads(int threads) {
@@ -68,12 +102,12 @@ extern "C" void shadowattn_struct_bytes(int64_t bytes[6]) {
   bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows);
 }
 
-extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level]->attend(x); }
-extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[level]->select(x); }
-extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level]->pack(x); }
-extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level]->estimate(x); }
-extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[level]->unite(x); }
-extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level]->fused_rows(x); }
+extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level].kernels.attend(x); }
+extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[level].kernels.select(x); }
+extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level].kernels.pack(x); }
+extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level].kernels.estimate(x); }
+extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[level].kernels.unite(x); }
+extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level].kernels.fused_rows(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.
