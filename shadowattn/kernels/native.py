@@ -92,8 +92,16 @@ class _Unite(Structure):
     )
 
 
+class _FirstLook(Structure):
+    _fields_ = _fields("rows near", ("through", c_void_p), ("by_key", c_void_p), ("by_key_head_stride", c_int64))
+
+
 class _Rows(Structure):
     _fields_ = (("choose", _Estimate), ("attend", _Attend))
+
+
+class _LookedRows(Structure):
+    _fields_ = (("choose", _Estimate), ("first", _FirstLook), ("attend", _Attend))
 
 
 _SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
@@ -104,6 +112,7 @@ _FUNCTIONS = {
     "estimate": _Estimate,
     "unite": _Unite,
     "fused_rows": _Rows,
+    "looked_rows": _LookedRows,
 }
 
 
@@ -358,9 +367,10 @@ def fused_rows(
     positions: Tensor,
     scale: float,
     lists: dict[str, Tensor | int | None],
+    first_look: dict[str, Tensor | int] | None = None,
 ) -> None:
-    """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys. Lists without `indices` are not
-    written.
+    """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys, of all or of those that a first
+    look lets through. Lists without `indices` are not written.
     """
     heads, rows, dim = q.shape
     keys, workers, half = k.shape[1], threads(), q.dtype == torch.bfloat16
@@ -372,4 +382,9 @@ def fused_rows(
         workers, half, heads, rows, keys, dim, 1, *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
         None, None, None, None, scale,
     )  # fmt: skip
-    _run("fused_rows", _Rows(choose, attend))
+    if first_look is None:
+        _run("fused_rows", _Rows(choose, attend))
+        return
+    through, by_key = first_look["through"], first_look["by_key"]
+    first = _FirstLook(first_look["rows"], first_look["near"], through.data_ptr(), by_key.data_ptr(), by_key.stride(0))
+    _run("looked_rows", _LookedRows(choose, first, attend))

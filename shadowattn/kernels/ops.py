@@ -229,8 +229,16 @@ def attend_chosen(
     self_first: bool,
     scale: float,
     listed: bool,
+    first_rows: int = 0,
+    near: int = 0,
+    through: Tensor | None = None,
+    by_key: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`estimate_select` of lists of one row and `attend` to them in one pass: no list reaches memory unless it is `listed`.
+
+    With `first_rows` the rows of a block of so many choose from what a first look by the mean of their integers lets through:
+    `through` [H, blocks] int64 of the keys that the block's first row sees, beside the last `near` of them, the sinks and all
+    later keys. `by_key` uint8 [G, K or more, D] are the packed keys' bytes.
 
     Returns [H, Q, D] and indices int32 [size], or [0] where nobody wants the lists.
     """
@@ -242,20 +250,62 @@ def attend_chosen(
     _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], q.shape[1], k.shape[1])
     if (candidates > positions + 1).any():
         raise InputError("candidates: expected keys up to each row's own, got later ones")
+    first_look = None
+    if through is not None or by_key is not None or first_rows:
+        first_look = _first_look(first_rows, near, through, by_key, q, k, candidates, indptr, recent)
     out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size if listed else 0, dtype=torch.int32)
     lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices if listed else None}
     native.fused_rows(
         _rows(q), _rows(k), _rows(v), out, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions, scale=scale,
-        lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
+        lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first}, first_look=first_look,
     )  # fmt: skip
     return out, indices
 
 
 @attend_chosen.register_fake
 def _(
-    q, k, v, q_scales, packed, kv_head, positions, candidates, indptr, size, sinks, recent, self_first, scale, listed
+    q, k, v, q_scales, packed, kv_head, positions, candidates, indptr, size, sinks, recent, self_first, scale, listed,
+    first_rows=0, near=0, through=None, by_key=None,
 ):  # fmt: skip
     return q.new_empty(q.shape), q.new_empty(size if listed else 0, dtype=torch.int32)
+
+
+def _first_look(
+    rows: int,
+    near: int,
+    through: Tensor | None,
+    by_key: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    candidates: Tensor,
+    indptr: Tensor,
+    recent: int,
+) -> dict[str, Tensor | int]:
+    """What `native.fused_rows` takes. Raises `InputError` where a row could be left with fewer keys than its list calls for."""
+    checks.integer("first_rows", rows, least=8, most=64)
+    checks.integer("near", near, least=max(1, recent))
+    if rows % 8:
+        raise InputError(f"first_rows: expected a multiple of 8, got {rows}")
+    heads, queries, dim = q.shape
+    expected = [heads, -(-queries // rows)]
+    if through is None or by_key is None:
+        raise InputError("a first look: expected first_rows, through and by_key, got some of them")
+    checks.tensors((torch.int64,), through=through)
+    checks.tensors((torch.uint8,), by_key=by_key)
+    checks.placed(checks.CPU, through=through, by_key=by_key)
+    if list(through.shape) != expected or not through.is_contiguous():
+        raise InputError(f"through: expected contiguous [H, blocks] = {expected}, got {list(through.shape)}")
+    if by_key.dim() != 3 or by_key.shape[0] != k.shape[0] or by_key.shape[1] < k.shape[1] or by_key.shape[2] != dim:
+        raise InputError(f"by_key: expected [G, K or more, D] of k {list(k.shape)}, got {list(by_key.shape)}")
+    if not by_key[0].is_contiguous():
+        raise InputError("by_key: expected one key after another")
+    seen, kept = candidates[::rows], indptr.diff().view(heads, queries)
+    longest = torch.stack([part.amax(1) for part in kept.split(rows, 1)], 1)
+    if (through < torch.minimum(longest, seen)).any() or (through > seen).any():
+        raise InputError(
+            "through: expected at least the longest list of each block, or all that its first row sees, and no more than those"
+        )
+    return {"rows": rows, "near": near, "through": through, "by_key": by_key}
 
 
 def _lists(q: Tensor, pooling: str, query_block: int) -> int:

@@ -95,12 +95,27 @@ typedef struct {
   SaLists to;
 } SaEstimate;
 
+// What rows may choose from: the keys that one query for a block of rows lets through, the mean of their integers; see first_look.h.
+typedef struct {
+  int64_t rows, near;      // of a block, a multiple of 8 up to 64; keys up to the block's first row that are let through anyway
+  const int64_t* through;  // [H, blocks] how many of the keys that the block's first row sees are let through
+  const uint8_t* by_key;   // [G, K, D] the packed keys' bytes, key by key
+  int64_t by_key_head_stride;
+} SaFirstLook;
+
 // Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
 // scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;
 } SaRows;
+
+// The same where rows choose from what a first look lets through; see looked_rows.h.
+typedef struct {
+  SaEstimate choose;
+  SaFirstLook first;
+  SaAttend attend;
+} SaLookedRows;
 
 typedef struct {
   int (*attend)(const SaAttend*);
@@ -109,12 +124,14 @@ typedef struct {
   int (*estimate)(const SaEstimate*);
   int (*unite)(const SaUnite*);
   int (*fused_rows)(const SaRows*);
+  int (*looked_rows)(const SaLookedRows*);
 } SaKernels;
 
 // The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
 SA_API const char* shadowattn_level(int level);
-// Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite and SaRows, so that a caller of other declarations is found out before it calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[6]);
+// Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite, SaRows and SaLookedRows, so that a caller of other declarations is found
+// out before it calls.
+SA_API void shadowattn_struct_bytes(int64_t bytes[7]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);
 SA_API int shadowattn_attend(int level, const SaAttend*);
@@ -123,6 +140,7 @@ SA_API int shadowattn_pack(int level, const SaPack*);
 SA_API int shadowattn_estimate(int level, const SaEstimate*);
 SA_API int shadowattn_unite(int level, const SaUnite*);
 SA_API int shadowattn_fused_rows(int level, const SaRows*);
+SA_API int shadowattn_looked_rows(int level, const SaLookedRows*);
 
 #ifdef __cplusplus
 }

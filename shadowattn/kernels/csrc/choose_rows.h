@@ -123,19 +123,26 @@ inline void set_bits(uint64_t* words, int64_t from, int64_t to) {
 }
 
 struct ChoiceMemory {
-  QuantisedRows rows;
+  QuantisedRows rows;  // room for 8
   int8_t* bytes;
   int32_t* candidates;
+  int64_t stride;  // bytes of a row
 
   static int64_t bytes_needed(int64_t keys, int64_t dim) {
     return kRowsAtOnce * padded_bytes(keys) + 8 * (padded_bytes(keys) + Isa::kListStep) + kRowsAtOnce * dim + 64;
   }
   ChoiceMemory(char* memory, int64_t keys, int64_t dim) {
+    stride = padded_bytes(keys);
     bytes = reinterpret_cast<int8_t*>(memory);
     candidates = reinterpret_cast<int32_t*>(memory + kRowsAtOnce * padded_bytes(keys));
     rows.biases = candidates + 2 * (padded_bytes(keys) + Isa::kListStep);
     rows.q = reinterpret_cast<int8_t*>(rows.biases + 16);
     rows.stride = dim;
+  }
+
+  void clear() const {
+    memset(rows.q, 0, static_cast<size_t>(kRowsAtOnce * rows.stride));
+    memset(rows.biases, 0, kRowsAtOnce * 4);
   }
 };
 
@@ -146,30 +153,27 @@ struct Seed {
   double slope = 4;
 };
 
-// Bits of up to 8 rows from `from` on; `bits.row(0)` is that of row `from`.
-template <class T>
-void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, Seed* seed, const RowBits& bits,
-                 const ChoiceMemory& memory) {
-  const int64_t quads = a.dim / 4, lists = a.rows, stride = padded_bytes(a.keys);
-  const uint8_t* packed = a.packed + a.kv_head[head] * a.packed_head_stride;
+// What is wanted of up to 8 rows: of its first `visible` keys each keeps the `kept` best, the first `sinks` and the last `recent` of
+// them whatever their products.
+struct Wanted {
+  int64_t rows;
+  int64_t visible[kRowsAtOnce], kept[kRowsAtOnce], sinks[kRowsAtOnce], recent[kRowsAtOnce];
+};
+
+// Bits of the keys that the quantised rows of `memory` keep, of those in `packed`.
+void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed* seed, const RowBits& bits, const ChoiceMemory& memory) {
+  const int64_t quads = dim / 4, rows = wanted.rows, stride = memory.stride;
   const QuantisedRows& x = memory.rows;
-  memset(x.q, 0, static_cast<size_t>(kRowsAtOnce * x.stride));
-  memset(x.biases, 0, kRowsAtOnce * 4);
-  quantise_rows<T>(a, head, from, from + rows, x);
-  int64_t kept[kRowsAtOnce], sinks[kRowsAtOnce], recent[kRowsAtOnce], pending = 0, longest = 0;
+  int64_t pending = 0, longest = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t n = a.to.candidates[from + r], list = head * lists + from + r;
-    kept[r] = a.to.indptr[list + 1] - a.to.indptr[list];
+    const int64_t n = wanted.visible[r], kept = wanted.kept[r], sinks = wanted.sinks[r], recent = wanted.recent[r];
     memset(bits.row(r), 0, static_cast<size_t>(bits.stride) * 8);
-    // As in select_list(): as many of the sinks and then of the window as the list holds.
-    sinks[r] = min_of(a.to.sinks, max_of<int64_t>(0, kept[r] - a.to.self_first));
-    recent[r] = min_of(a.to.recent, kept[r] - sinks[r]);
-    if (kept[r] >= n) set_bits(bits.row(r), 0, n);
-    else if (sinks[r] + recent[r] == kept[r]) set_bits(bits.row(r), 0, sinks[r]), set_bits(bits.row(r), n - recent[r], n);
+    if (kept >= n) set_bits(bits.row(r), 0, n);
+    else if (sinks + recent == kept) set_bits(bits.row(r), 0, sinks), set_bits(bits.row(r), n - recent, n);
     else pending |= 1 << r, longest = max_of(longest, n);
   }
   const Isa::Tiles tiles;
-  const Mapping whole = whole_range(a.dim);
+  const Mapping whole = whole_range(dim);
   Mapping mappings[kRowsAtOnce];
   for (Mapping& mapping : mappings) mapping = seed->known ? seed->mapping : whole;
   if (pending && !seed->known && longest >= 4096) {  // a sample says where to look
@@ -178,7 +182,7 @@ void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, 
     for (int64_t r = 0; r < rows; ++r) {
       Threshold found;
       double slope = 100;
-      const int64_t k = max_of<int64_t>(kept[r] * sampled / longest, 1);
+      const int64_t k = max_of<int64_t>(wanted.kept[r] * sampled / longest, 1);
       if (pending >> r & 1 && find_threshold(memory.bytes + r * stride, sampled, k, &slope, &found))
         mappings[r] = part_of(whole, found.at, 1);
     }
@@ -188,11 +192,11 @@ void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, 
     mapped_products(packed, longest, 1, quads, x, mappings, memory.bytes, stride);
     for (int64_t r = 0; r < rows; ++r) {
       if (!(pending >> r & 1)) continue;
-      const int64_t n = a.to.candidates[from + r], k = kept[r], padded = padded_bytes(n);
+      const int64_t n = wanted.visible[r], k = wanted.kept[r], recent = wanted.recent[r], padded = padded_bytes(n);
       int8_t* bytes = memory.bytes + r * stride;
       memset(bytes + n, kNever, static_cast<size_t>(padded - n));
-      memset(bytes, kForced, static_cast<size_t>(sinks[r]));
-      memset(bytes + n - recent[r], kForced, static_cast<size_t>(recent[r]));
+      memset(bytes, kForced, static_cast<size_t>(wanted.sinks[r]));
+      memset(bytes + n - recent, kForced, static_cast<size_t>(recent));
       Mapping& mapping = mappings[r];
       Threshold found;
       double slope = seed->slope;
@@ -217,6 +221,31 @@ void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, 
   int shift = 0;
   while (127 << shift < margin && shift < whole.shift - 1) ++shift;
   *seed = {true, {lowest + (highest - lowest) / 2, shift}, seed->slope};
+}
+
+// Quantises up to 8 rows from `from` on into `memory`, and says what is wanted of them.
+template <class T>
+Wanted wanted_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, const ChoiceMemory& memory) {
+  memory.clear();
+  quantise_rows<T>(a, head, from, from + rows, memory.rows);
+  Wanted wanted{rows, {}, {}, {}, {}};
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t list = head * a.rows + from + r, kept = a.to.indptr[list + 1] - a.to.indptr[list];
+    wanted.visible[r] = a.to.candidates[from + r];
+    wanted.kept[r] = kept;
+    // As in select_list(): as many of the sinks and then of the window as the list holds.
+    wanted.sinks[r] = min_of(a.to.sinks, max_of<int64_t>(0, kept - a.to.self_first));
+    wanted.recent[r] = min_of(a.to.recent, kept - wanted.sinks[r]);
+  }
+  return wanted;
+}
+
+// Bits of up to 8 rows from `from` on; `bits.row(0)` is that of row `from`.
+template <class T>
+void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, Seed* seed, const RowBits& bits,
+                 const ChoiceMemory& memory) {
+  const Wanted wanted = wanted_rows<T>(a, head, from, rows, memory);
+  choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, bits, memory);
 }
 
 }  // namespace

@@ -2,8 +2,9 @@
 #include "attend.h"
 #include "estimate.h"
 #include "fused_rows.h"
+#include "looked_rows.h"
 #include "select.h"
 #include "unite.h"
 
 extern const SaKernels SA_TABLE;
-const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows};
+const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, looked_rows};

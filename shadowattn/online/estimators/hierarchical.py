@@ -1,6 +1,11 @@
-"""A cheap first look at every key by signs, then INT8 products with those that it lets through. The definition is ours."""
+"""A first look for a block of rows by the mean of their queries; then each row ranks what it let through. The definition is ours.
 
-from dataclasses import dataclass, field
+Neighbouring rows of a prompt rank keys much alike, so that the best few times as many keys as the budget, by one query for all
+rows of a block, hold nearly all that each of them would choose. A flat INT8 estimate multiplies every row with every key, and
+compares as many scores. Here a block shares one row of products with every key, and its rows meet the keys let through alone.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -8,73 +13,132 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.kernels import Kernels
+from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
+from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.base import Estimator
-from shadowattn.online.estimators.per_token import PerToken
-from shadowattn.online.estimators.sign1 import Sign1
+from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys
 from shadowattn.online.selection import Rule
-from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
+from shadowattn.types import EstimateCost, Lists, Selection
 
 
-@dataclass(frozen=True)
-class Hierarchical(Estimator):
-    """Of `candidates` times as many keys as the budget, the best by rotated 1-bit keys (`sign1`), a row keeps the best by INT8.
+class KeysTwice(PackedKeys):
+    """Packed keys, and the same bytes key by key, from which the native kernel packs those that a first look lets through."""
 
-    Integers have a scale for every row and every key (`per_token`), so that a row's ranking goes by the row alone. Sinks and the
-    recent window of the rule are among the candidates. `key_offset` is a calibrated vector subtracted from K before both looks.
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.by_key = self.packed.new_zeros(len(self.scales), 16 * self.packed.shape[1], 4 * self.packed.shape[2])
+
+    def extend(self, k: Tensor) -> None:
+        first = self.length // 16  # the first block of 16 keys that is not full
+        super().extend(k)
+        if 16 * self.packed.shape[1] > self.by_key.shape[1]:
+            grown = self.by_key.new_zeros(len(self.scales), 16 * self.packed.shape[1], self.by_key.shape[2])
+            grown[:, : self.by_key.shape[1]] = self.by_key
+            self.by_key = grown
+        new = self.packed[:, first : -(-self.length // 16)].transpose(2, 3).flatten(3).flatten(1, 2)
+        self.by_key[:, 16 * first : 16 * first + new.shape[1]] = new
+
+
+@dataclass
+class Hierarchical(Int8Fused):
+    """Of the keys that a block's mean query ranks first by INT8 products, each of its rows keeps the best by its own.
+
+    A block is `block_rows` neighbouring rows, counted from the first row of a chunk. Its mean query is the sum of the rows'
+    integers, scaled to ±127. It lets through `candidates` times as many of the keys up to the block's first row as the block's
+    last row keeps. Let through anyway are the sinks, the `block_rows` keys up to the first row (or the rule's recent window, if
+    that is longer) and all later keys. Scales and `key_offset` are those of `Int8Fused`, whose lists these are where every key is
+    let through.
     Rows have lists of their own: no block shares one.
     """
 
-    candidates: float = 5.0
-    key_offset: KeyOffset | None = None
-    needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
-    lists_are_sound: ClassVar[bool] = True  # `Kernels.select`'s
-    first: Sign1 = field(init=False, repr=False)
-    second: PerToken = field(init=False, repr=False)
+    candidates: float = 2.0
+    block_rows: int = 64
+    sees: ClassVar[str] = "chunk"  # a row's block, later rows of it too
+    lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
+    is_native: ClassVar[bool] = True
+    keys_type: ClassVar[type[PackedKeys]] = KeysTwice
 
     def __post_init__(self):
-        _check_candidates(self.candidates)
-        offset = KeyOffset.read(self.key_offset)
-        for name, value in (("key_offset", offset), ("first", Sign1(key_offset=offset)), ("second", PerToken(8, offset))):
-            object.__setattr__(self, name, value)
+        super().__post_init__()
+        _check_settings(self.candidates, self.block_rows)
 
     @classmethod
-    def check_settings(cls, head_dim: int, kv_heads: int, /, *, candidates: float = 1.0, **others: Any) -> None:
-        _check_candidates(candidates)
+    def check_settings(
+        cls, head_dim: int, kv_heads: int, /, *, candidates: float = 2.0, block_rows: int = 64, **others: Any
+    ) -> None:
+        _check_settings(candidates, block_rows)
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        """The first look's, which is at every key; the second adds INT8 products with `candidates` · retention of the keys."""
-        return self.first.cost(head_dim, rows, keys)
+        """The first look's, a block's share; the second adds INT8 products with `candidates` · retention of the keys."""
+        look = EstimateCost.of(head_dim / self.block_rows, 8)
+        return look + EstimateCost.quantising(head_dim, keys=keys, offset=self._offset)
 
-    def scores(self, chunk: Chunk) -> Tensor:
-        """Those of the second look, at every key."""
-        return self.second.scores(chunk)
+    def attends(self, rule: Rule, kernels: Kernels) -> bool:
+        return rule.query_block == 1 and kernels.name == "native"
 
-    def units(self, chunk: Chunk) -> Tensor:
-        return self.second.units(chunk)
+    def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
+        """Some rows of a head a task: first looks, choices among what they let through, attention."""
+        keys = self._keys(chunk)
+        self._count_clipped(chunk)
+        out, indices = ops.attend_chosen(
+            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions,
+            lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
+            self.block_rows, self._near(rule), self._through(chunk, lists), keys.by_key,
+        )  # fmt: skip
+        return out, Selection(indices, lists.indptr, chunk.positions, 1) if listed else None
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
+        """The lists of `attend`, by masks over the keys."""
         if rule.query_block != 1:
             raise InputError(
                 f"hierarchical: looks twice for single rows, got query_block={rule.query_block}; use query_block=1 "
                 "(selection=per_row) or estimator=int8_fused"
             )
-        wide = rule.lists((chunk.retention * self.candidates).clamp(max=1.0), chunk.positions)
-        through = kernels.select(self.first.scores(chunk), wide)
-        members = _members(through, len(chunk.heads), chunk.keys)
-        scores = self.second.scores(chunk).float()  # of INT8, one less than the least may not exist
+        self._count_clipped(chunk)
+        keys, q_scales = self._keys(chunk), self._q_scales(chunk)
+        seen, through = lists.candidates[:: self.block_rows].contiguous(), self._through(chunk, lists)
+        means = mean_queries(quantise(chunk.q, q_scales), self.block_rows).float()
+        first = replace(chunk, q=means, positions=seen - 1)
+        ends = torch.nn.functional.pad(through.flatten().cumsum(0), (1, 0))
+        best = kernels.select(
+            keys.products(first, torch.ones_like(q_scales)), Lists(seen, torch.zeros_like(seen), ends, seen - 1, query_block=1)
+        )
+        key = torch.arange(chunk.keys, device=chunk.q.device)
+        members = _members(best, len(chunk.heads), chunk.keys) | (key < rule.sinks) | (key >= seen[:, None] - self._near(rule))
+        members = members.repeat_interleave(self.block_rows, 1)[:, : chunk.q.shape[1]]
+        scores = keys.products(chunk, q_scales)
         return kernels.select(torch.where(members, scores, scores.amin() - 1), lists)
+
+    def _near(self, rule: Rule) -> int:
+        """How many keys up to a block's first row are let through anyway: what the first look sees worst, and the window."""
+        return max(self.block_rows, rule.recent)
+
+    def _through(self, chunk: Chunk, lists: Lists) -> Tensor:
+        """How many keys each block's mean query lets through, of those that its first row sees: int64 [H, blocks]."""
+        kept = lists.indptr.diff().view(len(chunk.heads), -1)
+        last = torch.arange(self.block_rows - 1, kept.shape[1] + self.block_rows - 1, self.block_rows, device=kept.device)
+        wanted = (kept[:, last.clamp(max=kept.shape[1] - 1)] * self.candidates).ceil().long()
+        return torch.minimum(wanted, lists.candidates[:: self.block_rows])
+
+
+def mean_queries(q8: Tensor, rows: int) -> Tensor:
+    """The sum of q8 int8 [H, Q, D] over each `rows` rows, scaled to ±127 and rounded half up: int8 [H, blocks, D]."""
+    padded = torch.nn.functional.pad(q8.long(), (0, 0, 0, -q8.shape[1] % rows))
+    sums = padded.unflatten(1, (-1, rows)).sum(2)
+    largest = sums.abs().amax(2, keepdim=True).clamp(min=1)
+    return ((2 * INT8_MAX * sums + largest).div(2 * largest, rounding_mode="floor")).to(torch.int8)
 
 
 def _members(lists: Selection, heads: int, keys: int) -> Tensor:
-    """Which keys stand in lists of single rows, bool [H, Q, K]."""
+    """Which keys stand in lists of single rows, bool [H, rows, K]."""
     lengths = lists.indptr.diff()
     members = torch.zeros(len(lengths), keys, dtype=torch.bool, device=lengths.device)
     members[torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), lists.indices.long()] = True
     return members.view(heads, -1, keys)
 
 
-def _check_candidates(value: float) -> None:
-    if checks.number("candidates", value) < 1:
-        raise InputError(f"candidates: expected 1 or more times the budget, got {value}")
+def _check_settings(candidates: float, block_rows: int) -> None:
+    if checks.number("candidates", candidates) < 1:
+        raise InputError(f"candidates: expected 1 or more times the budget, got {candidates}")
+    if checks.integer("block_rows", block_rows, least=8, most=64) % 8:
+        raise InputError(f"block_rows: expected a multiple of 8, got {block_rows}")

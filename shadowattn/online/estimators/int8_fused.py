@@ -102,6 +102,7 @@ class Int8Fused(Estimator):
     scores_are_finite: ClassVar[bool] = True  # products of integers
     is_native: ClassVar[bool] = True
     is_papers: ClassVar[bool] = True
+    keys_type: ClassVar[type[PackedKeys]] = PackedKeys
     clipped: int = field(default=0, init=False)  # as for `Int8Graph`
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
 
@@ -193,8 +194,9 @@ class Int8Fused(Estimator):
 
     def _keys(self, chunk: Chunk) -> PackedKeys | TorchKeys:
         """The chunk's keys as integers: what is new of them, or all where their scales have changed."""
+        kind = self.keys_type if chunk.k.device.type == "cpu" else TorchKeys
         scaled = f"for {self.grid}" if self.k_scales is None else f"by {self.k_scales.tolist()}"
-        name = f"keys packed {scaled}, {self._offset}"
+        name = f"{kind.__name__} packed {scaled}, {self._offset}"
         keys = chunk.cache.held(name)
         if keys is not None and keys.length == chunk.keys:
             return keys
@@ -206,7 +208,6 @@ class Int8Fused(Estimator):
             chunk.cache.forget(name)
             keys = None
         self.repacked += keys is None
-        kind = PackedKeys if chunk.k.device.type == "cpu" else TorchKeys
         factory = partial(kind, scales, chunk.k.shape[2], self._offset, chunk.layer)
         return chunk.cache.derived(name, factory, chunk.k)
 

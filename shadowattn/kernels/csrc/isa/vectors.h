@@ -119,6 +119,12 @@ struct Vectors {
     return sum;
   }
 
+  // 16 keys of D = 4 · `quads` bytes each, which lie one after another in `by_key`, as 16 packed ones.
+  static void pack_16(const uint8_t* by_key, int64_t quads, const int32_t* keys, uint8_t* to) {
+    for (int64_t d = 0; d < quads; ++d)
+      for (int i = 0; i < 16; ++i) memcpy(to + 64 * d + 4 * i, by_key + 4 * (keys[i] * quads + d), 4);
+  }
+
   // bytes[j] = (s[j] − centre) >> shift, clamped to ±limit, for as many of n as it does at once; returns how many.
   static int64_t shifted_bytes(const int32_t*, int64_t, int32_t, int, int, int8_t*) { return 0; }
 };

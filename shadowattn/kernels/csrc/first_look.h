@@ -1,0 +1,77 @@
+// Rows choose from what a first look at the keys lets through: that of one query for a block of rows, the mean of theirs.
+//
+// The mean query's INT8 products with every key are one row of products instead of a block's. The keys that they let through are
+// packed anew, and each row of the block meets those alone: products, counts and comparisons are of that many keys. Neighbouring
+// rows rank alike, so that few times their budget holds nearly all that they would choose.
+#pragma once
+#include "choose_rows.h"
+
+namespace {
+
+// The mean of some rows' integers in the range of an int8, as large as it can be; half up. Only its direction matters.
+template <class T>
+void mean_query(const SaEstimate& a, int64_t head, int64_t from, int64_t to, int8_t* mean, int32_t* bias) {
+  int32_t sums[256] = {};
+  int8_t row[256];
+  for (int64_t r = from; r < to; ++r) {
+    const T* q = static_cast<const T*>(a.q.data) + head * a.q.head_stride + r * a.q.row_stride;
+    quantise_row(q, a.dim, a.q_scales[head], row);
+    for (int64_t d = 0; d < a.dim; ++d) sums[d] += row[d];
+  }
+  int64_t largest = 1, total = 0;
+  for (int64_t d = 0; d < a.dim; ++d) largest = max_of<int64_t>(largest, sums[d] < 0 ? -sums[d] : sums[d]);
+  for (int64_t d = 0; d < a.dim; ++d) {
+    const int64_t shifted = 2 * 127 * static_cast<int64_t>(sums[d]) + 255 * largest;  // of ±127 and a half, not negative
+    mean[d] = static_cast<int8_t>(shifted / (2 * largest) - 127);
+    total += mean[d];
+  }
+  *bias = static_cast<int32_t>(-128 * total);
+}
+
+// Bits of the keys that mean queries let through, for up to 8 blocks of rows of a head from row `from` on.
+template <class T>
+void look_first(const SaEstimate& a, const SaFirstLook& look, int64_t head, int64_t from, int64_t rows, Seed* seed,
+                const RowBits& through, const ChoiceMemory& memory) {
+  const int64_t* wanted_through = look.through + head * ceil_div(a.rows, look.rows) + from / look.rows;
+  memory.clear();
+  Wanted wanted{ceil_div(rows, look.rows), {}, {}, {}, {}};
+  for (int64_t b = 0; b < wanted.rows; ++b) {
+    const int64_t first = from + b * look.rows;
+    mean_query<T>(a, head, first, min_of(first + look.rows, from + rows), memory.rows.q + b * memory.rows.stride, memory.rows.biases + b);
+    wanted.visible[b] = a.to.candidates[first];
+    wanted.kept[b] = wanted_through[b];
+  }
+  choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, through, memory);
+}
+
+// The keys let through: which they are, and packed one after another.
+struct LetThrough {
+  int32_t* keys;
+  uint8_t* packed;
+  int64_t count;
+
+  static int64_t bytes_needed(int64_t most, int64_t dim) { return (round_up(most, 32) + Isa::kListStep) * 4 + round_up(most, 32) * dim + 64; }
+  LetThrough(char* memory, int64_t most, int64_t dim)
+      : keys(reinterpret_cast<int32_t*>(memory + round_up(round_up(most, 32) * dim, 64))), packed(reinterpret_cast<uint8_t*>(memory)), count(0) {}
+
+  // Those whose bits are set among the first `seen`.
+  void take(const uint64_t* bits, int64_t seen, const uint8_t* by_key, int64_t dim) {
+    count = 0;
+    for (int64_t w = 0; w < ceil_div(seen, 64); ++w) count += Isa::list_bits(bits[w], static_cast<int32_t>(64 * w), keys + count);
+    for (int64_t j = count; j < round_up(count, 32); ++j) keys[j] = keys[count - 1];
+    for (int64_t j = 0; j < round_up(count, 32); j += 16) Isa::pack_16(by_key, dim / 4, keys + j, packed + j * dim);
+  }
+};
+
+// The most keys that any block's first look lets through.
+inline int64_t most_through(const SaEstimate& a, const SaFirstLook& look) {
+  int64_t most = 0;
+  const int64_t blocks = ceil_div(a.rows, look.rows);
+  for (int64_t i = 0; i < a.heads * blocks; ++i) {
+    const int64_t first = i % blocks * look.rows, last = min_of(first + look.rows, a.rows) - 1;
+    most = max_of(most, look.through[i] + a.to.sinks + look.near + a.to.candidates[last] - a.to.candidates[first]);
+  }
+  return min_of(most, a.keys);
+}
+
+}  // namespace

@@ -1,0 +1,109 @@
+"""Rows that choose from what a first look lets through: the lists of the estimator's torch form, exact attention on them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn.errors import InputError
+from shadowattn.kernels import native, ops
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.hierarchical import Hierarchical
+from shadowattn.online.selection import Rule
+from tests.kernels.exact import attention_float64, hidden_by_lists
+from tests.kernels.test_fused_rows import KINDS, TOLERANCE, layer
+from tests.tensors import HEADS, qkv
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    kind=st.sampled_from(KINDS),
+    dim=st.sampled_from([8, 24, 64, 72, 80, 128, 200, 256]),
+    heads=st.sampled_from(HEADS),
+    rows=st.sampled_from([1, 8, 17, 70, 150]),
+    earlier=st.sampled_from([0, 1, 63, 700, 4090]),
+    retention=st.sampled_from([0.001, 0.02, 0.05, 0.2, 0.5, 1.0]),
+    candidates=st.sampled_from([1.0, 2.0, 3.7]),
+    block_rows=st.sampled_from([8, 16, 24, 64]),
+    rule=st.builds(Rule, sinks=st.sampled_from([0, 2, 50]), recent=st.sampled_from([0, 3, 90])),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_rows_attend_to_their_best_of_what_is_let_through(
+    level, dtype, kind, dim, heads, rows, earlier, retention, candidates, block_rows, rule, threads, seed
+):
+    count, groups = heads
+    keys = rows + earlier
+    q, k, v = (x.to(dtype) for x in layer(kind, count, groups, rows, keys, dim, seed))
+    retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
+    chunk = Chunk.of(q, k, v, retention=retentions, scale=0.3)
+    estimator = Hierarchical(candidates=candidates, block_rows=block_rows)
+    lists = rule.lists(chunk.retention, chunk.positions)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with native.forced_level(level):
+            out, selection = estimator.attend(chunk, rule, lists, listed=True)
+            again, none = estimator.attend(chunk, rule, lists, listed=False)
+    finally:
+        torch.set_num_threads(before)
+    assert none is None
+    assert again.equal(out)
+    assert selection.indices.equal(estimator.select(chunk, rule, lists, TorchKernels()).indices)
+    expected = attention_float64(q, k, v, hidden_by_lists(selection, keys), 0.3)
+    largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
+    tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 3e-6 * largest  # blocks sum a product in one lane, and so round more
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+
+
+def arguments() -> dict:
+    """Of 20 rows of 4 heads in two blocks, 40 keys before them."""
+    q, k, v = qkv(4, 2, 20, 60, 16)
+    chunk, estimator = Chunk.of(q, k, v, retention=0.2), Hierarchical(block_rows=16)
+    lists, keys = Rule().lists(chunk.retention, chunk.positions), estimator.packed(chunk)
+    return {
+        "q": q, "k": k, "v": v, "q_scales": torch.ones(4), "packed": keys.packed, "kv_head": chunk.heads.kv,
+        "positions": chunk.positions, "candidates": lists.candidates, "indptr": lists.indptr, "size": lists.size, "sinks": 0,
+        "recent": 0, "self_first": False, "scale": 0.25, "listed": True, "first_rows": 16, "near": 16,
+        "through": torch.full((4, 2), 30), "by_key": keys.by_key,
+    }  # fmt: skip
+
+
+def test_it_is_what_torch_expects_of_an_operator():
+    torch.library.opcheck(ops.attend_chosen, (), arguments(), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"first_rows": 0}, "first_rows: expected an integer of 8 … 64, got 0"),
+        ({"first_rows": 20}, "first_rows: expected a multiple of 8, got 20"),
+        ({"near": 0}, "near: expected an integer of 1"),
+        ({"recent": 20}, "near: expected an integer of 20"),
+        ({"by_key": None}, "expected first_rows, through and by_key, got some of them"),
+        ({"through": torch.full((4, 3), 30)}, r"through: expected contiguous \[H, blocks\] = \[4, 2\], got \[4, 3\]"),
+        ({"through": torch.full((4, 2), 30.0)}, "through: expected"),
+        ({"through": torch.full((4, 2), 5)}, "through: expected at least the longest list of each block"),
+        ({"through": torch.full((4, 2), 50)}, "through: expected at least the longest list of each block"),
+        ({"by_key": torch.zeros(2, 59, 16, dtype=torch.uint8)}, r"by_key: expected \[G, K or more, D\] of k"),
+        ({"by_key": torch.zeros(2, 16, 60, dtype=torch.uint8).mT}, "by_key: expected one key after another"),
+    ],
+)
+def test_what_would_leave_a_row_without_keys_is_refused(changed, message):
+    with pytest.raises(InputError, match=message):
+        ops.attend_chosen(**arguments() | changed)
+
+
+def test_rows_that_do_not_stand_one_after_another_see_what_their_block_lets_through():
+    """Between a block's rows there are keys that none of them is at: they are let through as well."""
+    q, k, v = qkv(2, 1, 9, 300, 16)
+    positions = torch.tensor([20, 21, 60, 61, 62, 150, 200, 298, 299])
+    chunk = Chunk.of(q, k, v, retention=0.3, positions=positions)
+    rule, estimator = Rule(), Hierarchical(block_rows=8)
+    lists = rule.lists(chunk.retention, chunk.positions)
+    _, selection = estimator.attend(chunk, rule, lists, listed=True)
+    assert selection.indices.equal(estimator.select(chunk, rule, lists, TorchKernels()).indices)
