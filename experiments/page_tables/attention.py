@@ -74,7 +74,8 @@ def activation_speed_smollm2() -> str:
         even = said_break_even(one(rows, metric="break_even_keys", **of), lengths[-1])
         by_layer = layers[(layers.dtype == dtype) & (layers.method == method) & (layers.retention == at)].value
         spread = f"{by_layer.min():.2f} to {by_layer.max():.2f}"
-        lines.append([dtype, "each row" if block == 1 else f"{block} rows", f"{at:.0%}", *values, even, spread])
+        rows_of_list = {"per_row": "each row", "hierarchical": "each row, after a first look"}.get(method, f"{block} rows")
+        lines.append([dtype, rows_of_list, f"{at:.0%}", *values, even, spread])
     header = ["", "a list for", "of the keys", *(f"{keys} keys" for keys in lengths), "break-even, keys"]
     header.append(f"layers at {lengths[-1]} keys")
     n = f"times faster than our dense attention, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds"

@@ -51,8 +51,9 @@ class Captured(Tensors):
 class ActivationSpeed(Study):
     """The last `rows` rows of the first `lengths` tokens of every held-out window, in a dense prefill, of every layer.
 
-    At each of `retentions`: lists for every row, and for blocks of `query_blocks` rows by estimated probabilities. Candidates
-    take turns layer by layer for `rounds` rounds; a time is the median over rounds of the sum over layers and windows.
+    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, and for blocks of `query_blocks` rows by
+    estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the sum
+    over layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -119,14 +120,18 @@ class ActivationSpeed(Study):
         return seconds
 
     def calls(self, chunk: Chunk, dtype: str) -> dict[str, candidates.Call]:
-        """Dense attention, then the whole path at every retention: by name, or by retention and rows that share a list."""
+        """Dense attention, then the whole path at every retention: by name, or by retention, rows of a list and estimator."""
         calls: dict[str, candidates.Call] = {}
         for retention in self.retentions:
             tensors = Captured(chunk, DTYPES[dtype], retention)
             calls = calls or {name.replace(" ", "_"): call for name, call in candidates.baselines(tensors).items()}
-            for block in (1, *self.query_blocks):
-                (call,) = candidates.totals(tensors, block, _SCORE, estimators=("int8_fused",)).values()
-                calls[_key(retention, block)] = call
+            for block, estimator in (
+                (1, "int8_fused"),
+                (1, "hierarchical"),
+                *((block, "int8_fused") for block in self.query_blocks),
+            ):
+                (call,) = candidates.totals(tensors, block, _SCORE, estimators=(estimator,)).values()
+                calls[_key(retention, block, estimator)] = call
         return calls
 
     def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, list[list[float]]]]) -> Iterator[LayerTimeRow]:
@@ -142,10 +147,10 @@ class ActivationSpeed(Study):
         def described(name: str) -> LayerTimeRow:
             if name in ("sdpa", "own_dense"):
                 return replace(common, method=name)
-            retention, block = _read(name)
+            retention, block, estimator = _read(name)
             score = {"block_score": _SCORE} if block > 1 else {}
             return replace(
-                common, method=_method(block), retention=retention, estimator="int8_fused", allocator="uniform",
+                common, method=_method(block, estimator), retention=retention, estimator=estimator, allocator="uniform",
                 query_block=block, **score,
             )  # fmt: skip
 
@@ -202,14 +207,16 @@ def _break_evens(rows: list[LayerTimeRow]) -> Iterator[LayerTimeRow]:
         yield replace(some[-1], metric="break_even_keys", value=value, unit="keys", low=value, high=value)
 
 
-def _key(retention: float, block: int) -> str:
-    return f"{retention:g} {block}"
+def _key(retention: float, block: int, estimator: str) -> str:
+    return f"{retention:g} {block} {estimator}"
 
 
-def _read(key: str) -> tuple[float, int]:
-    retention, block = key.split()
-    return float(retention), int(block)
+def _read(key: str) -> tuple[float, int, str]:
+    retention, block, estimator = key.split()
+    return float(retention), int(block), estimator
 
 
-def _method(block: int) -> str:
+def _method(block: int, estimator: str) -> str:
+    if estimator == "hierarchical":
+        return estimator
     return "per_row" if block == 1 else f"shared_{block}"

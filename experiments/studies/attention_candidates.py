@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from shadowattn.kernels.torch_kernels import TorchKernels, dense
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
@@ -100,7 +102,11 @@ def totals(
 ) -> dict[str, Call]:
     """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`."""
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
-    make = {"int8_graph": _graph_total, "int8_fused": _fused_total}
+    make = {
+        "int8_graph": _graph_total,
+        "int8_fused": partial(_fused_total, estimator=Int8Fused.of(t.q, t.k)),
+        "hierarchical": partial(_fused_total, estimator=Hierarchical.of(t.q, t.k)),
+    }
     return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
 
 
@@ -109,9 +115,9 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 
-def _fused_total(t: Tensors, rule: Rule) -> Call:
+def _fused_total(t: Tensors, rule: Rule, *, estimator: Int8Fused) -> Call:
     """By the native products that are selected from at once; K was packed up to this chunk before."""
-    estimator, chunk = Int8Fused.of(t.q, t.k), t.chunk()
+    chunk = t.chunk()
 
     def run() -> None:
         with native.alone():

@@ -8,16 +8,16 @@ from shadowattn.reporting.style import MARKERS, new_figure, subject
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A row of panels a dtype, a panel a way to share lists, a line a retention; bands: the layers, from slowest to fastest."""
+    """A row of panels a dtype, a panel a way to make lists, a line a retention; bands: the layers, from slowest to fastest."""
     ratios = rows[rows.metric == "times_faster_than_own_dense"]
     layers = rows[rows.metric == "layer_times_faster_than_own_dense"]
-    dtypes, blocks = list(ratios.dtype.unique()), sorted(ratios.query_block[ratios.method != "sdpa"].unique())
+    dtypes, methods = list(ratios.dtype.unique()), list(ratios.method[ratios.method != "sdpa"].unique())
     lengths = sorted(ratios.context_tokens.unique())
-    drawn, axes = new_figure(columns=len(blocks), rows=len(dtypes))
-    panels = axes.reshape(len(dtypes), len(blocks)) if hasattr(axes, "reshape") else [[axes]]
+    drawn, axes = new_figure(columns=len(methods), rows=len(dtypes))
+    panels = axes.reshape(len(dtypes), len(methods)) if hasattr(axes, "reshape") else [[axes]]
     for dtype, line in zip(dtypes, panels, strict=True):
-        for block, axis in zip(blocks, line, strict=True):
-            here = ratios[(ratios.dtype == dtype) & (ratios.query_block == block) & (ratios.method != "sdpa")]
+        for method, axis in zip(methods, line, strict=True):
+            here = ratios[(ratios.dtype == dtype) & (ratios.method == method)]
             retentions = sorted(here.retention.unique())
             for index, retention in enumerate(retentions):
                 colour = colormaps["viridis"](0.85 * index / max(1, len(retentions) - 1))
@@ -25,7 +25,7 @@ def draw(rows: pd.DataFrame) -> Figure:
                 spread = [cell.value - cell.low, cell.high - cell.value]
                 look = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": colour, "capsize": 2}
                 axis.errorbar(cell.context_tokens, cell.value, yerr=spread, label=f"{retention:.0%} of the keys", **look)
-                of = layers[(layers.dtype == dtype) & (layers.query_block == block) & (layers.retention == retention)]
+                of = layers[(layers.dtype == dtype) & (layers.method == method) & (layers.retention == retention)]
                 reach = of.groupby("context_tokens").value.agg(["min", "max"])
                 axis.fill_between(reach.index, reach["min"], reach["max"], color=colour, alpha=0.15)
             dense = ratios[(ratios.dtype == dtype) & (ratios.method == "sdpa")].sort_values("context_tokens")
@@ -35,7 +35,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.set_xticks(lengths, [str(keys) for keys in lengths])
             axis.minorticks_off()
             axis.set(xlabel="keys", ylabel="times faster than our dense attention")
-            axis.set_title(f"{dtype}, {'a list for each row' if block == 1 else f'a list for {block} rows'}", fontsize=9)
+            axis.set_title(f"{dtype}, {_ways(method)}", fontsize=9)
     panels[0][0].legend(fontsize=7)
     first = ratios.iloc[0]
     drawn.suptitle(
@@ -44,3 +44,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         fontsize=9,
     )
     return drawn
+
+
+def _ways(method: str) -> str:
+    each = {"per_row": "a list for each row", "hierarchical": "for each row, after a first look"}
+    return each.get(method) or f"a list for {method.removeprefix('shared_')} rows"

@@ -27,19 +27,21 @@ def folder(run):
 def test_rows_are_of_every_length_way_and_layer(folder):
     rows = pd.read_parquet(folder / "rows.parquet")
     times = rows[rows.metric == "time"]
-    assert len(times) == 2 * 2 * (2 + 2 * 2)  # dtypes, lengths; dense twice, retentions by ways
+    assert len(times) == 2 * 2 * (2 + 2 * 3)  # dtypes, lengths; dense twice, retentions by ways
     assert set(times.path_kind) == {"timing"}
     assert (times.low <= times.value).all()
-    assert set(times.method) == {"sdpa", "own_dense", "per_row", "shared_8"}
+    assert set(times.method) == {"sdpa", "own_dense", "per_row", "hierarchical", "shared_8"}
     shared = times[times.method == "shared_8"]
     assert set(shared.block_score) == {"probability"}
     assert set(shared.query_block) == {8}
-    assert set(times.block_score[times.method == "per_row"]) == {"none"}
+    for method in ("per_row", "hierarchical"):
+        assert set(times.block_score[times.method == method]) == {"none"}
+    assert set(times.estimator[times.method == "hierarchical"]) == {"hierarchical"}
     layers = rows[rows.metric == "layer_times_faster_than_own_dense"]
-    assert len(layers) == 2 * 2 * 4 * 2
+    assert len(layers) == 2 * 2 * 6 * 2
     assert set(layers.layer) == {0, 1}
     even = rows[rows.metric == "break_even_keys"]
-    assert len(even) == 2 * 4
+    assert len(even) == 2 * 6
     assert even.value.isin([32, 96, math.inf]).all()
     assert (folder / "activation_speed.png").is_file()
     assert len(ActivationSpeed().table(rows, "tiny").renderables) == 2
