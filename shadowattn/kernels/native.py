@@ -67,6 +67,8 @@ class _Pack(Structure):
         ("packed", c_void_p),
         ("packed_head_stride", c_int64),
         ("first_key", c_int64),
+        ("by_key", c_void_p),
+        ("by_key_head_stride", c_int64),
     )
 
 
@@ -306,8 +308,10 @@ def select(
     _run("select", _Select(threads(), _SCORES[scores.dtype], heads, lists, _Tensor.of(scores), to))
 
 
-def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
-    """Quantises the rows of k [G, rows, D] and writes them into `packed` [G, K / 16, D / 4, 16, 4] from `first_key` on."""
+def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tensor | None = None) -> None:
+    """Quantises the rows of k [G, rows, D] and writes them into `packed` [G, K / 16, D / 4, 16, 4] from `first_key` on, and into
+    `by_key` [G, K, D].
+    """
     heads, rows, dim = k.shape
     workers = threads() if k.numel() > _SMALL_PACK else 1
     _run(
@@ -315,6 +319,7 @@ def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
         _Pack(
             workers, k.dtype == torch.bfloat16, heads, rows, dim, _Tensor.of(k), scales.data_ptr(),
             packed.data_ptr(), packed.stride(0), first_key,
+            *((None, 0) if by_key is None else (by_key.data_ptr(), by_key.stride(0))),
         ),
     )  # fmt: skip
 

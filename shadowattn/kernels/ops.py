@@ -128,18 +128,22 @@ def _(scores, candidates, tail, indptr, size, sinks, recent, self_first):
     return scores.new_empty(size, dtype=torch.int32)
 
 
-@torch.library.custom_op("shadowattn::pack", mutates_args=("packed",))
-def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int) -> None:
-    """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on."""
+@torch.library.custom_op("shadowattn::pack", mutates_args=("packed", "by_key"))
+def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tensor | None = None) -> None:
+    """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on; the same
+    bytes also into `by_key` [G, K, D], where it is given.
+    """
     _check_quantisable(k, packed, scales)
     checks.integer("first_key", first_key)
     if first_key + k.shape[1] > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {first_key + k.shape[1]} keys, got {packed.shape[1] * 16}")
-    native.pack(_rows(k), scales, packed, first_key)
+    if by_key is not None:
+        _check_by_key(by_key, packed.shape[0], first_key + k.shape[1], k.shape[2])
+    native.pack(_rows(k), scales, packed, first_key, by_key)
 
 
 @pack.register_fake
-def _(k, scales, packed, first_key):
+def _(k, scales, packed, first_key, by_key=None):
     return None
 
 
@@ -286,19 +290,15 @@ def _first_look(
     checks.integer("near", near, least=max(1, recent))
     if rows % 8:
         raise InputError(f"first_rows: expected a multiple of 8, got {rows}")
-    heads, queries, dim = q.shape
+    heads, queries, _ = q.shape
     expected = [heads, -(-queries // rows)]
     if through is None or by_key is None:
         raise InputError("a first look: expected first_rows, through and by_key, got some of them")
     checks.tensors((torch.int64,), through=through)
-    checks.tensors((torch.uint8,), by_key=by_key)
-    checks.placed(checks.CPU, through=through, by_key=by_key)
+    checks.placed(checks.CPU, through=through)
     if list(through.shape) != expected or not through.is_contiguous():
         raise InputError(f"through: expected contiguous [H, blocks] = {expected}, got {list(through.shape)}")
-    if by_key.dim() != 3 or by_key.shape[0] != k.shape[0] or by_key.shape[1] < k.shape[1] or by_key.shape[2] != dim:
-        raise InputError(f"by_key: expected [G, K or more, D] of k {list(k.shape)}, got {list(by_key.shape)}")
-    if not by_key[0].is_contiguous():
-        raise InputError("by_key: expected one key after another")
+    _check_by_key(by_key, *k.shape)
     seen, kept = candidates[::rows], indptr.diff().view(heads, queries)
     longest = torch.stack([part.amax(1) for part in kept.split(rows, 1)], 1)
     if (through < torch.minimum(longest, seen)).any() or (through > seen).any():
@@ -306,6 +306,15 @@ def _first_look(
             "through: expected at least the longest list of each block, or all that its first row sees, and no more than those"
         )
     return {"rows": rows, "near": near, "through": through, "by_key": by_key}
+
+
+def _check_by_key(by_key: Tensor, heads: int, keys: int, dim: int) -> None:
+    checks.tensors((torch.uint8,), by_key=by_key)
+    checks.placed(checks.CPU, by_key=by_key)
+    if by_key.dim() != 3 or by_key.shape[0] != heads or by_key.shape[1] < keys or by_key.shape[2] != dim:
+        raise InputError(f"by_key: expected [G, K or more, D] of {[heads, keys, dim]}, got {list(by_key.shape)}")
+    if not by_key[0].is_contiguous():
+        raise InputError("by_key: expected one key after another")
 
 
 def _lists(q: Tensor, pooling: str, query_block: int) -> int:

@@ -89,7 +89,10 @@ def test_it_is_what_torch_expects_of_an_operator():
         ({"through": torch.full((4, 2), 30.0)}, "through: expected"),
         ({"through": torch.full((4, 2), 5)}, "through: expected at least the longest list of each block"),
         ({"through": torch.full((4, 2), 50)}, "through: expected at least the longest list of each block"),
-        ({"by_key": torch.zeros(2, 59, 16, dtype=torch.uint8)}, r"by_key: expected \[G, K or more, D\] of k"),
+        (
+            {"by_key": torch.zeros(2, 59, 16, dtype=torch.uint8)},
+            r"by_key: expected \[G, K or more, D\] of \[2, 60, 16\]",
+        ),
         ({"by_key": torch.zeros(2, 16, 60, dtype=torch.uint8).mT}, "by_key: expected one key after another"),
     ],
 )

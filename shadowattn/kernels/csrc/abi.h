@@ -64,7 +64,8 @@ typedef struct {
   SaLists to;
 } SaSelect;
 
-// K as unsigned bytes (int8 + 128), packed [G][K / 16][D / 4][16][4]: 16 keys' quads of dimensions in one cache line.
+// K as unsigned bytes (int8 + 128), packed [G][K / 16][D / 4][16][4]: 16 keys' quads of dimensions in one cache line. by_key != NULL:
+// also [G, K, D].
 typedef struct {
   int64_t threads, bfloat16;
   int64_t heads, rows, dim;
@@ -72,6 +73,8 @@ typedef struct {
   const float* scales;  // [G]
   uint8_t* packed;
   int64_t packed_head_stride, first_key;
+  uint8_t* by_key;
+  int64_t by_key_head_stride;
 } SaPack;
 
 enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2, SA_PROBABILITY = 3 };

@@ -53,6 +53,7 @@ int pack_keys(const SaPack& a) {
         memcpy(&quad, quantised + d, 4);
         quad ^= 0x80808080u;  // + 128 in each byte
         memcpy(to + d * 16, &quad, 4);
+        if (a.by_key) memcpy(a.by_key + head * a.by_key_head_stride + key * a.dim + d, &quad, 4);
       }
     }
   });

@@ -16,7 +16,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys
+from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys, longer
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, Lists, Selection
 
@@ -28,15 +28,9 @@ class KeysTwice(PackedKeys):
         super().__init__(*arguments)
         self.by_key = self.packed.new_zeros(len(self.scales), 16 * self.packed.shape[1], 4 * self.packed.shape[2])
 
-    def extend(self, k: Tensor) -> None:
-        first = self.length // 16  # the first block of 16 keys that is not full
-        super().extend(k)
-        if 16 * self.packed.shape[1] > self.by_key.shape[1]:
-            grown = self.by_key.new_zeros(len(self.scales), 16 * self.packed.shape[1], self.by_key.shape[2])
-            grown[:, : self.by_key.shape[1]] = self.by_key
-            self.by_key = grown
-        new = self.packed[:, first : -(-self.length // 16)].transpose(2, 3).flatten(3).flatten(1, 2)
-        self.by_key[:, 16 * first : 16 * first + new.shape[1]] = new
+    def _grow(self, capacity: int) -> None:
+        super()._grow(capacity)
+        self.by_key = longer(self.by_key, capacity)
 
 
 @dataclass

@@ -30,6 +30,8 @@ class PackedKeys:
     With a `key_offset` the bytes are those of k − offset, of the given `layer`.
     """
 
+    by_key: Tensor | None = None  # the same bytes uint8 [G, K, D], where somebody keeps them
+
     def __init__(self, scales: Tensor, head_dim: int, key_offset: KeyOffset | None = None, layer: int = 0):
         self.scales = scales  # float32 [G]
         self._offset, self._layer = key_offset, layer
@@ -42,12 +44,12 @@ class PackedKeys:
             return
         capacity = self.packed.shape[1] * 16
         if k.shape[1] > capacity:
-            capacity = -(-max(k.shape[1], capacity + capacity // 2) // 32) * 32
-            grown = self.packed.new_zeros(self.packed.shape[0], capacity // 16, *self.packed.shape[2:])
-            grown[:, : self.packed.shape[1]] = self.packed
-            self.packed = grown
-        ops.pack(shifted(k[:, self.length :], self._offset, self._layer), self.scales, self.packed, self.length)
+            self._grow(-(-max(k.shape[1], capacity + capacity // 2) // 32) * 32)
+        ops.pack(shifted(k[:, self.length :], self._offset, self._layer), self.scales, self.packed, self.length, self.by_key)
         self.length = k.shape[1]
+
+    def _grow(self, capacity: int) -> None:
+        self.packed = longer(self.packed, capacity // 16)
 
     def crop(self, length: int) -> None:
         self.length = length
@@ -56,6 +58,13 @@ class PackedKeys:
         """Integer products of the chunk's rows with all keys, float32 [H, Q, K]."""
         visible = chunk.positions + 1
         return ops.estimate(chunk.q, q_scales, self.packed, self.length, chunk.heads.kv, visible, "rows", 1)
+
+
+def longer(x: Tensor, length: int) -> Tensor:
+    """x [G, …] with zeros behind it on its second axis."""
+    grown = x.new_zeros(x.shape[0], length, *x.shape[2:])
+    grown[:, : x.shape[1]] = x
+    return grown
 
 
 class TorchKeys:
