@@ -35,7 +35,7 @@ Call = Callable[[], object]
 
 def labels(candidate: str) -> dict[str, object]:
     """What of a candidate's name rows have columns for."""
-    estimator, block = re.search(r"\((int8\w*)\)", candidate), re.search(r"(\d+)-row blocks(?:, (\w+))?", candidate)
+    estimator, block = re.search(r"\((int8\w*|hierarchical)\)", candidate), re.search(r"(\d+)-row blocks(?:, (\w+))?", candidate)
     return {
         "estimator": estimator[1] if estimator else "none",
         "estimate_device": "CPU" if estimator and estimator[1] == "int8_graph" else "none",
@@ -131,9 +131,14 @@ def _attend(chunk: Chunk, rule: Rule, estimator: Estimator) -> None:
     run_batched(Stages(chunk, Parts(estimator, rule, NativeKernels())), threads=Threads(), keep_lists=False)
 
 
+def sparse_paths(t: Tensors, block: int) -> dict[str, Call]:
+    """Lists of one row, also after a first look, and of `block` rows."""
+    return totals(t, 1) | totals(t, 1, estimators=("hierarchical",)) | totals(t, block)
+
+
 def whole_paths(t: Tensors, block: int) -> dict[str, Call]:
     """All that gives the output of attention: what memory is measured of."""
-    return baselines(t) | totals(t, 1) | totals(t, block)
+    return baselines(t) | sparse_paths(t, block)
 
 
 def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
@@ -141,7 +146,7 @@ def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
     baseline's mask. In a fresh process."""
 
     def call(t: Tensors) -> None:
-        paths = baselines(t) if candidate in BASELINES else totals(t, 1) | totals(t, block)
+        paths = baselines(t) if candidate in BASELINES else sparse_paths(t, block)
         paths[candidate]()
 
     call(Tensors(replace(case, keys=min(case.keys, 1024))))  # libraries and kernels load on first use

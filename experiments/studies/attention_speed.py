@@ -187,8 +187,8 @@ class AttentionSpeed(Study):
         if part == "gather":
             return calls | candidates.gather(t, 1) | candidates.gather(t, block)
         if part != "chunk":
-            return calls | candidates.totals(t, 1) | candidates.totals(t, block)
-        calls |= candidates.stages(t) | candidates.totals(t, 1)
+            return calls | candidates.sparse_paths(t, block)
+        calls |= candidates.stages(t) | candidates.totals(t, 1) | candidates.totals(t, 1, estimators=("hierarchical",))
         for block_score in BLOCK_SCORES:
             calls |= candidates.totals(t, block, block_score)
         return calls

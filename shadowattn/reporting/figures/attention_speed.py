@@ -18,6 +18,7 @@ SHOWN = {
     "attend, per row": ("tab:blue", ":"),
     "total (int8_fused), per row": ("tab:blue", "-"),
     "total (int8_graph), per row": ("tab:green", "-"),
+    "total (hierarchical), per row": ("tab:purple", "-"),
     "attend, 32-row blocks": ("tab:orange", ":"),
     "total (int8_fused), 32-row blocks, leading_query": ("tab:orange", "-"),
     "total (int8_graph), 32-row blocks, leading_query": ("tab:red", "-"),
