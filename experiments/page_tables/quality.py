@@ -121,9 +121,22 @@ def allocators_smollm2() -> str:
     return _losses("study_allocators_smollm2_retentions")
 
 
-def _losses(name: str, most: float = 0.5) -> str:
+def allocators_qwen2_5_coder() -> str:
+    """The same on Qwen2.5-Coder, by the allocators that were measured there."""
+    rows = rows_of("allocators_qwen2_5_coder")
+    # The experiment's place for budgets by importance held two dense layers.
+    rows = rows.assign(method=rows.method.where(rows.method != "waterfill", "first_layer_dense"))
+    return _losses("allocators_qwen2_5_coder", rows=rows)
+
+
+def first_look_smollm2() -> str:
+    """What a first look costs in quality on SmolLM2, by how many times the budget it lets through."""
+    return _losses("study_first_look_smollm2")
+
+
+def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> str:
     """Loss above dense and divergence from it of every method, a column a retention up to `most`."""
-    rows = rows_of(name)
+    rows = rows_of(name) if rows is None else rows
     whole = attending_to_all(rows).method
     rows = rows[(rows.retention <= most) | rows.method.isin(whole)]
     losses, marks = loss_cells(rows)
