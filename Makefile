@@ -55,12 +55,13 @@ sanitize: setup
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	$(RUN) -m pytest -q tests/kernels -p no:cacheprovider
 
-# The kernel tests on an emulated Arm processor. Needs Debian's packages qemu-user, g++-aarch64-linux-gnu and debootstrap, and takes
-# Arm's Python from Debian and its wheels from PyPI, 2 GB. Any torch serves the kernels: torch 2.10 is the last wheel for Arm that
-# needs no CUDA.
+# The kernel tests on an emulated Arm processor. Needs Debian's packages qemu-user, g++-aarch64-linux-gnu and debootstrap, and
+# takes Arm's Python from Debian and its wheels from PyPI, 2 GB. Any torch serves the kernels; the wheels for Arm after
+# torch 2.10 want CUDA.
 ARM := $(CURDIR)/build/arm
 ARM_PYTHON := $(ARM)/root/usr/bin/python
 ARM_PACKAGES := torch==2.10.0 numpy openvino safetensors tokenizers transformers pytest hypothesis
+arm: export PATH := $(PATH):/usr/sbin
 arm: $(ARM)/.installed
 	cmake -S . -B $(ARM)/kernels -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
@@ -72,9 +73,11 @@ $(ARM)/.installed: $(MARKER)
 	@for tool in qemu-aarch64 aarch64-linux-gnu-g++ debootstrap; do command -v $$tool > /dev/null || { \
 	echo "error: expected $$tool, found none; install Debian's qemu-user, g++-aarch64-linux-gnu and debootstrap"; exit 1; }; done
 	rm -rf $(ARM)
-	debootstrap --arch=arm64 --variant=minbase --download-only --include=python3.11,libgomp1,libstdc++6 bookworm $(ARM)/root > /dev/null
-	for package in $(ARM)/root/var/cache/apt/archives/*.deb; do dpkg-deb -x $$package $(ARM)/root; done
-	printf '#!/bin/sh\nexec qemu-aarch64 -0 $(ARM_PYTHON) -L $(ARM)/root $(ARM_PYTHON)3.11 "$$@"\n' > $(ARM_PYTHON) && chmod +x $(ARM_PYTHON)
+	debootstrap --arch=arm64 --variant=minbase --download-only --include=python3.11,libgomp1,libstdc++6 bookworm \
+	  $(ARM)/root > /dev/null
+	for package in $(ARM)/root/var/cache/apt/archives/*.deb; do dpkg-deb -x $$package $(ARM)/root || exit 1; done
+	printf '#!/bin/sh\nexec qemu-aarch64 -0 $(ARM_PYTHON) -L $(ARM)/root $(ARM_PYTHON)3.11 "$$@"\n' > $(ARM_PYTHON)
+	chmod +x $(ARM_PYTHON)
 	grep -v '^torch==' constraints.txt > $(ARM)/constraints.txt
 	$(RUN) -m pip --python $(ARM_PYTHON) install --quiet --disable-pip-version-check --only-binary=:all: \
 	--constraint $(ARM)/constraints.txt --target $(ARM)/site $(ARM_PACKAGES)

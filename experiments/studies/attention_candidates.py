@@ -104,8 +104,8 @@ def totals(
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
     make = {
         "int8_graph": _graph_total,
-        "int8_fused": partial(_fused_total, estimator=Int8Fused.of(t.q, t.k)),
-        "hierarchical": partial(_fused_total, estimator=Hierarchical.of(t.q, t.k)),
+        "int8_fused": partial(_fused_total, kind=Int8Fused),
+        "hierarchical": partial(_fused_total, kind=Hierarchical),
     }
     return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
 
@@ -115,9 +115,9 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 
-def _fused_total(t: Tensors, rule: Rule, *, estimator: Int8Fused) -> Call:
+def _fused_total(t: Tensors, rule: Rule, *, kind: type[Int8Fused]) -> Call:
     """By the native products that are selected from at once; K was packed up to this chunk before."""
-    chunk = t.chunk()
+    estimator, chunk = kind.of(t.q, t.k), t.chunk()
 
     def run() -> None:
         with native.alone():

@@ -197,6 +197,7 @@ def forced_level(name: str) -> Iterator[None]:
     Raises `InputError` where this processor lacks it.
     """
     global _forced_level
+    require()
     checks.one_of("level on this processor", name, levels())
     before, _forced_level = _forced_level, name
     try:

@@ -135,6 +135,8 @@ def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tens
     """
     _check_quantisable(k, packed, scales)
     checks.integer("first_key", first_key)
+    if k.shape[0] != packed.shape[0]:
+        raise InputError(f"packed: expected as many heads as k has, {k.shape[0]}, got {packed.shape[0]}")
     if first_key + k.shape[1] > packed.shape[1] * 16:
         raise InputError(f"packed: expected room for {first_key + k.shape[1]} keys, got {packed.shape[1] * 16}")
     if by_key is not None:
@@ -299,6 +301,7 @@ def _first_look(
     if list(through.shape) != expected or not through.is_contiguous():
         raise InputError(f"through: expected contiguous [H, blocks] = {expected}, got {list(through.shape)}")
     _check_by_key(by_key, *k.shape)
+    checks.ascending("candidates", candidates, least=1, below=k.shape[1] + 1)
     seen, kept = candidates[::rows], indptr.diff().view(heads, queries)
     longest = torch.stack([part.amax(1) for part in kept.split(rows, 1)], 1)
     if (through < torch.minimum(longest, seen)).any() or (through > seen).any():

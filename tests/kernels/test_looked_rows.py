@@ -89,6 +89,7 @@ def test_it_is_what_torch_expects_of_an_operator():
         ({"through": torch.full((4, 2), 30.0)}, "through: expected"),
         ({"through": torch.full((4, 2), 5)}, "through: expected at least the longest list of each block"),
         ({"through": torch.full((4, 2), 50)}, "through: expected at least the longest list of each block"),
+        ({"candidates": torch.cat([torch.arange(41, 60), torch.tensor([45])])}, "candidates: expected"),
         (
             {"by_key": torch.zeros(2, 59, 16, dtype=torch.uint8)},
             r"by_key: expected \[G, K or more, D\] of \[2, 60, 16\]",
@@ -110,3 +111,22 @@ def test_rows_that_do_not_stand_one_after_another_see_what_their_block_lets_thro
     lists = rule.lists(chunk.retention, chunk.positions)
     _, selection = estimator.attend(chunk, rule, lists, listed=True)
     assert selection.indices.equal(estimator.select(chunk, rule, lists, TorchKernels()).indices)
+
+
+def test_a_key_that_is_not_finite_reaches_the_rows_that_keep_it_and_no_other():
+    given = arguments()
+    given["k"][:, 50, 3] = float("nan")  # the own key of row 10
+    out, indices = ops.attend_chosen(**given)
+    ends, keeps = given["indptr"].tolist(), []
+    for first, end in zip(ends, ends[1:], strict=False):
+        keeps.append(bool((indices[first:end] == 50).any()))
+    keeps = torch.tensor(keeps).view(4, 20)
+    assert keeps.any()
+    assert not keeps.all()
+    assert out.isnan().any(-1).equal(keeps)
+
+
+def test_keys_of_more_heads_than_there_is_room_for_are_refused():
+    k = torch.randn(3, 20, 16)
+    with pytest.raises(InputError, match="packed: expected as many heads as k has, 3, got 2"):
+        ops.pack(k, torch.ones(3), torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8), 0)

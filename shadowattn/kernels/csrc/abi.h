@@ -64,8 +64,8 @@ typedef struct {
   SaLists to;
 } SaSelect;
 
-// K as unsigned bytes (int8 + 128), packed [G][K / 16][D / 4][16][4]: 16 keys' quads of dimensions in one cache line. by_key != NULL:
-// also [G, K, D].
+// K as unsigned bytes (int8 + 128), packed [G][K / 16][D / 4][16][4]: 16 keys' quads of dimensions in one cache line. Where by_key is
+// not NULL, also [G, K, D].
 typedef struct {
   int64_t threads, bfloat16;
   int64_t heads, rows, dim;
@@ -98,7 +98,8 @@ typedef struct {
   SaLists to;
 } SaEstimate;
 
-// What rows may choose from: the keys that one query for a block of rows lets through, the mean of their integers; see first_look.h.
+// What rows may choose from: the keys that one query for a block of rows lets through, the mean of their integers. See
+// first_look.h.
 typedef struct {
   int64_t rows, near;      // of a block, a multiple of 8 up to 64; keys up to the block's first row that are let through anyway
   const int64_t* through;  // [H, blocks] how many of the keys that the block's first row sees are let through
@@ -132,8 +133,8 @@ typedef struct {
 
 // The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
 SA_API const char* shadowattn_level(int level);
-// Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite, SaRows and SaLookedRows, so that a caller of other declarations is found
-// out before it calls.
+// Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite, SaRows and SaLookedRows, so that a caller of other declarations is
+// found out before it calls.
 SA_API void shadowattn_struct_bytes(int64_t bytes[7]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);

@@ -153,15 +153,16 @@ struct Seed {
   double slope = 4;
 };
 
-// What is wanted of up to 8 rows: of its first `visible` keys each keeps the `kept` best, the first `sinks` and the last `recent` of
-// them whatever their products.
+// What is wanted of up to 8 rows: of its first `visible` keys each keeps the `kept` best, and the first `sinks` and the last `recent`
+// of them whatever their products.
 struct Wanted {
   int64_t rows;
   int64_t visible[kRowsAtOnce], kept[kRowsAtOnce], sinks[kRowsAtOnce], recent[kRowsAtOnce];
 };
 
 // Bits of the keys that the quantised rows of `memory` keep, of those in `packed`.
-void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed* seed, const RowBits& bits, const ChoiceMemory& memory) {
+void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed* seed, const RowBits& bits,
+                 const ChoiceMemory& memory) {
   const int64_t quads = dim / 4, rows = wanted.rows, stride = memory.stride;
   const QuantisedRows& x = memory.rows;
   int64_t pending = 0, longest = 0;

@@ -82,6 +82,7 @@ static const Level kLevels[] = {
 
 extern "C" const char* shadowattn_level(int level) {
   constexpr int kCount = sizeof kLevels / sizeof *kLevels;
+  if (level < 0) return nullptr;
   for (int i = 0; i <= level; ++i)
     if (i >= kCount || !kLevels[i].runs()) return nullptr;
   return kLevels[level].name;

@@ -2,7 +2,7 @@
 //
 // The mean query's INT8 products with every key are one row of products instead of a block's. The keys that they let through are
 // packed anew, and each row of the block meets those alone: products, counts and comparisons are of that many keys. Neighbouring
-// rows rank alike, so that few times their budget holds nearly all that they would choose.
+// rows rank alike, so that a few times their budget holds most of what they would choose.
 #pragma once
 #include "choose_rows.h"
 
@@ -37,7 +37,8 @@ void look_first(const SaEstimate& a, const SaFirstLook& look, int64_t head, int6
   Wanted wanted{ceil_div(rows, look.rows), {}, {}, {}, {}};
   for (int64_t b = 0; b < wanted.rows; ++b) {
     const int64_t first = from + b * look.rows;
-    mean_query<T>(a, head, first, min_of(first + look.rows, from + rows), memory.rows.q + b * memory.rows.stride, memory.rows.biases + b);
+    int8_t* mean = memory.rows.q + b * memory.rows.stride;
+    mean_query<T>(a, head, first, min_of(first + look.rows, from + rows), mean, memory.rows.biases + b);
     wanted.visible[b] = a.to.candidates[first];
     wanted.kept[b] = wanted_through[b];
   }
@@ -50,9 +51,11 @@ struct LetThrough {
   uint8_t* packed;
   int64_t count;
 
-  static int64_t bytes_needed(int64_t most, int64_t dim) { return (round_up(most, 32) + Isa::kListStep) * 4 + round_up(most, 32) * dim + 64; }
+  static int64_t bytes_needed(int64_t most, int64_t dim) {
+    return packed_bytes(most, dim) + (round_up(most, 32) + Isa::kListStep) * 4;
+  }
   LetThrough(char* memory, int64_t most, int64_t dim)
-      : keys(reinterpret_cast<int32_t*>(memory + round_up(round_up(most, 32) * dim, 64))), packed(reinterpret_cast<uint8_t*>(memory)), count(0) {}
+      : keys(reinterpret_cast<int32_t*>(memory + packed_bytes(most, dim))), packed(reinterpret_cast<uint8_t*>(memory)), count(0) {}
 
   // Those whose bits are set among the first `seen`.
   void take(const uint64_t* bits, int64_t seen, const uint8_t* by_key, int64_t dim) {
@@ -61,6 +64,9 @@ struct LetThrough {
     for (int64_t j = count; j < round_up(count, 32); ++j) keys[j] = keys[count - 1];
     for (int64_t j = 0; j < round_up(count, 32); j += 16) Isa::pack_16(by_key, dim / 4, keys + j, packed + j * dim);
   }
+
+ private:
+  static int64_t packed_bytes(int64_t most, int64_t dim) { return round_up(round_up(most, 32) * dim, 64); }
 };
 
 // The most keys that any block's first look lets through.

@@ -1,7 +1,7 @@
 """A first look for a block of rows by the mean of their queries; then each row ranks what it let through. The definition is ours.
 
 Neighbouring rows of a prompt rank keys much alike, so that the best few times as many keys as the budget, by one query for all
-rows of a block, hold nearly all that each of them would choose. A flat INT8 estimate multiplies every row with every key, and
+rows of a block, hold most of what each of them would choose. A flat INT8 estimate multiplies every row with every key, and
 compares as many scores. Here a block shares one row of products with every key, and its rows meet the keys let through alone.
 """
 
@@ -41,8 +41,7 @@ class Hierarchical(Int8Fused):
     integers, scaled to ±127. It lets through `candidates` times as many of the keys up to the block's first row as the block's
     last row keeps. Let through anyway are the sinks, the `block_rows` keys up to the first row (or the rule's recent window, if
     that is longer) and all later keys. Scales and `key_offset` are those of `Int8Fused`, whose lists these are where every key is
-    let through.
-    Rows have lists of their own: no block shares one.
+    let through. Rows have lists of their own: no block shares one.
     """
 
     candidates: float = 2.0
@@ -71,7 +70,10 @@ class Hierarchical(Int8Fused):
         return rule.query_block == 1 and kernels.name == "native"
 
     def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
-        """Some rows of a head a task: first looks, choices among what they let through, attention."""
+        """Some blocks of a head a task: first looks, choices among what they let through, attention.
+
+        A V that is not finite makes all rows of a block NaN which let its key through, also those that do not keep it.
+        """
         keys = self._keys(chunk)
         self._count_clipped(chunk)
         out, indices = ops.attend_chosen(
@@ -82,7 +84,9 @@ class Hierarchical(Int8Fused):
         return out, Selection(indices, lists.indptr, chunk.positions, 1) if listed else None
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
-        """The lists of `attend`, by masks over the keys."""
+        """The lists of `attend`, by scores and masks [H, Q, K] in torch: for the torch kernels, and for pipelines that take the
+        stages apart.
+        """
         if rule.query_block != 1:
             raise InputError(
                 f"hierarchical: looks twice for single rows, got query_block={rule.query_block}; use query_block=1 "

@@ -117,17 +117,18 @@ class Int8Fused(Estimator):
 
     def __post_init__(self):
         if (self.q_scales is None) != (self.k_scales is None) or (self.grid is not None and self.q_scales is not None):
+            kind = type(self).__name__
             raise InputError(
-                "estimator=int8_fused: expected scales of Q and of K, a grid, or none of them; use Int8Fused.of(q, k), "
-                "Int8Fused(grid=profile.scales) or Int8Fused()"
+                f"estimator: {kind} expected scales of Q and of K, a grid, or none of them; use {kind}.of(q, k), "
+                f"{kind}(grid=profile.scales) or {kind}()"
             )
         if self.q_scales is not None:
             check_scales(self.q_scales, self.k_scales)
         _ = self._offset  # one beside a grid is refused now
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
-                f"estimator=int8_fused: quantises K once for all its query heads and so needs grid.pattern=product, got "
-                f"{self.grid.pattern}; use estimator=int8_graph"
+                f"estimator: {type(self).__name__} quantises K once for all its query heads and so needs grid.pattern=product, "
+                f"got {self.grid.pattern}; use estimator=int8_graph"
             )
 
     @classmethod

@@ -1,4 +1,5 @@
-// Level 4, also AMX tiles of INT8: the products that rows choose their keys by, where D is a multiple of 64. All else is level 3's.
+// Level `amx`, also AMX tiles of INT8: the products that rows choose their keys by, where D is a multiple of 64. All else is that of
+// avx512_bf16.h.
 #pragma once
 #include "avx512_bf16.h"
 

@@ -1,4 +1,4 @@
-// Level 1, AVX2 and FMA: 256-bit vectors, 16-bit products for the estimate. Operations as portable.h describes them.
+// Level `avx2`, AVX2 and FMA: 256-bit vectors, 16-bit products for the estimate. Operations as portable.h describes them.
 #pragma once
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-// Level 2, AVX-512 F, BW, VL and DQ: 512-bit vectors, masks, compressing stores. Operations as portable.h describes them.
+// Level `avx512`, AVX-512 F, BW, VL and DQ: 512-bit vectors, masks, compressing stores. Operations as portable.h describes them.
 #pragma once
 #include "avx2.h"
 
@@ -82,8 +82,9 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
       }
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {  // quads j, j + 4, j + 8 and j + 12
-        const __m512i low_a = _mm512_shuffle_i32x4(lanes[0][j], lanes[1][j], 0x88), low_b = _mm512_shuffle_i32x4(lanes[2][j], lanes[3][j], 0x88);
-        const __m512i high_a = _mm512_shuffle_i32x4(lanes[0][j], lanes[1][j], 0xdd), high_b = _mm512_shuffle_i32x4(lanes[2][j], lanes[3][j], 0xdd);
+        const __m512i a = lanes[0][j], b = lanes[1][j], c = lanes[2][j], e = lanes[3][j];
+        const __m512i low_a = _mm512_shuffle_i32x4(a, b, 0x88), low_b = _mm512_shuffle_i32x4(c, e, 0x88);
+        const __m512i high_a = _mm512_shuffle_i32x4(a, b, 0xdd), high_b = _mm512_shuffle_i32x4(c, e, 0xdd);
         _mm512_storeu_si512(to + 64 * (d + j), _mm512_shuffle_i32x4(low_a, low_b, 0x88));
         _mm512_storeu_si512(to + 64 * (d + j + 4), _mm512_shuffle_i32x4(high_a, high_b, 0x88));
         _mm512_storeu_si512(to + 64 * (d + j + 8), _mm512_shuffle_i32x4(low_a, low_b, 0xdd));

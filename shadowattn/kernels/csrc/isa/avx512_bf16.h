@@ -1,5 +1,5 @@
-// Level 3, also VNNI, BF16, VBMI and VBMI2: INT8 and bfloat16 products, compression of bytes. Operations as portable.h describes
-// them, and those of bfloat16 pairs, which no other level has.
+// Level `avx512_bf16`, also VNNI, BF16, VBMI and VBMI2: INT8 and bfloat16 products, compression of bytes. Operations as portable.h
+// describes them, and those of bfloat16 pairs, which no other level has.
 #pragma once
 #include "avx512.h"
 

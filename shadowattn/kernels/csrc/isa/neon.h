@@ -37,8 +37,8 @@ struct Neon : Vectors<f32x4, i32x4, u16x4> {
     store_narrowed(bytes, vshlq_s32((int32x4_t)x, vdupq_n_s32(-shift)));
   }
 
-  // Four rows meet 16 keys at a time: 16 sums and 4 vectors of keys in registers. SDOT takes signed bytes, so that the keys' 128 too
-  // much is flipped away, and what `biases` hold against it is added back.
+  // Four rows meet 16 keys at a time: 16 sums and 4 vectors of keys in registers. SDOT takes signed bytes: the keys' 128 too much is
+  // flipped away, and what `biases` hold against it is added back.
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {

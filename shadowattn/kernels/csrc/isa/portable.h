@@ -1,4 +1,4 @@
-// Level 0, any processor: 128-bit vectors, which every compiler maps to what there is (SSE2, NEON).
+// Level `portable`, any processor: 128-bit vectors, which every compiler maps to what there is (SSE2, NEON).
 #pragma once
 #include "vectors.h"
 
