@@ -22,7 +22,6 @@ from shadowattn.offline.sensitivity import sensitivity_grid
 from shadowattn.offline.work import shard
 from shadowattn.online.attention import DECODES, check_dense_above
 from shadowattn.online.estimators.base import check_rule
-from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.pipeline import MODES
 from shadowattn.types import KEY_OFFSETS
@@ -217,11 +216,10 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
         native.require()
     check_rule(method.rule, method.estimator_class)
     _check_settings(method)
-    if method.rule.query_block != 1 and (method.estimator_class.sets_budgets or method.estimator_class is Hierarchical):
-        does = "gives single rows budgets of their own" if method.estimator_class.sets_budgets else "looks twice for single rows"
+    if method.rule.query_block != 1 and method.estimator_class.sets_budgets:
         raise InputError(
-            f"{method.name}: {part_name(method.estimator)} {does}, got query_block={method.rule.query_block}; use "
-            "selection=per_row"
+            f"{method.name}: {part_name(method.estimator)} gives single rows budgets of their own, got "
+            f"query_block={method.rule.query_block}; use selection=per_row"
         )
     _check_place(method)
     block, chunk_tokens = method.selection.query_block, lab.of("graphs").chunk_tokens

@@ -170,7 +170,10 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
             ["+exp=compare_estimators", "selection=shared_32"],
             "selection: expected lists for single rows, whose costs and rankings",
         ),
-        (["+exp=headline", "estimator=hierarchical", "selection=shared_32"], "hierarchical looks twice for single rows, got"),
+        (
+            ["+exp=headline", "estimator=hierarchical", "selection=shared_32"],
+            "Hierarchical: makes lists for single rows, got query_block=32",
+        ),
         (["+exp=sweep_retention", "+study.rivals.oracle=nobody"], "study.rivals: expected two different methods of shadowattn"),
         (["+exp=sweep_retention", "+study.rivals.oracle=shadowattn"], "oracle and shadowattn are compared in any case"),
         (["+exp=study_query_block", "method=max_8"], "is the name of a block's method"),

@@ -21,7 +21,7 @@ GRANULARITIES = ("head", "group", "layer")
 SEES = ("row", "earlier_rows", "chunk")
 
 # What a class says of its own scores and lists.
-_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "is_native")
+_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "single_rows", "is_native")
 
 
 class Estimator(ABC):
@@ -44,6 +44,7 @@ class Estimator(ABC):
       through it, and a list is made only where somebody wants it. It gives what the other three give one after the other.
     - `lists_are_sound`: what `select` makes is what `lists` calls for, whatever it is given: then nobody looks.
     - `sets_budgets`: `select` decides how many keys each single row keeps, whatever `lists` calls for.
+    - `single_rows`: its lists are of single rows; a rule by which rows share them is refused.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `is_native`: the native kernels do its arithmetic, and what torch computes beside them is small.
     - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
@@ -65,6 +66,7 @@ class Estimator(ABC):
     scores_are_finite: ClassVar[bool] = False
     lists_are_sound: ClassVar[bool] = False
     sets_budgets: ClassVar[bool] = False
+    single_rows: ClassVar[bool] = False
     is_native: ClassVar[bool] = False
     is_papers: ClassVar[bool] = False
     short_name: ClassVar[str] = ""
@@ -323,9 +325,14 @@ def key_offset_of(grid: ScaleGrid | None, key_offset: KeyOffset | None) -> KeyOf
 
 
 def check_rule(rule: Rule, kind: type[Estimator]) -> None:
-    """Raises `InputError` where a rule pools probabilities, and the scores of a kind of estimator have no unit; or where a rule
-    scores one row of a block, and the estimator goes by all rows.
+    """Raises `InputError` where rows share a list, and a kind of estimator makes those of single rows; where a rule pools
+    probabilities, and its scores have no unit; or where a rule scores one row of a block, and the estimator goes by all rows.
     """
+    if rule.query_block > 1 and kind.single_rows:
+        raise InputError(
+            f"{kind.__name__}: makes lists for single rows, got query_block={rule.query_block}; use query_block=1 "
+            "(selection=per_row), or an estimator whose lists rows may share, such as int8_fused"
+        )
     if rule.pooling == "probability" and kind.units is Estimator.units:
         _refuse_unitless(kind)
     if rule.query_block > 1 and rule.pooling == "rows" and kind.sees != "row":

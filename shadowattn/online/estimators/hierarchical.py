@@ -16,6 +16,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import check_rule
 from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys, longer
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, Lists, Selection
@@ -49,6 +50,7 @@ class Hierarchical(Int8Fused):
     sees: ClassVar[str] = "chunk"  # a row's block, later rows of it too
     lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
     is_native: ClassVar[bool] = True
+    single_rows: ClassVar[bool] = True
     keys_type: ClassVar[type[PackedKeys]] = KeysTwice
 
     def __post_init__(self):
@@ -87,11 +89,7 @@ class Hierarchical(Int8Fused):
         """The lists of `attend`, by scores and masks [H, Q, K] in torch: for the torch kernels, and for pipelines that take the
         stages apart.
         """
-        if rule.query_block != 1:
-            raise InputError(
-                f"hierarchical: looks twice for single rows, got query_block={rule.query_block}; use query_block=1 "
-                "(selection=per_row) or estimator=int8_fused"
-            )
+        check_rule(rule, type(self))
         self._count_clipped(chunk)
         keys, q_scales = self._keys(chunk), self._q_scales(chunk)
         seen, through = lists.candidates[:: self.block_rows].contiguous(), self._through(chunk, lists)

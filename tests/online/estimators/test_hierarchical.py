@@ -114,5 +114,5 @@ def test_what_it_cannot_do_is_refused():
         Hierarchical(block_rows=20)
     with pytest.raises(InputError, match="block_rows: expected an integer of 8 … 64, got 128"):
         Hierarchical(block_rows=128)
-    with pytest.raises(InputError, match="hierarchical: looks twice for single rows, got query_block=4"):
+    with pytest.raises(InputError, match="Hierarchical: makes lists for single rows, got query_block=4"):
         shadowattn.sparse_attention(q, k, v, 0.2, causal_offset=40, estimator=Hierarchical(), query_block=4)
