@@ -129,7 +129,7 @@ def _(scores, candidates, tail, indptr, size, sinks, recent, self_first):
 
 
 @torch.library.custom_op("shadowattn::pack", mutates_args=("packed", "by_key"))
-def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tensor | None = None) -> None:
+def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tensor | None) -> None:
     """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on; the same
     bytes also into `by_key` [G, K, D], where it is given.
     """
@@ -145,7 +145,7 @@ def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tens
 
 
 @pack.register_fake
-def _(k, scales, packed, first_key, by_key=None):
+def _(k, scales, packed, first_key, by_key):
     return None
 
 

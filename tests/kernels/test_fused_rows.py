@@ -73,7 +73,7 @@ def test_rows_attend_to_their_best_keys(
     try:
         torch.set_num_threads(threads)
         with native.forced_level(level):
-            ops.pack(k, k_scales, packed, 0)
+            ops.pack(k, k_scales, packed, 0, None)
             out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, True)
             again, none = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, False)
     finally:

@@ -299,7 +299,7 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
     packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
     with native.forced_level(name):
         for part in (slice(0, keys // 3), slice(keys // 3, keys)):  # tail in two pieces
-            ops.pack(k[:, part], k_scales, packed, part.start)
+            ops.pack(k[:, part], k_scales, packed, part.start, None)
         indices = ops.estimate_select(
             scored, q_scales, packed, keys, kv, at + 1, rule.pooling, rule.query_block,
             lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
@@ -370,7 +370,7 @@ def test_operators_are_what_torch_expects_of_them():
     tiles = NativeKernels().unite(Selection(indices, lists.indptr, positions, 1), 4)
     unions = (tiles.indices, tiles.members, tiles.starts, tiles.ends, 4)
     torch.library.opcheck(ops.attend_tiles, (q, k, v, kv, positions, *unions, 0.25), test_utils=checks)
-    torch.library.opcheck(ops.pack, (k, torch.ones(2), packed, 0), test_utils=checks)
+    torch.library.opcheck(ops.pack, (k, torch.ones(2), packed, 0, None), test_utils=checks)
     torch.library.opcheck(ops.estimate, (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1), test_utils=checks)
     arguments = (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1, *plan)
     torch.library.opcheck(ops.estimate_select, arguments, test_utils=checks)

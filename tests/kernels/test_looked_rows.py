@@ -129,4 +129,4 @@ def test_a_key_that_is_not_finite_reaches_the_rows_that_keep_it_and_no_other():
 def test_keys_of_more_heads_than_there_is_room_for_are_refused():
     k = torch.randn(3, 20, 16)
     with pytest.raises(InputError, match="packed: expected as many heads as k has, 3, got 2"):
-        ops.pack(k, torch.ones(3), torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8), 0)
+        ops.pack(k, torch.ones(3), torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8), 0, None)
