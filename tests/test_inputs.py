@@ -426,7 +426,7 @@ def test_estimators_refuse_what_is_no_integer(value):
 def test_half_of_the_scales_are_refused_when_the_estimator_is_made():
     both = {"q_scales": torch.ones(4), "k_scales": torch.ones(2)}
     for scales in ({"q_scales": torch.ones(4)}, {"k_scales": torch.ones(2)}, both | {"grid": ScaleGrid((0.1,), (0.1,))}):
-        with pytest.raises(InputError, match=r"^estimator: Int8Fused expected scales of Q and of K, a grid, or none of them"):
+        with pytest.raises(InputError, match=r"^Int8Fused: expected scales of Q and of K, a grid, or none of them"):
             Int8Fused(**scales)
 
 

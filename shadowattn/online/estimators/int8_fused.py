@@ -119,7 +119,7 @@ class Int8Fused(Estimator):
         if (self.q_scales is None) != (self.k_scales is None) or (self.grid is not None and self.q_scales is not None):
             kind = type(self).__name__
             raise InputError(
-                f"estimator: {kind} expected scales of Q and of K, a grid, or none of them; use {kind}.of(q, k), "
+                f"{kind}: expected scales of Q and of K, a grid, or none of them; use {kind}.of(q, k), "
                 f"{kind}(grid=profile.scales) or {kind}()"
             )
         if self.q_scales is not None:
@@ -127,7 +127,7 @@ class Int8Fused(Estimator):
         _ = self._offset  # one beside a grid is refused now
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
-                f"estimator: {type(self).__name__} quantises K once for all its query heads and so needs grid.pattern=product, "
+                f"{type(self).__name__}: quantises K once for all its query heads and so needs grid.pattern=product, "
                 f"got {self.grid.pattern}; use estimator=int8_graph"
             )
 

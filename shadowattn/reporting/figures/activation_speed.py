@@ -1,5 +1,6 @@
 """How much faster than dense attention the sparse path is on a model's own activations, by the number of keys."""
 
+import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     dtypes, methods = list(ratios.dtype.unique()), list(ratios.method[ratios.method != "sdpa"].unique())
     lengths = sorted(ratios.context_tokens.unique())
     drawn, axes = new_figure(columns=len(methods), rows=len(dtypes))
-    panels = axes.reshape(len(dtypes), len(methods)) if hasattr(axes, "reshape") else [[axes]]
+    panels = np.reshape(axes, (len(dtypes), len(methods)))
     for dtype, line in zip(dtypes, panels, strict=True):
         for method, axis in zip(methods, line, strict=True):
             here = ratios[(ratios.dtype == dtype) & (ratios.method == method)]
