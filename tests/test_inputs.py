@@ -340,7 +340,8 @@ def estimate_arguments() -> dict:
 
 def pack_arguments() -> dict:
     k = qkv(4, 2, 3, 10, 8)[1]
-    return {"k": k, "scales": torch.full((2,), 0.1), "packed": torch.zeros(2, 2, 2, 16, 4, dtype=torch.uint8), "first_key": 0}
+    packed, by_key = torch.zeros(2, 2, 2, 16, 4, dtype=torch.uint8), torch.zeros(2, 32, 8, dtype=torch.uint8)
+    return {"k": k, "scales": torch.full((2,), 0.1), "packed": packed, "first_key": 0, "by_key": by_key}
 
 
 def unite_arguments() -> dict:
@@ -365,7 +366,7 @@ NATIVE = [
     ("attend", attend_arguments, ("kv_head", "positions", "indices", "indptr"), ("q", "k", "v"), ("query_block",)),
     ("select", select_arguments, ("candidates", "tail", "indptr"), ("scores",), ("size", "sinks", "recent")),
     ("estimate", estimate_arguments, ("q_scales", "kv_head", "visible"), ("q", "packed"), ("keys", "query_block")),
-    ("pack", pack_arguments, ("scales",), ("k", "packed"), ("first_key",)),
+    ("pack", pack_arguments, ("scales",), ("k", "packed", "by_key"), ("first_key",)),
     ("unite", unite_arguments, ("row_indptr",), (), ("rows", "tile_rows")),
     (
         "attend_tiles",
