@@ -1,7 +1,7 @@
 """Estimate and selection both on the device: graphs that return indices, so that no score comes back (`selection=device`).
 
 k is static in a graph, so heads of different retention take graphs of different k; each row uses as much of its graph's answer as
-its budget says, which leaves exactly the keys that the host would have selected.
+its budget says, which leaves the keys that the host would have selected from the same scores, not rounded to float16.
 """
 
 from dataclasses import dataclass, field
