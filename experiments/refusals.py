@@ -212,8 +212,12 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
     """Raises `InputError` where a method's parts do not fit one another, or the graphs."""
     if method.allocator is not None:
         build(method.allocator)
-    if "grid" in method.needs and lab.place.type == "cpu":  # the native estimate, whatever the attention kernel
-        native.require()
+    if "grid" in method.needs and lab.place.type == "cpu" and native.library() is None:  # whatever the attention kernel
+        raise InputError(
+            f"{method.name}: estimator={part_name(method.estimator)}: its estimate runs on the native kernels, which were not "
+            "built, since the installation found no C++ compiler; install one (GCC 12 or Clang 16 and later) and install "
+            "shadowattn again, or use estimator=int8_graph"
+        )
     check_rule(method.rule, method.estimator_class)
     _check_settings(method)
     if method.rule.query_block != 1 and method.estimator_class.sets_budgets:

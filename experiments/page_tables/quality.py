@@ -66,9 +66,9 @@ def headline_stdlib() -> str:
     return _losses("headline_stdlib")
 
 
-def headline_qwen2_5_coder() -> str:
-    """Loss above dense on Qwen2.5-Coder-1.5B."""
-    return _losses("headline_qwen2_5_coder")
+def sweep_qwen2_5_coder() -> str:
+    """Loss above dense of every method on Qwen2.5-Coder-1.5B."""
+    return _losses("sweep_qwen2_5_coder")
 
 
 def headline_8192() -> str:
@@ -84,7 +84,7 @@ def published_profile() -> str:
 _SIZES = {
     "sweep_retention": ("bundled, 5.4 million", "held-out code"),
     "headline_wikitext": ("SmolLM2, 135 million", "WikiText-2"),
-    "headline_qwen2_5_coder": ("Qwen2.5-Coder, 1.5 billion", "WikiText-2"),
+    "sweep_qwen2_5_coder": ("Qwen2.5-Coder, 1.5 billion", "WikiText-2"),
 }
 
 
@@ -127,6 +127,11 @@ def allocators_qwen2_5_coder() -> str:
     # The experiment's place for budgets by importance held two dense layers.
     rows = rows.assign(method=rows.method.where(rows.method != "waterfill", "first_layer_dense"))
     return _losses("allocators_qwen2_5_coder", rows=rows)
+
+
+def ablation_qwen2_5_coder() -> str:
+    """Loss above dense on Qwen2.5-Coder of allocators by ablation, beside those by need and two dense layers."""
+    return _losses("study_allocators_qwen2_5_coder")
 
 
 def first_look_smollm2() -> str:

@@ -52,7 +52,16 @@ def sharing() -> str:
 
 def sharing_more() -> str:
     """The same of `probability` at several retentions, with smaller blocks."""
-    rows = rows_of("study_query_block_smollm2_more")
+    return _by_retention("study_query_block_smollm2_more")
+
+
+def sharing_qwen2_5_coder() -> str:
+    """The same on Qwen2.5-Coder-1.5B."""
+    return _by_retention("study_query_block_qwen2_5_coder")
+
+
+def _by_retention(name: str) -> str:
+    rows = rows_of(name)
     comparisons = gains(rows)
     comparisons = comparisons[comparisons.rival == "per_row"].set_index(["retention", "method"])
     blocks = sorted(rows.query_block[rows.query_block > 1].unique())
@@ -61,8 +70,7 @@ def sharing_more() -> str:
         for at in sorted(rows.retention[rows.retention < 1].unique())
     ]
     header = ["`probability`, loss above per-row lists, nat", *(f"{block} rows" for block in blocks)]
-    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
-    return table(header, lines, "study_query_block_smollm2_more", n)
+    return table(header, lines, name, f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows")
 
 
 def _loss_and_interval(comparison: pd.Series) -> str:

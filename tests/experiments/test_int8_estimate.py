@@ -111,3 +111,14 @@ def test_a_model_that_the_native_kernels_do_not_serve_is_refused_before_any_work
         run("odd", "experiment=odd", f"model.path={tmp_path / 'odd'}")
     assert "multiple of 8 up to 256, got torch.float32 and 20; use estimator=int8_graph" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_the_native_kernels_their_estimate_is_refused_by_name_whatever_attends(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(SystemExit):
+        run("unbuilt", "experiment=unbuilt", "estimator=int8_fused", "kernel=torch")
+    error = capsys.readouterr().err
+    assert "shadowattn: estimator=int8_fused" in error
+    assert "or use estimator=int8_graph" in error
+    assert "kernel=torch" not in error
+    assert not (tmp_path / "runs").exists()
