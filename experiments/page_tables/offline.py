@@ -83,6 +83,7 @@ def importance_speed() -> str:
 _RACES = {
     "racing": "bundled model",
     "racing_stories260k": "stories260K",
+    "racing_smollm2": "SmolLM2",
 }
 _RACED = {
     "racing": "racing",
@@ -106,7 +107,7 @@ def racing() -> str:
             ])  # fmt: skip
     orders = int(rows_of("racing").n.max())
     header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
-    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other model from its own file")
+    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other models from their own files")
 
 
 def allocators() -> str:
