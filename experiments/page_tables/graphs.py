@@ -108,8 +108,17 @@ def _int8_outputs(name: str) -> str:
 
 
 def grids() -> str:
-    """Recall and loss by number of buckets and by their step."""
-    rows = rows_of("fig14")
+    """Recall and loss by number of buckets and by their step, on the bundled model."""
+    return _grids("fig14")
+
+
+def grids_smollm2() -> str:
+    """The same on SmolLM2."""
+    return _grids("fig14_smollm2")
+
+
+def _grids(name: str) -> str:
+    rows = rows_of(name)
     recalls = rows[(rows.metric == "recall") & (rows.granularity == "row")].set_index("method").value
     cells = rows.set_index(["method", "metric"]).value
     lines = []
@@ -118,4 +127,4 @@ def grids() -> str:
         lines.append([method, f"{100 * recalls[method]:.2f} %", "–" if loss[0] != loss[0] else f"{loss[0]:+.4f} ± {loss[1]:.4f}"])
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["buckets, step, lookup", "exact top 20 % found", "loss above dense, nat"]
-    return table(header, lines, "fig14", f"n = {windows} windows")
+    return table(header, lines, name, f"n = {windows} windows")

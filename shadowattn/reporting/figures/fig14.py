@@ -68,7 +68,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set_xlim(axes[0, 1].get_xlim())
     axes[0, 0].legend(fontsize=7)
     first = rows.iloc[0]
-    loss = f", n = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
+    loss = f"\nn = {losses.n.iloc[0]} windows for the loss" if len(losses) else ""
     drawn.suptitle(title(first) + loss, fontsize=9)
     return drawn
 
