@@ -135,6 +135,8 @@ def _estimator(lab: Lab, part: DictConfig, profile: RetentionProfile | None, rul
     built |= {"bank": lab.banks.bank} if "bank" in needs else {}
     built |= {"grid": profile.scales if profile else lab.offline.grid} if "grid" in needs else {}
     built |= {"key_offset": lab.offline.key_offset} if "key_offset" in needs else {}
+    if "first_look" in needs and settings["flat_share"]:
+        built["first_look"] = lab.offline.first_look(settings["candidates"], settings["block_rows"])
     built |= {"channels": lab.offline.channels} if "channels" in needs else {}
     built |= {"indexer": lab.offline.indexer(settings["heads"], settings["dims"])} if "indexer" in needs else {}
     if "nncf_graph" in needs:

@@ -21,6 +21,7 @@ from shadowattn.offline import (
     measure_sensitivity,
     observe_block_ranges,
     observe_channels,
+    observe_first_look,
     observe_key_offset,
     observe_scales,
     race_ablations,
@@ -45,6 +46,7 @@ from shadowattn.types import (
     AblationLosses,
     BlockRanges,
     ChannelStatistics,
+    FirstLookLosses,
     Importance,
     IndexerWeights,
     KeyOffset,
@@ -55,6 +57,8 @@ from shadowattn.types import (
 
 if TYPE_CHECKING:
     from experiments.lab import Lab
+
+_LOOK_RETENTION, _LOOK_WINDOWS = 0.1, 2  # what heads are told apart at: which lose most hardly depends on either
 
 UNIFORM = {"_target_": "shadowattn.offline.allocators.uniform.Uniform"}
 
@@ -146,6 +150,20 @@ class Offline:
 
         return stage.result(IndexerWeights, measure)
 
+    def first_look(self, candidates: float, block_rows: int) -> FirstLookLosses:
+        """What first looks of these settings cost each head."""
+        lab = self._lab
+        looks = {"candidates": candidates, "block_rows": block_rows, "retention": _LOOK_RETENTION}
+        windows = min(_LOOK_WINDOWS, lab.of("graphs").calibration_windows)
+        how = lab.of("key_offset")
+        stage = lab.stage("first_look", self._calibration_inputs | looks | {"windows": windows, "key_offset": how})
+
+        def measure() -> FirstLookLosses:
+            say(f"first look: {lab.shape.layers * lab.shape.heads} heads on {windows} windows")
+            return self._observed(observe_first_look, windows=windows, key_offset=self.key_offset, **looks)
+
+        return stage.result(FirstLookLosses, measure)
+
     def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile, rule: Rule) -> float:
         """The share of the weights at which a method of these settings and this rule keeps as many keys as a profile asks for."""
         lab = self._lab
@@ -216,10 +234,10 @@ class Offline:
             "windows": graphs.calibration_windows,
         }
 
-    def _observed(self, observe: Callable[..., Any], **options: Any) -> Any:
-        """What `observe` makes of the model's Q and K on the calibration windows, in chunks as high as the graphs."""
+    def _observed(self, observe: Callable[..., Any], *, windows: int | None = None, **options: Any) -> Any:
+        """What `observe` makes of the model's Q and K on some or all calibration windows, in chunks as high as the graphs."""
         lab, graphs = self._lab, self._lab.of("graphs")
-        windows = lab.calibration(tokens=lab.context_tokens, windows=graphs.calibration_windows)
+        windows = lab.calibration(tokens=lab.context_tokens, windows=windows or graphs.calibration_windows)
         how = {"chunk_tokens": graphs.chunk_tokens, "progress": lambda w: bar(w, "calibrate")}
         return observe(lab.loaded.model, windows, **how, **options)
 

@@ -35,6 +35,8 @@ class Tensors:
     """Normally distributed q, k and v of a case, and lists of random keys: for speed, which is what is measured, the worst
     case, since neighbouring rows of a real model share keys."""
 
+    layer = 0
+
     def __init__(self, case: Case):
         generator = torch.Generator().manual_seed(0)
         heads, groups, dim = SHAPES[case.shape]
@@ -47,7 +49,7 @@ class Tensors:
 
     def chunk(self) -> Chunk:
         """All heads as one chunk, of whose keys nothing is derived yet."""
-        return Chunk.of(self.q, self.k, self.v, retention=self.retention, scale=self.scale)
+        return Chunk.of(self.q, self.k, self.v, retention=self.retention, scale=self.scale, layer=self.layer)
 
     def random_lists(self, query_block: int) -> Selection:
         lists = Rule(query_block).lists(self.retention, self.positions)

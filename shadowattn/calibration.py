@@ -27,6 +27,7 @@ from shadowattn.offline.ablations import BY_NAME as BY_NAME_ABLATION
 from shadowattn.offline.allocators import BY_NAME, Allocator, allot
 from shadowattn.offline.attention_ranges import observe_attention_ranges
 from shadowattn.offline.channels import observe_channels
+from shadowattn.offline.first_looks import observe_first_look
 from shadowattn.offline.importance import measure_ablations, summarise
 from shadowattn.offline.indexers import train_indexer
 from shadowattn.offline.key_offsets import observe_key_offset
@@ -38,6 +39,7 @@ from shadowattn.types import (
     KEY_OFFSETS,
     AblationLosses,
     ChannelStatistics,
+    FirstLookLosses,
     Importance,
     IndexerWeights,
     KeyOffset,
@@ -195,6 +197,13 @@ class Calibration:
         stage = self._stage("channels", self.tokens, chunk_tokens=self.chunk_tokens)
         how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
         return stage.result(ChannelStatistics, partial(observe_channels, self.model, self.tokens, **how))
+
+    def first_look(self, candidates: float = 2.0, block_rows: int = 64) -> FirstLookLosses:
+        """Which heads a first look by a block's mean query serves badly: for `Hierarchical`, of the same settings."""
+        looks = {"candidates": candidates, "block_rows": block_rows}
+        stage = self._stage("first_look", self.tokens, chunk_tokens=self.chunk_tokens, key_offset=self.offset_kind, **looks)
+        how = looks | {"chunk_tokens": self.chunk_tokens, "key_offset": self.key_offset, "progress": self.progress}
+        return stage.result(FirstLookLosses, partial(observe_first_look, self.model, self.tokens, **how))
 
     def indexer(self, heads: int = 4, dims: int = 32) -> IndexerWeights:
         """A small scorer for every layer, trained on what its heads attend to together: for `LightningIndexer`."""

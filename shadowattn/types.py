@@ -9,6 +9,7 @@ Query row i stands at absolute position p(i) and sees the keys 0 … p(i); `visi
 `retention` is the kept fraction of the visible keys, in (0, 1].
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -440,6 +441,62 @@ class IndexerWeights:
 
     def __repr__(self) -> str:
         return f"indexers of {len(self.q)} layers, {self.heads} heads of {self.dims} dimensions"
+
+
+@dataclass(frozen=True)
+class FirstLookLosses:
+    """What a first look by the mean query of a block costs each head, on calibration text.
+
+    `lost` [L][H]: the attention mass of a flat estimate's lists less that of the lists after the look, the mean over rows.
+    `fingerprint`: of the model. Raises `InputError` on values that are not finite and on what is no table.
+    """
+
+    lost: tuple[tuple[float, ...], ...]
+    fingerprint: str = ""
+
+    def __post_init__(self):
+        checks.instance("first_look.fingerprint", self.fingerprint, str, "leave it out where no model is known")
+        object.__setattr__(self, "lost", _tuples(self.lost))
+        if self._table.dim() != 2 or not self._table.numel():
+            raise InputError(f"first_look: expected lost [L][H], got {list(self._table.shape)}; measure it again")
+        if not bool(self._table.isfinite().all()):
+            raise InputError("first_look: expected finite values, got NaN or infinity; measure it again")
+
+    @classmethod
+    def read(cls, value: "FirstLookLosses") -> "FirstLookLosses":
+        """What it is given. Raises `InputError` on anything else than first looks' losses."""
+        checks.instance("first_look", value, cls, "measure them with shadowattn.offline.observe_first_look")
+        return value
+
+    def worst(self, layer: int, heads: Heads, share: float) -> Tensor:
+        """Which of these heads of a layer are among the `share` of all the model's heads that lose most: bool [H], on the CPU.
+
+        Shares round up; of equal losses that of the lower layer and head counts first. Raises `InputError` for a layer or heads
+        that it was not measured on.
+        """
+        if not 0 <= layer < len(self._table) or int(heads.ids.max()) >= self._table.shape[1]:
+            raise InputError(
+                f"first_look: it is of {len(self._table)} layers × {self._table.shape[1]} heads, got layer {layer} and heads up "
+                f"to {int(heads.ids.max())}; measure it on this model"
+            )
+        count = math.ceil(share * self._table.numel())
+        return (self._ranks < count)[layer, heads.ids.cpu()]
+
+    @cached_property
+    def _table(self) -> Tensor:
+        try:
+            return torch.tensor(self.lost, dtype=torch.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"first_look: expected a table of numbers ({error}); measure it again") from error
+
+    @cached_property
+    def _ranks(self) -> Tensor:
+        """Each head's place [L, H], 0 for the one that loses most."""
+        order = self._table.flatten().sort(descending=True, stable=True).indices
+        return torch.empty_like(order).scatter_(0, order, torch.arange(len(order))).view(self._table.shape)
+
+    def __repr__(self) -> str:
+        return f"first looks' losses of {len(self.lost)} layers"
 
 
 # How `offline.key_offsets` chooses a key offset; `none`: K is quantised as it is.

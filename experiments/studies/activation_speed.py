@@ -29,12 +29,15 @@ from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.machine import processor
 from shadowattn.models.load import DTYPES
+from shadowattn.offline import observe_first_look
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
 from shadowattn.reporting.rows import LayerTimeRow
+from shadowattn.types import FirstLookLosses
 
 _WARMUP = 1
 _SCORE = "probability"  # the block score that loses least
+_LOOK_TOKENS = 2048
 
 
 class Captured(Tensors):
@@ -43,7 +46,7 @@ class Captured(Tensors):
     def __init__(self, chunk: Chunk, dtype: torch.dtype, retention: float):
         self.q, self.k, self.v = (x.to(dtype).contiguous() for x in (chunk.q, chunk.k, chunk.v))
         self.case = Case("", dtype, chunk.keys, chunk.q.shape[1], retention)
-        self.heads, self.scale, self.positions = chunk.heads, chunk.scale, chunk.positions
+        self.heads, self.scale, self.positions, self.layer = chunk.heads, chunk.scale, chunk.positions, chunk.layer
         self.retention = torch.full((len(chunk.heads),), retention, dtype=torch.float64)
 
 
@@ -51,9 +54,9 @@ class Captured(Tensors):
 class ActivationSpeed(Study):
     """The last `rows` rows of the first `lengths` tokens of every held-out window, in a dense prefill, of every layer.
 
-    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, and for blocks of `query_blocks` rows by
-    estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the sum
-    over layers and windows.
+    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, which spares the heads that lose most by
+    a first look on calibration text, and for blocks of `query_blocks` rows by estimated probabilities. Candidates take turns
+    layer by layer for `rounds` rounds; a time is the median over rounds of the sum over layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -91,19 +94,32 @@ class ActivationSpeed(Study):
             )
 
     def measure(self, lab: Lab) -> list[LayerTimeRow]:
-        windows, units, rows = lab.heldout(), lab.units("times"), []
+        windows, units, rows, first_look = lab.heldout(), lab.units("times"), [], self._first_look(lab)
         say(f"time: {lab.shape.layers} layers, {len(windows)} windows, {self.rounds} rounds, candidates take turns")
         pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
         seconds: dict[int, list[dict[str, list[list[float]]]]] = {}
         for length, index in bar(pieces, "times"):
-            measured = units.get(f"{length}@{index}", partial(self._seconds, lab, windows[index][:length]))
+            measured = units.get(f"{length}@{index}", partial(self._seconds, lab, windows[index][:length], first_look))
             seconds.setdefault(length, []).append(measured)
         for dtype in self.dtypes:
             of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, seconds[length])]
             rows += [*of_dtype, *_break_evens(of_dtype)]
         return rows
 
-    def _seconds(self, lab: Lab, window: Tensor) -> dict[str, list[list[float]]]:
+    def _first_look(self, lab: Lab) -> FirstLookLosses:
+        """What a first look costs each head, on two windows of calibration text."""
+        tokens = min(lab.context_tokens, _LOOK_TOKENS)
+        inputs = {"tokens": tokens, "chunk_tokens": self.rows}
+
+        def measure() -> FirstLookLosses:
+            windows = lab.calibration(tokens=tokens, windows=2)
+            say(f"first look: {lab.shape.layers * lab.shape.heads} heads on {len(windows)} windows")
+            how = {"chunk_tokens": self.rows, "progress": lambda work: bar(work, "calibrate")}
+            return observe_first_look(lab.loaded.model, windows, **how)
+
+        return lab.stage("first_look", inputs).result(FirstLookLosses, measure)
+
+    def _seconds(self, lab: Lab, window: Tensor, first_look: FirstLookLosses) -> dict[str, list[list[float]]]:
         """Seconds of each round in each layer, by dtype and candidate."""
         seconds: dict[str, list[list[float]]] = {}
 
@@ -111,7 +127,7 @@ class ActivationSpeed(Study):
             if chunk.keys < len(window):
                 return
             for dtype in self.dtypes:
-                for name, timing in interleave(self.calls(chunk, dtype), rounds=self.rounds, warmup=_WARMUP).items():
+                for name, timing in interleave(self.calls(chunk, dtype, first_look), rounds=self.rounds, warmup=_WARMUP).items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
             shown.update(1)
 
@@ -119,7 +135,7 @@ class ActivationSpeed(Study):
             observe_prefill(lab.loaded.model, window[None], observe, chunk_tokens=self.rows)
         return seconds
 
-    def calls(self, chunk: Chunk, dtype: str) -> dict[str, candidates.Call]:
+    def calls(self, chunk: Chunk, dtype: str, first_look: FirstLookLosses) -> dict[str, candidates.Call]:
         """Dense attention, then the whole path at every retention: by name, or by retention, rows of a list and estimator."""
         calls: dict[str, candidates.Call] = {}
         for retention in self.retentions:
@@ -130,7 +146,7 @@ class ActivationSpeed(Study):
                 (1, "hierarchical"),
                 *((block, "int8_fused") for block in self.query_blocks),
             ):
-                (call,) = candidates.totals(tensors, block, _SCORE, estimators=(estimator,)).values()
+                (call,) = candidates.totals(tensors, block, _SCORE, (estimator,), first_look).values()
                 calls[_key(retention, block, estimator)] = call
         return calls
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
-from shadowattn.types import Heads, Selection
+from shadowattn.types import FirstLookLosses, Heads, Selection
 
 # What `int8` of `sparse_attention` is without native kernels, and with them; both choose the same keys, bit for bit.
 ESTIMATORS = ("int8_graph", "int8_fused")
@@ -98,14 +99,21 @@ def stages(t: Tensors) -> dict[str, Call]:
 
 
 def totals(
-    t: Tensors, block: int, block_score: str = "leading_query", estimators: tuple[str, ...] = ESTIMATORS
+    t: Tensors,
+    block: int,
+    block_score: str = "leading_query",
+    estimators: tuple[str, ...] = ESTIMATORS,
+    first_look: FirstLookLosses | None = None,
 ) -> dict[str, Call]:
-    """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`."""
+    """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`.
+
+    With `first_look`, `hierarchical` spares the heads that lose most by one.
+    """
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
     make = {
         "int8_graph": _graph_total,
         "int8_fused": partial(_fused_total, kind=Int8Fused),
-        "hierarchical": partial(_fused_total, kind=Hierarchical),
+        "hierarchical": partial(_fused_total, kind=Hierarchical, first_look=first_look),
     }
     return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
 
@@ -115,9 +123,9 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 
-def _fused_total(t: Tensors, rule: Rule, *, kind: type[Int8Fused]) -> Call:
+def _fused_total(t: Tensors, rule: Rule, *, kind: type[Int8Fused], **options: Any) -> Call:
     """By the native products that are selected from at once; K was packed up to this chunk before."""
-    estimator, chunk = kind.of(t.q, t.k), t.chunk()
+    estimator, chunk = replace(kind.of(t.q, t.k), **options), t.chunk()
 
     def run() -> None:
         with native.alone():

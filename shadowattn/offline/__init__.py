@@ -7,6 +7,7 @@ turns either into a retention for every head.
 from shadowattn.offline.allocators import allocate
 from shadowattn.offline.block_ranges import observe_block_ranges
 from shadowattn.offline.channels import observe_channels
+from shadowattn.offline.first_looks import observe_first_look
 from shadowattn.offline.importance import measure_ablations, measure_importance, summarise
 from shadowattn.offline.indexers import train_indexer
 from shadowattn.offline.key_offsets import observe_key_offset
@@ -30,6 +31,7 @@ __all__ = [
     "measure_sensitivity",
     "observe_block_ranges",
     "observe_channels",
+    "observe_first_look",
     "observe_key_offset",
     "observe_scales",
     "race_ablations",

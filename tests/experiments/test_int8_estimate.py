@@ -122,3 +122,17 @@ def test_without_the_native_kernels_their_estimate_is_refused_by_name_whatever_a
     assert "or use estimator=int8_graph" in error
     assert "kernel=torch" not in error
     assert not (tmp_path / "runs").exists()
+
+
+@needs_kernels
+def test_heads_are_spared_a_first_look_by_what_calibration_text_says(run, tmp_path):
+    few = ["estimator=hierarchical", "allocator=uniform", "retention=0.2", "evaluation.windows=2", "estimator.block_rows=8"]
+    folder = run("spared", "experiment=spared", *few, "estimator.flat_share=0.5")
+    measured = [path for path in (tmp_path / "artifacts").iterdir() if path.name.startswith("first_look")]
+    assert len(measured) == 1
+    lost = json.loads((measured[0] / "result.json").read_text())["lost"]
+    assert [len(of_layer) for of_layer in lost] == [4, 4]
+    rows = pd.read_parquet(folder / "rows.parquet")
+    assert set(rows.estimator[rows.method == "hierarchical"]) == {"hierarchical"}
+    run("all", "experiment=all", *few, "estimator.flat_share=0")
+    assert len([path for path in (tmp_path / "artifacts").iterdir() if path.name.startswith("first_look")]) == 1

@@ -11,6 +11,7 @@ from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.selection import Rule
+from shadowattn.types import FirstLookLosses
 from tests.kernels.exact import attention_float64, hidden_by_lists
 from tests.kernels.test_fused_rows import KINDS, TOLERANCE, layer
 from tests.tensors import HEADS, qkv
@@ -30,18 +31,20 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the native ker
     candidates=st.sampled_from([1.0, 2.0, 3.7]),
     block_rows=st.sampled_from([8, 16, 24, 64]),
     rule=st.builds(Rule, sinks=st.sampled_from([0, 2, 50]), recent=st.sampled_from([0, 3, 90])),
+    flat_share=st.sampled_from([0.0, 0.5, 1.0]),
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 99),
 )
 def test_rows_attend_to_their_best_of_what_is_let_through(
-    level, dtype, kind, dim, heads, rows, earlier, retention, candidates, block_rows, rule, threads, seed
+    level, dtype, kind, dim, heads, rows, earlier, retention, candidates, block_rows, rule, flat_share, threads, seed
 ):
     count, groups = heads
     keys = rows + earlier
     q, k, v = (x.to(dtype) for x in layer(kind, count, groups, rows, keys, dim, seed))
     retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
     chunk = Chunk.of(q, k, v, retention=retentions, scale=0.3)
-    estimator = Hierarchical(candidates=candidates, block_rows=block_rows)
+    losses = FirstLookLosses([list(range(count))])
+    estimator = Hierarchical(candidates=candidates, block_rows=block_rows, flat_share=flat_share, first_look=losses)
     lists = rule.lists(chunk.retention, chunk.positions)
     before = torch.get_num_threads()
     try:

@@ -100,21 +100,28 @@ inline void write_list(const uint64_t* words, int64_t count, int32_t* to) {
   }
 }
 
+// Rows of one head that choose from all keys: how many of them a task takes, and what it does with them.
 template <class T>
-int fused_rows_of(const SaRows& a) {
-  const SaEstimate& e = a.choose;
-  const int64_t words = padded_bytes(e.keys) / 64, padded = round_up(e.dim, 32);
-  int64_t longest = 1;
-  for (int64_t list = 0; list < e.heads * e.rows; ++list) longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
-  int64_t rows = max_of<int64_t>(min_of<int64_t>(kBitBytes / (8 * words) / kRowsAtOnce * kRowsAtOnce, kFusedRows), kRowsAtOnce);
-  while (rows > kRowsAtOnce && e.heads * ceil_div(e.rows, rows) < 4 * a.attend.threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
-  const int64_t blocks = ceil_div(e.rows, rows);
-  const int64_t near = max_of<int64_t>(kWindowBytes / (2 * 64 * e.dim * static_cast<int64_t>(sizeof(T))), 1);
-  const int64_t window = min_of(max_of(near, kVisitKeys * e.keys / (64 * longest)), kMostWindowWords);
-  const int64_t bit_bytes = rows * words * 8, attend_bytes = rows * (2 * padded * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
-  const int64_t choice_bytes = round_up(ChoiceMemory::bytes_needed(e.keys, e.dim), 64);
-  return run_queue(e.heads * blocks, a.attend.threads, bit_bytes + choice_bytes + attend_bytes, [&](int64_t t, char* scratch) {
-    const int64_t head = t / blocks, from = (blocks - 1 - t % blocks) * rows, count = min_of(rows, e.rows - from);
+class FusedRows {
+ public:
+  FusedRows(const SaEstimate& choose, const SaAttend& attend)
+      : e(choose), a(attend), words(padded_bytes(e.keys) / 64), padded(round_up(e.dim, 32)) {
+    int64_t longest = 1;
+    for (int64_t list = 0; list < e.heads * e.rows; ++list) longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
+    rows = max_of<int64_t>(min_of<int64_t>(kBitBytes / (8 * words) / kRowsAtOnce * kRowsAtOnce, kFusedRows), kRowsAtOnce);
+    while (rows > kRowsAtOnce && e.heads * ceil_div(e.rows, rows) < 4 * a.threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
+    const int64_t near = max_of<int64_t>(kWindowBytes / (2 * 64 * e.dim * static_cast<int64_t>(sizeof(T))), 1);
+    window = min_of(max_of(near, kVisitKeys * e.keys / (64 * longest)), kMostWindowWords);
+    bit_bytes = rows * words * 8;
+    choice_bytes = round_up(ChoiceMemory::bytes_needed(e.keys, e.dim), 64);
+  }
+
+  int64_t bytes_needed() const {
+    return bit_bytes + choice_bytes + rows * (2 * padded * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
+  }
+
+  // `count` rows from row `from` on, up to `rows`.
+  void run(int64_t head, int64_t from, int64_t count, char* scratch) const {
     const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words};
     const ChoiceMemory memory(scratch + bit_bytes, e.keys, e.dim);
     scratch += bit_bytes + choice_bytes;
@@ -127,10 +134,28 @@ int fused_rows_of(const SaRows& a) {
       if (e.to.indices) write_list(bits.row(r), words, e.to.indices + e.to.indptr[list]);
     }
     const int64_t used = ceil_div(e.to.candidates[from + count - 1], 64);
-    const bool dense_rows = a.attend.k.row_stride == e.dim && a.attend.v.row_stride == e.dim;
-    if (e.dim == 64 && dense_rows) attend_chosen<T, 64>(a.attend, head, from, count, bits, used, window, state, scratch);
-    else if (e.dim == 128 && dense_rows) attend_chosen<T, 128>(a.attend, head, from, count, bits, used, window, state, scratch);
-    else attend_chosen<T, 0>(a.attend, head, from, count, bits, used, window, state, scratch);
+    const bool dense_rows = a.k.row_stride == e.dim && a.v.row_stride == e.dim;
+    if (e.dim == 64 && dense_rows) attend_chosen<T, 64>(a, head, from, count, bits, used, window, state, scratch);
+    else if (e.dim == 128 && dense_rows) attend_chosen<T, 128>(a, head, from, count, bits, used, window, state, scratch);
+    else attend_chosen<T, 0>(a, head, from, count, bits, used, window, state, scratch);
+  }
+
+  int64_t rows;
+
+ private:
+  const SaEstimate& e;
+  const SaAttend& a;
+  int64_t words, padded, window, bit_bytes, choice_bytes;
+};
+
+template <class T>
+int fused_rows_of(const SaRows& a) {
+  const SaEstimate& e = a.choose;
+  const FusedRows<T> fused(e, a.attend);
+  const int64_t blocks = ceil_div(e.rows, fused.rows);
+  return run_queue(e.heads * blocks, a.attend.threads, fused.bytes_needed(), [&](int64_t t, char* scratch) {
+    const int64_t from = (blocks - 1 - t % blocks) * fused.rows;  // last ones first: they take longest
+    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), scratch);
   });
 }
 

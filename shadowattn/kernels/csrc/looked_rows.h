@@ -2,7 +2,8 @@
 //
 // A row keeps the best of those keys by its own INT8 products. All rows of the block attend together, as with a shared list of the
 // keys let through, in which the scores of keys that a row does not keep become −∞: reading a key once for the block costs less than
-// a row's reading its own alone, where a row keeps no less than a third of them or so.
+// a row's reading its own alone, where a row keeps no less than a third of them or so. Where every key is let through there is
+// nothing to look at first, and rows choose and read as they do without a first look.
 #pragma once
 #include "attend_blocks.h"
 #include "first_look.h"
@@ -39,6 +40,13 @@ inline void write_through(const uint64_t* chosen, const LetThrough& through, int
   }
 }
 
+// Whether blocks of a head's rows from row `from` on let every key through that their first rows see.
+inline bool all_through(const SaEstimate& e, const SaFirstLook& look, int64_t head, int64_t from, int64_t rows) {
+  for (int64_t first = from; first < from + rows; first += look.rows)
+    if (look.through[head * ceil_div(e.rows, look.rows) + first / look.rows] < e.to.candidates[first]) return false;
+  return true;
+}
+
 template <class T>
 int looked_rows_of(const SaLookedRows& a) {
   const SaEstimate& e = a.choose;
@@ -51,10 +59,16 @@ int looked_rows_of(const SaLookedRows& a) {
   const int64_t bit_bytes = (kRowsAtOnce * words + look.rows * chosen_words + 64 * chosen_words) * 8;
   const int64_t choice_bytes = round_up(ChoiceMemory::bytes_needed(e.keys, e.dim), 64);
   const int64_t through_bytes = round_up(LetThrough::bytes_needed(most, e.dim), 64);
-  const int64_t bytes = round_up(bit_bytes, 64) + choice_bytes + through_bytes + BlockMemory::floats(e.dim, lanes) * 4;
+  const FusedRows<T> flat(e, a.attend);
+  const int64_t bytes =
+      max_of(round_up(bit_bytes, 64) + choice_bytes + through_bytes + BlockMemory::floats(e.dim, lanes) * 4, flat.bytes_needed());
   return run_queue(e.heads * tasks, a.attend.threads, bytes, [&](int64_t t, char* scratch) {
     const int64_t head = t / tasks, from = (tasks - 1 - t % tasks) * at_once * look.rows;  // last ones first: they take longest
     const int64_t rows = min_of(at_once * look.rows, e.rows - from);
+    if (all_through(e, look, head, from, rows)) {
+      for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), scratch);
+      return;
+    }
     const RowBits looked{reinterpret_cast<uint64_t*>(scratch), words}, chosen{looked.row(kRowsAtOnce), chosen_words};
     uint64_t* members = chosen.row(look.rows);
     const ChoiceMemory memory(scratch += round_up(bit_bytes, 64), e.keys, e.dim);

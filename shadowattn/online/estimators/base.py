@@ -31,7 +31,8 @@ class Estimator(ABC):
 
     - `needs`: what a run has to make for it: `bank`, a bank of graphs; `grid`, a profile's static scales; `key_offset`, the
       calibrated `types.KeyOffset` or None; `channels`, the calibrated `types.ChannelStatistics`; `indexer`, the trained
-      `types.IndexerWeights` of its `heads` and `dims`; `nncf_graph`, a calibrated `NNCFGraph`. They are arguments of those names.
+      `types.IndexerWeights` of its `heads` and `dims`; `first_look`, the measured `types.FirstLookLosses` of its `candidates` and
+      `block_rows`, unless its `flat_share` is 0; `nncf_graph`, a calibrated `NNCFGraph`. They are arguments of those names.
     - `granularity`: whose ranking the scores are: of each `head`, of a key/value `group`, or of the whole `layer`, whose heads
       then get copies. A chunk may hold any of a layer's heads, so scores of a group or a layer must not depend on which: they
       may go by keys, positions and `chunk.layer_q`, not by `chunk.q`.

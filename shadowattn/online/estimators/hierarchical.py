@@ -3,6 +3,7 @@
 Neighbouring rows of a prompt rank keys much alike, so that the best few times as many keys as the budget, by one query for all
 rows of a block, hold most of what each of them would choose. A flat INT8 estimate multiplies every row with every key, and
 compares as many scores. Here a block shares one row of products with every key, and its rows meet the keys let through alone.
+The neighbours of a few heads look for different keys; these heads are known from calibration text, and let every key through.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import check_rule
 from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys, longer
 from shadowattn.online.selection import Rule
-from shadowattn.types import EstimateCost, Lists, Selection
+from shadowattn.types import EstimateCost, FirstLookLosses, Lists, Selection
 
 
 class KeysTwice(PackedKeys):
@@ -42,11 +43,15 @@ class Hierarchical(Int8Fused):
     integers, scaled to ±127. It lets through `candidates` times as many of the keys up to the block's first row as the block's
     last row keeps. Let through anyway are the sinks, the `block_rows` keys up to the first row (or the rule's recent window, if
     that is longer) and all later keys. Scales and `key_offset` are those of `Int8Fused`, whose lists these are where every key is
-    let through. Rows have lists of their own: no block shares one.
+    let through. That is so of the `flat_share` of the model's heads that lose most by a first look, as `first_look` has it
+    measured; without it no head is spared. Rows have lists of their own: no block shares one.
     """
 
     candidates: float = 2.0
     block_rows: int = 64
+    flat_share: float = 0.06
+    first_look: FirstLookLosses | None = None
+    needs: ClassVar[frozenset[str]] = Int8Fused.needs | {"first_look"}
     sees: ClassVar[str] = "chunk"  # a row's block, later rows of it too
     lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
     is_native: ClassVar[bool] = True
@@ -55,17 +60,34 @@ class Hierarchical(Int8Fused):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_settings(self.candidates, self.block_rows)
+        _check_settings(self.candidates, self.block_rows, self.flat_share)
+        if self.first_look is not None:
+            FirstLookLosses.read(self.first_look)
 
     @classmethod
     def check_settings(
-        cls, head_dim: int, kv_heads: int, /, *, candidates: float = 2.0, block_rows: int = 64, **others: Any
+        cls,
+        head_dim: int,
+        kv_heads: int,
+        /,
+        *,
+        candidates: float = 2.0,
+        block_rows: int = 64,
+        flat_share: float = 0.0,
+        **others: Any,
     ) -> None:
-        _check_settings(candidates, block_rows)
+        _check_settings(candidates, block_rows, flat_share)
+
+    @property
+    def made_for(self) -> str:
+        return self.first_look.fingerprint if self.first_look else ""
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost:
-        """The first look's, a block's share; the second adds INT8 products with `candidates` · retention of the keys."""
-        look = EstimateCost.of(head_dim / self.block_rows, 8)
+        """The first look's, a block's share, and products with every key for heads that are spared it; the second look adds INT8
+        products with `candidates` · retention of the keys.
+        """
+        flat = self.flat_share if self.first_look else 0.0
+        look = EstimateCost.of(head_dim * (flat + (1 - flat) / self.block_rows), 8)
         return look + EstimateCost.quantising(head_dim, keys=keys, offset=self._offset)
 
     attends = Int8Fused.attends
@@ -73,7 +95,8 @@ class Hierarchical(Int8Fused):
     def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
         """Some blocks of a head a task: first looks, choices among what they let through, attention.
 
-        A V that is not finite makes all rows of a block NaN which let its key through, also those that do not keep it.
+        A V that is not finite makes all rows of a block NaN which let its key through, also those that do not keep it; but where
+        blocks let every key through, their rows attend each for itself.
         """
         keys = self._keys(chunk)
         self._count_clipped(chunk)
@@ -110,10 +133,14 @@ class Hierarchical(Int8Fused):
 
     def _through(self, chunk: Chunk, lists: Lists) -> Tensor:
         """How many keys each block's mean query lets through, of those that its first row sees: int64 [H, blocks]."""
+        seen = lists.candidates[:: self.block_rows]
         kept = lists.indptr.diff().view(len(chunk.heads), -1)
         last = torch.arange(self.block_rows - 1, kept.shape[1] + self.block_rows - 1, self.block_rows, device=kept.device)
         wanted = (kept[:, last.clamp(max=kept.shape[1] - 1)] * self.candidates).ceil().long()
-        return torch.minimum(wanted, lists.candidates[:: self.block_rows])
+        if self.first_look is not None:
+            flat = self.first_look.worst(chunk.layer, chunk.heads, self.flat_share).to(wanted.device)
+            wanted = torch.where(flat[:, None], seen, wanted)
+        return torch.minimum(wanted, seen)
 
 
 def mean_queries(q8: Tensor, rows: int) -> Tensor:
@@ -132,7 +159,8 @@ def _members(lists: Selection, heads: int, keys: int) -> Tensor:
     return members.view(heads, -1, keys)
 
 
-def _check_settings(candidates: float, block_rows: int) -> None:
+def _check_settings(candidates: float, block_rows: int, flat_share: float) -> None:
+    checks.number("flat_share", flat_share, least=0, most=1)
     if checks.number("candidates", candidates) < 1:
         raise InputError(f"candidates: expected 1 or more times the budget, got {candidates}")
     if checks.integer("block_rows", block_rows, least=8, most=64) % 8:

@@ -9,6 +9,7 @@ import torch
 from experiments.studies.activation_speed import ActivationSpeed, Captured
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.kernels.torch_kernels import dense
+from shadowattn.types import FirstLookLosses
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 from tests.tiny import tiny_model
@@ -53,7 +54,9 @@ def test_an_interrupted_run_goes_on(run, folder, monkeypatch):
     (folder / "times" / "96@1.json").unlink()
     measured, seconds = [], ActivationSpeed._seconds
     monkeypatch.setattr(
-        ActivationSpeed, "_seconds", lambda self, lab, window: measured.append(len(window)) or seconds(self, lab, window)
+        ActivationSpeed,
+        "_seconds",
+        lambda self, lab, window, *rest: measured.append(len(window)) or seconds(self, lab, window, *rest),
     )
     assert run("study_activation_speed", "+exp=study_activation_speed", *FEW) == folder
     assert measured == [96]
@@ -68,7 +71,8 @@ def test_every_candidate_at_full_retention_is_dense_attention_on_what_the_model_
     t = Captured(chunk, torch.float32, 1.0)
     assert torch.equal(t.q, chunk.q)
     expected = dense(t.q[None], t.k[None], t.v[None], causal_offset=64, scale=t.scale)[0]
-    calls = ActivationSpeed(rows=32, lengths=[96], retentions=[0.999], query_blocks=[8]).calls(chunk, "float32")
+    losses = FirstLookLosses([[0.0] * len(chunk.heads)] * 2)
+    calls = ActivationSpeed(rows=32, lengths=[96], retentions=[0.999], query_blocks=[8]).calls(chunk, "float32", losses)
     torch.testing.assert_close(calls["own_dense"](), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(calls["sdpa"]()[0], expected, atol=1e-5, rtol=1e-5)
 

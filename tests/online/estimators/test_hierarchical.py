@@ -1,6 +1,7 @@
 """Two looks: a block's candidates are the best by its mean query, a row's list the best of them by its own integers."""
 
 import math
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,16 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shadowattn
+from shadowattn.artifacts import tuples
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.models.shape import fingerprint
+from shadowattn.offline import observe_first_look, observe_key_offset
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
+from shadowattn.types import FirstLookLosses, Heads
 from tests.tensors import qkv
+from tests.tiny import tiny_model
 
 BUILT = native.library() is not None
 
@@ -80,8 +87,79 @@ def test_a_row_keeps_the_best_of_what_its_block_lets_through(rows, before, reten
         assert estimator.attend(chunk, rule, lists, listed=True)[1].indices.tolist() == expected
 
 
+@given(
+    rows=st.sampled_from([1, 9, 20]),
+    share=st.sampled_from([0.0, 0.1, 0.5, 0.75, 1.0]),
+    losses=st.lists(st.sampled_from([0.0, 0.125, 0.5, 1.0]), min_size=8, max_size=8),
+    layer=st.integers(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_the_heads_that_lose_most_choose_from_all_keys(rows, share, losses, layer, seed):
+    order = sorted(range(8), key=lambda head: (-losses[head], head))
+    spared = {head - 4 * layer for head in order[: math.ceil(share * 8)]}
+    q, k, v = qkv(4, 2, rows, rows + 90, 16, seed=seed)
+    chunk, rule, first = Chunk.of(q, k, v, retention=0.1, layer=layer), Rule(), FirstLookLosses([losses[:4], losses[4:]])
+    lists = rule.lists(chunk.retention, chunk.positions)
+    looked, flat, found = (
+        estimator.select(chunk, rule, lists, TorchKernels()).indices.split(lists.indptr.diff().tolist())
+        for estimator in (
+            Hierarchical(block_rows=8),
+            Int8Fused(),
+            Hierarchical(block_rows=8, flat_share=share, first_look=first),
+        )
+    )
+    for head in range(4):
+        for row in range(head * rows, (head + 1) * rows):
+            assert found[row].equal((flat if head in spared else looked)[row])
+
+
+def test_what_a_first_look_loses_is_the_attention_mass_that_lists_have_less():
+    model = tiny_model(head_dim=8)
+    windows = torch.randint(3, 60, (2, 48), generator=torch.Generator().manual_seed(1))
+    offset = observe_key_offset(model, windows, how="mean", chunk_tokens=24)
+    how = {"chunk_tokens": 24, "candidates": 1.0, "block_rows": 8, "retention": 0.2, "key_offset": offset}
+    measured = observe_first_look(model, windows, **how)
+    masses = torch.zeros(2, *torch.tensor(measured.lost).shape, dtype=torch.float64)
+
+    def keep(chunk):
+        chunk = replace(chunk, retention=torch.full((len(chunk.heads),), 0.2, dtype=torch.float64))
+        lists, group = Rule().lists(chunk.retention, chunk.positions), chunk.heads.kv.tolist()
+        lengths = lists.indptr.diff().tolist()
+        options = {"key_offset": offset}
+        for at, estimator in enumerate((Int8Fused(**options), Hierarchical(candidates=1.0, block_rows=8, **options))):
+            chosen = estimator.select(chunk, Rule(), lists, TorchKernels()).indices.split(lengths)
+            for head in range(len(group)):
+                for row, position in enumerate(chunk.positions.tolist()):
+                    seen = chunk.k[group[head], : position + 1]
+                    weights = torch.softmax((seen @ chunk.q[head, row]).double() * chunk.scale, 0)
+                    masses[at, chunk.layer, head] += weights[chosen[head * len(chunk.positions) + row].long()].sum() / 96
+
+    observe_prefill(model, windows, keep, chunk_tokens=24)
+    torch.testing.assert_close(torch.tensor(measured.lost, dtype=torch.float64), masses[0] - masses[1], atol=1e-6, rtol=0)
+    assert masses[0].gt(masses[1]).any()
+    assert measured.fingerprint == fingerprint(model)
+    assert FirstLookLosses(**tuples(asdict(measured))) == measured
+    other = tiny_model(head_dim=8, family="llama")
+    with pytest.raises(InputError, match="Hierarchical was calibrated on another model"):
+        shadowattn.attach(other, 0.5, estimator=Hierarchical(first_look=measured)).__enter__()
+
+
+def test_losses_that_are_none_are_refused():
+    with pytest.raises(InputError, match=r"first_look: expected lost \[L\]\[H\], got \[2\]"):
+        FirstLookLosses([0.1, 0.2])
+    with pytest.raises(InputError, match="first_look: expected finite values, got NaN or infinity"):
+        FirstLookLosses([[math.nan]])
+    with pytest.raises(InputError, match="first_look: expected a table of numbers"):
+        FirstLookLosses([[0.1], [0.1, 0.2]])
+    with pytest.raises(InputError, match="first_look: expected a"):
+        Hierarchical(first_look=[[0.1]])
+    with pytest.raises(InputError, match="it is of 1 layers × 2 heads, got layer 0 and heads up to 3; measure it on this model"):
+        FirstLookLosses([[0.1, 0.2]]).worst(0, Heads.all(4, 2), 0.5)
+
+
 def test_it_keeps_the_contract():
     shadowattn.check_estimator(Hierarchical())
+    shadowattn.check_estimator(Hierarchical(first_look=FirstLookLosses([[0.0] * 64] * 4), flat_share=0.5))
 
 
 def test_with_every_key_a_candidate_it_is_the_flat_estimate():
@@ -110,6 +188,8 @@ def test_what_it_cannot_do_is_refused():
     q, k, v = qkv(4, 2, 12, 52, 16)
     with pytest.raises(InputError, match=r"candidates: expected 1 or more times the budget, got 0\.5"):
         Hierarchical(candidates=0.5)
+    with pytest.raises(InputError, match="flat_share: expected a number of 0 … 1, got 6"):
+        Hierarchical(flat_share=6)
     with pytest.raises(InputError, match="block_rows: expected a multiple of 8, got 20"):
         Hierarchical(block_rows=20)
     with pytest.raises(InputError, match="block_rows: expected an integer of 8 … 64, got 128"):
