@@ -198,7 +198,7 @@ class Calibration:
         how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
         return stage.result(ChannelStatistics, partial(observe_channels, self.model, self.tokens, **how))
 
-    def first_look(self, candidates: float = 2.0, block_rows: int = 64) -> FirstLookLosses:
+    def first_look(self, candidates: float = 1.5, block_rows: int = 64) -> FirstLookLosses:
         """Which heads a first look by a block's mean query serves badly: for `Hierarchical`, of the same settings."""
         looks = {"candidates": candidates, "block_rows": block_rows}
         stage = self._stage("first_look", self.tokens, chunk_tokens=self.chunk_tokens, key_offset=self.offset_kind, **looks)

@@ -28,7 +28,7 @@ def observe_first_look(
     windows: Tensor,
     *,
     chunk_tokens: int,
-    candidates: float = 2.0,
+    candidates: float = 1.5,
     block_rows: int = 64,
     retention: float = 0.1,
     key_offset: KeyOffset | None = None,

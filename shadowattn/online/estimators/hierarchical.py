@@ -47,9 +47,9 @@ class Hierarchical(Int8Fused):
     measured; without it no head is spared. Rows have lists of their own: no block shares one.
     """
 
-    candidates: float = 2.0
+    candidates: float = 1.5
     block_rows: int = 64
-    flat_share: float = 0.06
+    flat_share: float = 0.1
     first_look: FirstLookLosses | None = None
     needs: ClassVar[frozenset[str]] = Int8Fused.needs | {"first_look"}
     sees: ClassVar[str] = "chunk"  # a row's block, later rows of it too
@@ -71,7 +71,7 @@ class Hierarchical(Int8Fused):
         kv_heads: int,
         /,
         *,
-        candidates: float = 2.0,
+        candidates: float = 1.5,
         block_rows: int = 64,
         flat_share: float = 0.0,
         **others: Any,
