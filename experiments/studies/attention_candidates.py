@@ -107,8 +107,10 @@ def totals(
 ) -> dict[str, Call]:
     """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`.
 
-    With `first_look`, `hierarchical` spares the heads that lose most by one.
+    `hierarchical` spares its share of the heads a first look: those that lose most by `first_look`; without it, as on random
+    tensors, where no head is worse than another, the first ones, rounded up to a whole head.
     """
+    first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)])
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
     make = {
         "int8_graph": _graph_total,
