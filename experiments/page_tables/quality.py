@@ -135,7 +135,7 @@ def ablation_qwen2_5_coder() -> str:
 
 
 def first_look_smollm2() -> str:
-    """What a first look costs in quality on SmolLM2, by how many times the budget it lets through."""
+    """What a first look costs in quality on SmolLM2, by the heads that are spared it and by what it lets through."""
     return _losses("study_first_look_smollm2")
 
 
