@@ -58,7 +58,7 @@ from shadowattn.types import (
 if TYPE_CHECKING:
     from experiments.lab import Lab
 
-_LOOK_RETENTION, _LOOK_WINDOWS = 0.1, 2  # what heads are told apart at: which lose most hardly depends on either
+_LOOK_WINDOWS = 2  # every list is made twice and weighed against all keys, which takes long
 
 UNIFORM = {"_target_": "shadowattn.offline.allocators.uniform.Uniform"}
 
@@ -153,10 +153,10 @@ class Offline:
     def first_look(self, candidates: float, block_rows: int) -> FirstLookLosses:
         """What first looks of these settings cost each head."""
         lab = self._lab
-        looks = {"candidates": candidates, "block_rows": block_rows, "retention": _LOOK_RETENTION}
+        looks = {"candidates": candidates, "block_rows": block_rows}
         windows = min(_LOOK_WINDOWS, lab.of("graphs").calibration_windows)
-        how = lab.of("key_offset")
-        stage = lab.stage("first_look", self._calibration_inputs | looks | {"windows": windows, "key_offset": how})
+        inputs = self._calibration_inputs | looks | {"windows": windows, "key_offset": lab.of("key_offset")}
+        stage = lab.stage("first_look", inputs)
 
         def measure() -> FirstLookLosses:
             say(f"first look: {lab.shape.layers * lab.shape.heads} heads on {windows} windows")
@@ -237,9 +237,9 @@ class Offline:
     def _observed(self, observe: Callable[..., Any], *, windows: int | None = None, **options: Any) -> Any:
         """What `observe` makes of the model's Q and K on some or all calibration windows, in chunks as high as the graphs."""
         lab, graphs = self._lab, self._lab.of("graphs")
-        windows = lab.calibration(tokens=lab.context_tokens, windows=windows or graphs.calibration_windows)
+        text = lab.calibration(tokens=lab.context_tokens, windows=windows or graphs.calibration_windows)
         how = {"chunk_tokens": graphs.chunk_tokens, "progress": lambda w: bar(w, "calibrate")}
-        return observe(lab.loaded.model, windows, **how, **options)
+        return observe(lab.loaded.model, text, **how, **options)
 
     def _measure_key_offset(self, how: str) -> KeyOffset:
         lab = self._lab

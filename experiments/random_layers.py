@@ -35,7 +35,7 @@ class Tensors:
     """Normally distributed q, k and v of a case, and lists of random keys: for speed, which is what is measured, the worst
     case, since neighbouring rows of a real model share keys."""
 
-    layer = 0
+    layer = 0  # of a model, where the tensors are captured ones
 
     def __init__(self, case: Case):
         generator = torch.Generator().manual_seed(0)

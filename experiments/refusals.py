@@ -213,10 +213,13 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
     if method.allocator is not None:
         build(method.allocator)
     if "grid" in method.needs and lab.place.type == "cpu" and native.library() is None:  # whatever the attention kernel
+        within = method.within is not None and "grid" in method.within.needs
+        name = part_name((method.within if within else method).estimator)
+        remedy = f"another estimator within {part_name(method.estimator)}" if within else "estimator=int8_graph"
         raise InputError(
-            f"{method.name}: estimator={part_name(method.estimator)}: its estimate runs on the native kernels, which were not "
-            "built, since the installation found no C++ compiler; install one (GCC 12 or Clang 16 and later) and install "
-            "shadowattn again, or use estimator=int8_graph"
+            f"{method.name}: estimator={name}: its estimate runs on the native kernels, which were not built, since the "
+            "installation found no C++ compiler; install one (GCC 12 or Clang 16 and later) and install shadowattn again, or use "
+            f"{remedy}"
         )
     check_rule(method.rule, method.estimator_class)
     _check_settings(method)

@@ -198,8 +198,10 @@ class Calibration:
         how = {"chunk_tokens": self.chunk_tokens, "progress": self.progress}
         return stage.result(ChannelStatistics, partial(observe_channels, self.model, self.tokens, **how))
 
-    def first_look(self, candidates: float = 1.5, block_rows: int = 64) -> FirstLookLosses:
-        """Which heads a first look by a block's mean query serves badly: for `Hierarchical`, of the same settings."""
+    def first_look(self, candidates: float = 2.0, block_rows: int = 64) -> FirstLookLosses:
+        """Which heads a first look by a block's mean query serves badly: for `Hierarchical(first_look=…, flat_share=…)` of the
+        same settings. On a CPU it needs the native kernels. Raises `InputError` without them, and on settings that do not fit.
+        """
         looks = {"candidates": candidates, "block_rows": block_rows}
         stage = self._stage("first_look", self.tokens, chunk_tokens=self.chunk_tokens, key_offset=self.offset_kind, **looks)
         how = looks | {"chunk_tokens": self.chunk_tokens, "key_offset": self.key_offset, "progress": self.progress}

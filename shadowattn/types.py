@@ -448,10 +448,13 @@ class FirstLookLosses:
     """What a first look by the mean query of a block costs each head, on calibration text.
 
     `lost` [L][H]: the attention mass of a flat estimate's lists less that of the lists after the look, the mean over rows.
-    `fingerprint`: of the model. Raises `InputError` on values that are not finite and on what is no table.
+    `candidates`, `block_rows`: the look's settings, as those of the estimator. `fingerprint`: of the model. Raises `InputError`
+    on values that are not finite and on what is no table.
     """
 
     lost: tuple[tuple[float, ...], ...]
+    candidates: float
+    block_rows: int
     fingerprint: str = ""
 
     def __post_init__(self):
@@ -468,10 +471,11 @@ class FirstLookLosses:
         checks.instance("first_look", value, cls, "measure them with shadowattn.offline.observe_first_look")
         return value
 
-    def worst(self, layer: int, heads: Heads, share: float) -> Tensor:
-        """Which of these heads of a layer are among the `share` of all the model's heads that lose most: bool [H], on the CPU.
+    def spared(self, layer: int, heads: Heads, share: float) -> Tensor:
+        """A mask of these heads of a layer, bool [H], on the CPU: the `share` of all the model's heads that lose most.
 
-        Shares round up; of equal losses that of the lower layer and head counts first. Raises `InputError` for a layer or heads
+        A share is rounded up to whole heads. Of heads with equal losses the one of the lower layer, then of the lower number, is
+        spared first. Raises `InputError` for a layer or heads
         that it was not measured on.
         """
         if not 0 <= layer < len(self._table) or int(heads.ids.max()) >= self._table.shape[1]:

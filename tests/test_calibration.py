@@ -17,6 +17,7 @@ from shadowattn.errors import InputError
 from shadowattn.models import fingerprint, load_bundled
 from shadowattn.offline import observe_key_offset, observe_scales, scale_grid
 from shadowattn.offline.allocators.uniform import Uniform
+from shadowattn.online.estimators.hierarchical import Hierarchical
 
 SMALL = {"importance_windows": Windows(24, 2), "windows": Windows(64, 1), "chunk_tokens": 32}
 
@@ -113,6 +114,18 @@ def test_a_key_offset_goes_with_scales_profile_and_bank(loaded, text, tmp_path, 
     for name in ("observe_key_offset", "observe_scales"):
         monkeypatch.setattr(f"shadowattn.calibration.{name}", lambda *_, **__: pytest.fail("measured again"))
     assert calibrate(loaded, text, key_offset="mean", **how).profile == profile
+
+
+def test_first_looks_are_kept_by_their_settings(loaded, text, tmp_path, monkeypatch):
+    made = calibrate(loaded, text, folder=tmp_path)
+    first = made.first_look(1.0, 8)
+    estimator = Hierarchical(candidates=1.0, block_rows=8, flat_share=0.5, first_look=first)
+    with torch.no_grad(), shadowattn.attach(loaded.model, 0.2, estimator=estimator):
+        assert loaded.model(made.tokens[:1]).logits.isfinite().all()
+    other = calibrate(loaded, text, folder=tmp_path, key_offset="mean").first_look(1.0, 8)
+    assert other != first
+    monkeypatch.setattr("shadowattn.calibration.observe_first_look", lambda *arguments, **options: pytest.fail("measured again"))
+    assert calibrate(loaded, text, folder=tmp_path).first_look(1.0, 8) == first
 
 
 def test_other_code_measures_again(loaded, text, tmp_path, monkeypatch):

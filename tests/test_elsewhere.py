@@ -16,7 +16,7 @@ from shadowattn.evaluation.perplexity import window_losses
 from shadowattn.evaluation.recall import measure_recall
 from shadowattn.evaluation.tasks import ExactMatch, scores
 from shadowattn.models import fingerprint
-from shadowattn.offline import Race, measure_ablations, measure_sensitivity, race_ablations
+from shadowattn.offline import Race, measure_ablations, measure_sensitivity, observe_first_look, race_ablations
 from shadowattn.offline.attention_ranges import observe_attention_ranges, observe_prepared_ranges
 from shadowattn.offline.calibrations.mse import MeanSquaredError
 from shadowattn.offline.concentration import measure_concentration
@@ -127,7 +127,12 @@ def budgets_of_rows(model, folder):
     return [observe_top_p(model, WINDOWS, profile=profile, estimator=TopP(Int8Fused(), 1.0), chunk_tokens=16).share]
 
 
+def first_looks(model, folder):
+    return flat(asdict(observe_first_look(model, WINDOWS, chunk_tokens=16, candidates=1.0, block_rows=8, retention=0.2)))
+
+
 MEASUREMENTS = (budgets_of_rows, losses_and_divergences, answers, npu_full, recall, scales, ablations, sensitivity, outliers)
+MEASUREMENTS += (first_looks,)
 
 
 @pytest.mark.parametrize("measure", MEASUREMENTS, ids=lambda one: one.__name__)

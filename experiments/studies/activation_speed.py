@@ -37,7 +37,7 @@ from shadowattn.types import FirstLookLosses
 
 _WARMUP = 1
 _SCORE = "probability"  # the block score that loses least
-_LOOK_TOKENS = 2048
+_LOOK_TOKENS = 2048  # of a calibration window: every list is made twice and weighed against all keys
 
 
 class Captured(Tensors):
@@ -94,7 +94,8 @@ class ActivationSpeed(Study):
             )
 
     def measure(self, lab: Lab) -> list[LayerTimeRow]:
-        windows, units, rows, first_look = lab.heldout(), lab.units("times"), [], self._first_look(lab)
+        windows, units, rows = lab.heldout(), lab.units("times"), []
+        first_look = self._first_look(lab)
         say(f"time: {lab.shape.layers} layers, {len(windows)} windows, {self.rounds} rounds, candidates take turns")
         pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
         seconds: dict[int, list[dict[str, list[list[float]]]]] = {}
@@ -109,13 +110,15 @@ class ActivationSpeed(Study):
     def _first_look(self, lab: Lab) -> FirstLookLosses:
         """What a first look costs each head, on two windows of calibration text."""
         tokens = min(lab.context_tokens, _LOOK_TOKENS)
-        inputs = {"tokens": tokens, "chunk_tokens": self.rows}
+        inputs = {"tokens": tokens, "chunk_tokens": self.rows} | candidates.LOOKED
 
         def measure() -> FirstLookLosses:
             windows = lab.calibration(tokens=tokens, windows=2)
             say(f"first look: {lab.shape.layers * lab.shape.heads} heads on {len(windows)} windows")
-            how = {"chunk_tokens": self.rows, "progress": lambda work: bar(work, "calibrate")}
-            return observe_first_look(lab.loaded.model, windows, **how)
+            how = {name: candidates.LOOKED[name] for name in ("candidates", "block_rows")}
+            return observe_first_look(
+                lab.loaded.model, windows, chunk_tokens=self.rows, progress=lambda work: bar(work, "calibrate"), **how
+            )
 
         return lab.stage("first_look", inputs).result(FirstLookLosses, measure)
 
@@ -146,7 +149,7 @@ class ActivationSpeed(Study):
                 (1, "hierarchical"),
                 *((block, "int8_fused") for block in self.query_blocks),
             ):
-                (call,) = candidates.totals(tensors, block, _SCORE, (estimator,), first_look).values()
+                (call,) = candidates.totals(tensors, block, _SCORE, estimators=(estimator,), first_look=first_look).values()
                 calls[_key(retention, block, estimator)] = call
         return calls
 

@@ -31,6 +31,7 @@ from shadowattn.types import FirstLookLosses, Heads, Selection
 ESTIMATORS = ("int8_graph", "int8_fused")
 BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
+LOOKED = {"candidates": 1.5, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
 Call = Callable[[], object]
 
 
@@ -110,12 +111,12 @@ def totals(
     `hierarchical` spares its share of the heads a first look: those that lose most by `first_look`; without it, as on random
     tensors, where no head is worse than another, the first ones, rounded up to a whole head.
     """
-    first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)])
+    first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
     name = _rows(block) + ("" if block == 1 else f", {block_score}")
     make = {
         "int8_graph": _graph_total,
         "int8_fused": partial(_fused_total, kind=Int8Fused),
-        "hierarchical": partial(_fused_total, kind=Hierarchical, first_look=first_look),
+        "hierarchical": partial(_fused_total, kind=Hierarchical, first_look=first_look, **LOOKED),
     }
     return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
 

@@ -35,7 +35,12 @@ _SHOWN = {
     "accuracy": "answered",
 }
 # What calibration text gives an estimator, where its name does not say it.
-_MADE = {"indexer": "trained indexer", "key_offset": "key offset", "top_p": "share of the weights"}
+_MADE = {
+    "indexer": "trained indexer",
+    "key_offset": "key offset",
+    "top_p": "share of the weights",
+    "first_look": "losses by a first look",
+}
 _LEGEND = (
     "MAC × bits, bytes: counted for each row and key of a chunk at the end of the context; floats count 32 bits\n"
     "goes by: whose queries or keys decide what a row keeps; later rows: of its own chunk\n"

@@ -1,7 +1,6 @@
 """Which heads a first look by a block's mean query serves badly: the attention mass that their lists lose by it.
 
-A few heads lose most of it, those whose neighbouring rows look for different keys. They can look at every key instead
-(`online/estimators/hierarchical.py`).
+A few heads lose most of it. They can look at every key instead (`online/estimators/hierarchical.py`).
 """
 
 from collections.abc import Callable, Iterable
@@ -28,34 +27,33 @@ def observe_first_look(
     windows: Tensor,
     *,
     chunk_tokens: int,
-    candidates: float = 1.5,
+    candidates: float = 2.0,
     block_rows: int = 64,
     retention: float = 0.1,
     key_offset: KeyOffset | None = None,
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> FirstLookLosses:
     """Runs the windows [W, T] through the model, dense, in chunks, and makes every row's list twice: from all keys by its INT8
-    products, and from what a first look lets through.
+    products, and from what a first look lets through. Holds some float32 [H, Q, K] of one chunk of a layer.
 
     `candidates` and `block_rows` are those of `Hierarchical`; every head keeps `retention` of what a row sees. The scales are the
     measured ones, of K less `key_offset`. Raises `InputError` on settings that do not fit, and on a model with sliding windows.
     """
     shape = model_shape(model)
+    kept = head_retentions(retention, shape.heads)
     flat = Int8Fused(key_offset=key_offset)
     looked = Hierarchical(key_offset=key_offset, candidates=candidates, block_rows=block_rows)
     lost = torch.zeros(shape.layers, shape.heads, dtype=torch.float64)
-    rows = torch.zeros(shape.layers, 1, dtype=torch.float64)
 
     def observe(chunk: Chunk) -> None:
-        chunk = replace(chunk, retention=head_retentions(retention, len(chunk.heads)).to(chunk.q.device))
+        chunk = replace(chunk, retention=kept.to(chunk.q.device))
         hidden = torch.arange(chunk.keys, device=chunk.q.device) > chunk.positions[:, None]
         weights = torch.softmax((Oracle().scores(chunk) * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
-        masses = (_mass(weights, _selected(estimator, chunk)) for estimator in (flat, looked))
-        lost[chunk.layer] += next(masses) - next(masses)
-        rows[chunk.layer] += len(chunk.positions)
+        of_flat, of_looked = _mass(weights, _selected(flat, chunk)), _mass(weights, _selected(looked, chunk))
+        lost[chunk.layer] += of_flat - of_looked
 
     observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
-    return FirstLookLosses((lost / rows).tolist(), fingerprint(model))
+    return FirstLookLosses((lost / windows.numel()).tolist(), candidates, block_rows, fingerprint(model))
 
 
 def _selected(estimator: Int8Fused, chunk: Chunk) -> Selection:

@@ -29,7 +29,7 @@ from shadowattn.graphs.nncf_graph import NNCFGraph, compile_int8
 from shadowattn.offline.allocators import Allocator
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.lightning_indexer import LightningIndexer
-from shadowattn.types import IndexerWeights
+from shadowattn.types import FirstLookLosses, IndexerWeights
 from tests.online.estimators.test_channels import some as some_channels
 
 PARTS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "exp"]
@@ -70,7 +70,13 @@ def test_every_part_composes_and_its_target_exists(group, name):
 def test_allocators_and_estimators_are_built_from_their_yaml(group, name):
     part = compose([f"{group}={name}"])[group]
     needs = get_class(part._target_).needs if group == "estimator" else ()
-    made = {"channels": some_channels, "nncf_graph": some_graph, "top_p": lambda: 0.5, "indexer": some_indexer}
+    made = {
+        "first_look": lambda: FirstLookLosses([[0.0]], part.candidates, part.block_rows),
+        "channels": some_channels,
+        "nncf_graph": some_graph,
+        "top_p": lambda: 0.5,
+        "indexer": some_indexer,
+    }
     built = build(part, **{name: make() for name, make in made.items() if name in needs})
     assert isinstance(built, {"allocator": Allocator, "estimator": Estimator}[group])
 

@@ -11,6 +11,7 @@ from experiments.compose import composed
 from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.part_settings import complete
+from experiments.studies.attention_candidates import LOOKED
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.kernels import native
 from tests.experiments.test_pipeline import run
@@ -134,5 +135,26 @@ def test_heads_are_spared_a_first_look_by_what_calibration_text_says(run, tmp_pa
     assert [len(of_layer) for of_layer in lost] == [4, 4]
     rows = pd.read_parquet(folder / "rows.parquet")
     assert set(rows.estimator[rows.method == "hierarchical"]) == {"hierarchical"}
-    run("all", "experiment=all", *few, "estimator.flat_share=0")
+    whole = run("all", "experiment=all", *few, "estimator.flat_share=0")
+    losses = [_loss(pd.read_parquet(one / "rows.parquet")) for one in (folder, whole)]
+    assert losses[0] != losses[1]  # the heads' losses reached the estimator
     assert len([path for path in (tmp_path / "artifacts").iterdir() if path.name.startswith("first_look")]) == 1
+
+
+def _loss(rows: pd.DataFrame) -> float:
+    return rows.value[(rows.method == "hierarchical") & (rows.metric == "loss")].item()
+
+
+def test_without_the_native_kernels_what_needs_them_within_another_is_named(run, monkeypatch, capsys):
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(SystemExit):
+        run("unbuilt", "experiment=unbuilt", "estimator=top_p")
+    error = capsys.readouterr().err
+    assert "estimator=int8_fused: its estimate runs on the native kernels" in error
+    assert "or use another estimator within top_p" in error
+
+
+def test_speed_is_measured_with_the_settings_of_the_yaml():
+    part = compose(["estimator=hierarchical"]).estimator
+    assert {name: part[name] for name in LOOKED} == LOOKED
+    assert set(part) == {"_target_", *LOOKED}

@@ -43,7 +43,7 @@ def test_rows_attend_to_their_best_of_what_is_let_through(
     q, k, v = (x.to(dtype) for x in layer(kind, count, groups, rows, keys, dim, seed))
     retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
     chunk = Chunk.of(q, k, v, retention=retentions, scale=0.3)
-    losses = FirstLookLosses([list(range(count))])
+    losses = FirstLookLosses([list(range(count))], candidates, block_rows)
     estimator = Hierarchical(candidates=candidates, block_rows=block_rows, flat_share=flat_share, first_look=losses)
     lists = rule.lists(chunk.retention, chunk.positions)
     before = torch.get_num_threads()
@@ -61,6 +61,28 @@ def test_rows_attend_to_their_best_of_what_is_let_through(
     sums = float((q.double().abs() @ k.double().abs().repeat_interleave(count // groups, 0).transpose(1, 2)).max()) * 0.3
     tolerance = (TOLERANCE[dtype] + 12 * 2**-24 * sums) * float(v.abs().max())  # a block sums a product in one lane, term by term
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_number_of_threads_changes_no_bit(dtype):
+    """At the start of a prompt some blocks of every head let all keys through, and one head is spared."""
+    q, k, v = (x.to(dtype) for x in qkv(4, 2, 300, 300, 64))
+    v[1, 200] = torch.inf
+    losses = FirstLookLosses([[0.0, 0.0, 1.0, 0.0]], 1.5, 16)
+    estimator = Hierarchical(candidates=1.5, block_rows=16, flat_share=0.25, first_look=losses)
+    chunk, outputs, before = Chunk.of(q, k, v, retention=0.5), [], torch.get_num_threads()
+    lists = Rule().lists(chunk.retention, chunk.positions)
+    try:
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            outputs.append(estimator.attend(chunk, Rule(), lists, listed=True))
+    finally:
+        torch.set_num_threads(before)
+    for out, selection in outputs:
+        assert out.view(torch.uint8).equal(outputs[0][0].view(torch.uint8))
+        assert selection.indices.equal(outputs[0][1].indices)
+    keep = [200 in keys.tolist() for keys in selection.indices.split(lists.indptr.diff().tolist())]
+    assert out.isfinite().all(-1)[2].tolist() == [not kept for kept in keep[600:900]]  # its rows attend each for itself
 
 
 def arguments() -> dict:

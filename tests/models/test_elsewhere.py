@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 import shadowattn
 from shadowattn.errors import InputError
-from shadowattn.offline import observe_channels
+from shadowattn.offline import observe_channels, observe_first_look
 from shadowattn.online.attention import Attended
 from shadowattn.online.estimators.double_sparsity import DoubleSparsity
 from shadowattn.online.estimators.flexprefill import FlexPrefill
@@ -61,7 +61,9 @@ OTHERS = {
     "double_sparsity": lambda model: DoubleSparsity(observe_channels(model, ids(), chunk_tokens=16), 8),
     "flexprefill": lambda model: FlexPrefill(8),
     "h2o": lambda model: H2O(),
-    "hierarchical": lambda model: Hierarchical(),
+    "hierarchical": lambda model: Hierarchical(
+        block_rows=8, flat_share=0.5, first_look=observe_first_look(model, ids(), chunk_tokens=16, block_rows=8)
+    ),
     "loki": lambda model: Loki(observe_channels(model, ids(), chunk_tokens=16), 8),
     "mean_keys": lambda model: MeanKeys(4),
     "per_token": lambda model: PerToken(),

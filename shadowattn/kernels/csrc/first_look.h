@@ -69,11 +69,21 @@ struct LetThrough {
   static int64_t packed_bytes(int64_t most, int64_t dim) { return round_up(round_up(most, 32) * dim, 64); }
 };
 
-// The most keys that any block's first look lets through.
+// Whether every block of a head lets every key through that its first row sees. Asked of whole heads, so that how rows are shared
+// out over tasks, and with it the number of threads, changes no result.
+inline bool lets_all_through(const SaEstimate& a, const SaFirstLook& look, int64_t head) {
+  const int64_t blocks = ceil_div(a.rows, look.rows);
+  for (int64_t b = 0; b < blocks; ++b)
+    if (look.through[head * blocks + b] < a.to.candidates[b * look.rows]) return false;
+  return true;
+}
+
+// The most keys that any block's first look lets through, of heads that look first.
 inline int64_t most_through(const SaEstimate& a, const SaFirstLook& look) {
   int64_t most = 0;
   const int64_t blocks = ceil_div(a.rows, look.rows);
   for (int64_t i = 0; i < a.heads * blocks; ++i) {
+    if (lets_all_through(a, look, i / blocks)) continue;
     const int64_t first = i % blocks * look.rows, last = min_of(first + look.rows, a.rows) - 1;
     most = max_of(most, look.through[i] + a.to.sinks + look.near + a.to.candidates[last] - a.to.candidates[first]);
   }

@@ -100,52 +100,65 @@ inline void write_list(const uint64_t* words, int64_t count, int32_t* to) {
   }
 }
 
-// Rows of one head that choose from all keys: how many of them a task takes, and what it does with them.
+// Rows of one head that choose from all keys: how many of them a task takes at most, and what it does with them. What it is made
+// of has to outlive it.
 template <class T>
 class FusedRows {
  public:
+  const int64_t rows;
+
   FusedRows(const SaEstimate& choose, const SaAttend& attend)
-      : e(choose), a(attend), words(padded_bytes(e.keys) / 64), padded(round_up(e.dim, 32)) {
-    int64_t longest = 1;
-    for (int64_t list = 0; list < e.heads * e.rows; ++list) longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
-    rows = max_of<int64_t>(min_of<int64_t>(kBitBytes / (8 * words) / kRowsAtOnce * kRowsAtOnce, kFusedRows), kRowsAtOnce);
-    while (rows > kRowsAtOnce && e.heads * ceil_div(e.rows, rows) < 4 * a.threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
-    const int64_t near = max_of<int64_t>(kWindowBytes / (2 * 64 * e.dim * static_cast<int64_t>(sizeof(T))), 1);
-    window = min_of(max_of(near, kVisitKeys * e.keys / (64 * longest)), kMostWindowWords);
-    bit_bytes = rows * words * 8;
-    choice_bytes = round_up(ChoiceMemory::bytes_needed(e.keys, e.dim), 64);
-  }
+      : rows(rows_of_task(choose, attend.threads)),
+        choose_(choose),
+        attend_(attend),
+        window_(words_of_window(choose)),
+        bit_bytes_(rows * words_of(choose) * 8),
+        choice_bytes_(round_up(ChoiceMemory::bytes_needed(choose.keys, choose.dim), 64)) {}
 
   int64_t bytes_needed() const {
-    return bit_bytes + choice_bytes + rows * (2 * padded * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
+    return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
   }
 
   // `count` rows from row `from` on, up to `rows`.
   void run(int64_t head, int64_t from, int64_t count, char* scratch) const {
-    const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words};
-    const ChoiceMemory memory(scratch + bit_bytes, e.keys, e.dim);
-    scratch += bit_bytes + choice_bytes;
-    ChosenRow* state = reinterpret_cast<ChosenRow*>(scratch + rows * 2 * padded * 4);
+    const SaLists& to = choose_.to;
+    const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words_of(choose_)};
+    const ChoiceMemory memory(scratch + bit_bytes_, choose_.keys, choose_.dim);
+    scratch += bit_bytes_ + choice_bytes_;
+    ChosenRow* state = reinterpret_cast<ChosenRow*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
     Seed seed;
     for (int64_t r = 0; r < count; r += kRowsAtOnce)
-      choose_rows<T>(e, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), words}, memory);
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t list = head * e.rows + from + r;
-      if (e.to.indices) write_list(bits.row(r), words, e.to.indices + e.to.indptr[list]);
-    }
-    const int64_t used = ceil_div(e.to.candidates[from + count - 1], 64);
-    const bool dense_rows = a.k.row_stride == e.dim && a.v.row_stride == e.dim;
-    if (e.dim == 64 && dense_rows) attend_chosen<T, 64>(a, head, from, count, bits, used, window, state, scratch);
-    else if (e.dim == 128 && dense_rows) attend_chosen<T, 128>(a, head, from, count, bits, used, window, state, scratch);
-    else attend_chosen<T, 0>(a, head, from, count, bits, used, window, state, scratch);
+      choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), bits.stride}, memory);
+    for (int64_t r = 0; r < count; ++r)
+      if (to.indices) write_list(bits.row(r), bits.stride, to.indices + to.indptr[head * choose_.rows + from + r]);
+    const int64_t used = ceil_div(to.candidates[from + count - 1], 64), dim = choose_.dim;
+    const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
+    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, used, window_, state, scratch);
+    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, used, window_, state, scratch);
+    else attend_chosen<T, 0>(attend_, head, from, count, bits, used, window_, state, scratch);
   }
 
-  int64_t rows;
-
  private:
-  const SaEstimate& e;
-  const SaAttend& a;
-  int64_t words, padded, window, bit_bytes, choice_bytes;
+  static int64_t words_of(const SaEstimate& choose) { return padded_bytes(choose.keys) / 64; }
+
+  static int64_t rows_of_task(const SaEstimate& choose, int64_t threads) {
+    const int64_t fit = kBitBytes / (8 * words_of(choose)) / kRowsAtOnce * kRowsAtOnce;
+    int64_t rows = max_of<int64_t>(min_of<int64_t>(fit, kFusedRows), kRowsAtOnce);
+    while (rows > kRowsAtOnce && choose.heads * ceil_div(choose.rows, rows) < 4 * threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
+    return rows;
+  }
+
+  static int64_t words_of_window(const SaEstimate& choose) {
+    const int64_t* ends = choose.to.indptr;
+    int64_t longest = 1;
+    for (int64_t list = 0; list < choose.heads * choose.rows; ++list) longest = max_of(longest, ends[list + 1] - ends[list]);
+    const int64_t near = max_of<int64_t>(kWindowBytes / (2 * 64 * choose.dim * static_cast<int64_t>(sizeof(T))), 1);
+    return min_of(max_of(near, kVisitKeys * choose.keys / (64 * longest)), kMostWindowWords);
+  }
+
+  const SaEstimate& choose_;
+  const SaAttend& attend_;
+  const int64_t window_, bit_bytes_, choice_bytes_;
 };
 
 template <class T>

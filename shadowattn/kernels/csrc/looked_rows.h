@@ -40,11 +40,12 @@ inline void write_through(const uint64_t* chosen, const LetThrough& through, int
   }
 }
 
-// Whether blocks of a head's rows from row `from` on let every key through that their first rows see.
-inline bool all_through(const SaEstimate& e, const SaFirstLook& look, int64_t head, int64_t from, int64_t rows) {
-  for (int64_t first = from; first < from + rows; first += look.rows)
-    if (look.through[head * ceil_div(e.rows, look.rows) + first / look.rows] < e.to.candidates[first]) return false;
-  return true;
+// The heads in the order that they are worked on: first those that let every key through, whose tasks take longest.
+inline int64_t head_at(const SaEstimate& e, const SaFirstLook& look, int64_t place) {
+  for (int spared = 1; spared >= 0; --spared)
+    for (int64_t head = 0; head < e.heads; ++head)
+      if (lets_all_through(e, look, head) == static_cast<bool>(spared) && place-- == 0) return head;
+  return 0;
 }
 
 template <class T>
@@ -63,9 +64,10 @@ int looked_rows_of(const SaLookedRows& a) {
   const int64_t bytes =
       max_of(round_up(bit_bytes, 64) + choice_bytes + through_bytes + BlockMemory::floats(e.dim, lanes) * 4, flat.bytes_needed());
   return run_queue(e.heads * tasks, a.attend.threads, bytes, [&](int64_t t, char* scratch) {
-    const int64_t head = t / tasks, from = (tasks - 1 - t % tasks) * at_once * look.rows;  // last ones first: they take longest
+    const int64_t head = head_at(e, look, t / tasks);
+    const int64_t from = (tasks - 1 - t % tasks) * at_once * look.rows;  // last ones first: they take longest
     const int64_t rows = min_of(at_once * look.rows, e.rows - from);
-    if (all_through(e, look, head, from, rows)) {
+    if (lets_all_through(e, look, head)) {
       for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), scratch);
       return;
     }

@@ -3,7 +3,7 @@
 Neighbouring rows of a prompt rank keys much alike, so that the best few times as many keys as the budget, by one query for all
 rows of a block, hold most of what each of them would choose. A flat INT8 estimate multiplies every row with every key, and
 compares as many scores. Here a block shares one row of products with every key, and its rows meet the keys let through alone.
-The neighbours of a few heads look for different keys; these heads are known from calibration text, and let every key through.
+A few heads lose most of the attention mass that is lost by it. They are known from calibration text, and let every key through.
 """
 
 from dataclasses import dataclass, replace
@@ -44,12 +44,13 @@ class Hierarchical(Int8Fused):
     last row keeps. Let through anyway are the sinks, the `block_rows` keys up to the first row (or the rule's recent window, if
     that is longer) and all later keys. Scales and `key_offset` are those of `Int8Fused`, whose lists these are where every key is
     let through. That is so of the `flat_share` of the model's heads that lose most by a first look, as `first_look` has it
-    measured; without it no head is spared. Rows have lists of their own: no block shares one.
+    measured (`Calibration.first_look`). Rows have lists of their own: no block shares one. Raises `InputError` on a `flat_share`
+    without such losses, or with those of other settings.
     """
 
-    candidates: float = 1.5
+    candidates: float = 2.0
     block_rows: int = 64
-    flat_share: float = 0.1
+    flat_share: float = 0.0
     first_look: FirstLookLosses | None = None
     needs: ClassVar[frozenset[str]] = Int8Fused.needs | {"first_look"}
     sees: ClassVar[str] = "chunk"  # a row's block, later rows of it too
@@ -61,8 +62,19 @@ class Hierarchical(Int8Fused):
     def __post_init__(self):
         super().__post_init__()
         _check_settings(self.candidates, self.block_rows, self.flat_share)
-        if self.first_look is not None:
-            FirstLookLosses.read(self.first_look)
+        if self.first_look is None:
+            if self.flat_share:
+                raise InputError(
+                    f"flat_share: expected first_look beside {self.flat_share:g}, which says whom it spares; measure it with "
+                    "shadowattn.offline.observe_first_look"
+                )
+            return
+        settings = FirstLookLosses.read(self.first_look).candidates, self.first_look.block_rows
+        if settings != (self.candidates, self.block_rows):
+            raise InputError(
+                f"first_look: expected losses by candidates={self.candidates:g} and block_rows={self.block_rows}, got those by "
+                f"{settings[0]:g} and {settings[1]}; measure them with these settings"
+            )
 
     @classmethod
     def check_settings(
@@ -71,7 +83,7 @@ class Hierarchical(Int8Fused):
         kv_heads: int,
         /,
         *,
-        candidates: float = 1.5,
+        candidates: float = 2.0,
         block_rows: int = 64,
         flat_share: float = 0.0,
         **others: Any,
@@ -86,8 +98,7 @@ class Hierarchical(Int8Fused):
         """The first look's, a block's share, and products with every key for heads that are spared it; the second look adds INT8
         products with `candidates` · retention of the keys.
         """
-        flat = self.flat_share if self.first_look else 0.0
-        look = EstimateCost.of(head_dim * (flat + (1 - flat) / self.block_rows), 8)
+        look = EstimateCost.of(head_dim * (self.flat_share + (1 - self.flat_share) / self.block_rows), 8)
         return look + EstimateCost.quantising(head_dim, keys=keys, offset=self._offset)
 
     attends = Int8Fused.attends
@@ -138,7 +149,7 @@ class Hierarchical(Int8Fused):
         last = torch.arange(self.block_rows - 1, kept.shape[1] + self.block_rows - 1, self.block_rows, device=kept.device)
         wanted = (kept[:, last.clamp(max=kept.shape[1] - 1)] * self.candidates).ceil().long()
         if self.first_look is not None:
-            flat = self.first_look.worst(chunk.layer, chunk.heads, self.flat_share).to(wanted.device)
+            flat = self.first_look.spared(chunk.layer, chunk.heads, self.flat_share).to(wanted.device)
             wanted = torch.where(flat[:, None], seen, wanted)
         return torch.minimum(wanted, seen)
 

@@ -98,7 +98,7 @@ def test_the_heads_that_lose_most_choose_from_all_keys(rows, share, losses, laye
     order = sorted(range(8), key=lambda head: (-losses[head], head))
     spared = {head - 4 * layer for head in order[: math.ceil(share * 8)]}
     q, k, v = qkv(4, 2, rows, rows + 90, 16, seed=seed)
-    chunk, rule, first = Chunk.of(q, k, v, retention=0.1, layer=layer), Rule(), FirstLookLosses([losses[:4], losses[4:]])
+    chunk, rule, first = Chunk.of(q, k, v, retention=0.1, layer=layer), Rule(), FirstLookLosses([losses[:4], losses[4:]], 2.0, 8)
     lists = rule.lists(chunk.retention, chunk.positions)
     looked, flat, found = (
         estimator.select(chunk, rule, lists, TorchKernels()).indices.split(lists.indptr.diff().tolist())
@@ -141,25 +141,29 @@ def test_what_a_first_look_loses_is_the_attention_mass_that_lists_have_less():
     assert FirstLookLosses(**tuples(asdict(measured))) == measured
     other = tiny_model(head_dim=8, family="llama")
     with pytest.raises(InputError, match="Hierarchical was calibrated on another model"):
-        shadowattn.attach(other, 0.5, estimator=Hierarchical(first_look=measured)).__enter__()
+        shadowattn.attach(other, 0.5, estimator=Hierarchical(candidates=1.0, block_rows=8, first_look=measured)).__enter__()
 
 
-def test_losses_that_are_none_are_refused():
+def test_what_is_no_table_of_losses_is_refused():
     with pytest.raises(InputError, match=r"first_look: expected lost \[L\]\[H\], got \[2\]"):
-        FirstLookLosses([0.1, 0.2])
+        FirstLookLosses([0.1, 0.2], 2.0, 64)
     with pytest.raises(InputError, match="first_look: expected finite values, got NaN or infinity"):
-        FirstLookLosses([[math.nan]])
+        FirstLookLosses([[math.nan]], 2.0, 64)
     with pytest.raises(InputError, match="first_look: expected a table of numbers"):
-        FirstLookLosses([[0.1], [0.1, 0.2]])
+        FirstLookLosses([[0.1], [0.1, 0.2]], 2.0, 64)
+    with pytest.raises(InputError, match=r"flat_share: expected first_look beside 0\.1, which says whom it spares"):
+        Hierarchical(flat_share=0.1)
+    with pytest.raises(InputError, match="expected losses by candidates=2 and block_rows=64, got those by 3 and 64"):
+        Hierarchical(first_look=FirstLookLosses([[0.1]], 3.0, 64))
     with pytest.raises(InputError, match="first_look: expected a"):
         Hierarchical(first_look=[[0.1]])
     with pytest.raises(InputError, match="it is of 1 layers × 2 heads, got layer 0 and heads up to 3; measure it on this model"):
-        FirstLookLosses([[0.1, 0.2]]).worst(0, Heads.all(4, 2), 0.5)
+        FirstLookLosses([[0.1, 0.2]], 2.0, 64).spared(0, Heads.all(4, 2), 0.5)
 
 
 def test_it_keeps_the_contract():
     shadowattn.check_estimator(Hierarchical())
-    shadowattn.check_estimator(Hierarchical(first_look=FirstLookLosses([[0.0] * 64] * 4), flat_share=0.5))
+    shadowattn.check_estimator(Hierarchical(first_look=FirstLookLosses([[0.0] * 64] * 4, 2.0, 64), flat_share=0.5))
 
 
 def test_with_every_key_a_candidate_it_is_the_flat_estimate():
