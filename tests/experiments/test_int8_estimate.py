@@ -6,8 +6,9 @@ import shutil
 import pandas as pd
 import pytest
 from hydra.utils import get_class
+from omegaconf import OmegaConf
 
-from experiments.compose import composed
+from experiments.compose import CONF, composed
 from experiments.lab import Lab
 from experiments.part_building import part_name
 from experiments.part_settings import complete
@@ -155,6 +156,6 @@ def test_without_the_native_kernels_what_needs_them_within_another_is_named(run,
 
 
 def test_speed_is_measured_with_the_settings_of_the_yaml():
-    part = compose(["estimator=hierarchical"]).estimator
+    part = OmegaConf.load(CONF / "estimator" / "hierarchical.yaml")
     assert {name: part[name] for name in LOOKED} == LOOKED
     assert set(part) == {"_target_", *LOOKED}
