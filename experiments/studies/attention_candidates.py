@@ -31,7 +31,7 @@ from shadowattn.types import FirstLookLosses, Heads, Selection
 ESTIMATORS = ("int8_graph", "int8_fused")
 BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
-LOOKED = {"candidates": 1.5, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
+LOOKED = {"candidates": 1.25, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
 Call = Callable[[], object]
 
 
