@@ -194,3 +194,15 @@ def test_the_configuration_composes():
     with initialize_config_dir(str(Path(__file__).parents[1] / "conf"), version_base="1.3"):
         config = compose("train_reference_model", overrides=["mixture.needle=0.1"])
     assert OmegaConf.to_object(config).mixture.needle == 0.1
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_initial_weights_are_those_of_the_seed(files, structured, tmp_path):
+    def weights(seed: int, folder: str) -> torch.Tensor:
+        settings = _settings(tmp_path / folder, seed=seed, structured_init=structured)
+        return Trainer(settings, files).model.model.embed_tokens.weight
+
+    first = weights(0, "first")
+    torch.rand(3)  # whatever was drawn before changes nothing
+    assert torch.equal(first, weights(0, "again"))
+    assert not torch.equal(first, weights(1, "other"))

@@ -45,7 +45,7 @@ class Trainer:
         self.corpus = build_corpus(files, self.tokenizer)
         self.trained_runs = distinct_runs(files)
         self.heldout = heldout_text(self.trained_runs)
-        self.model = build_model(settings.model).to(self.device)
+        self.model = self._begun().to(self.device)
         self.forward = FastForward(self.model, compiled=settings.compile)
         self.optimizer = MuonAdamW(
             self.model.named_parameters(),
@@ -55,11 +55,7 @@ class Trainer:
         )
         self.step, self.tokens_seen, self.seconds, self.history = 0, 0, 0.0, []
         checkpoint = load_checkpoint(self.folder / "checkpoint")
-        if checkpoint is None:
-            torch.manual_seed(settings.seed)
-            if settings.structured_init:
-                initialise(self.model, seed=settings.seed)
-        else:
+        if checkpoint is not None:
             self._resume(*checkpoint)
 
     def train(self) -> bool:
@@ -104,6 +100,14 @@ class Trainer:
             "settings": dataclasses.asdict(self.settings),
         }
         save_checkpoint(self.folder / "checkpoint", weights=weights, optimizer=self.optimizer.state, progress=progress)
+
+    def _begun(self) -> Qwen2ForCausalLM:
+        """A model with the initial weights of the seed, made on the CPU, so that they are the same on every device."""
+        torch.manual_seed(self.settings.seed)
+        model = build_model(self.settings.model)
+        if self.settings.structured_init:
+            initialise(model, seed=self.settings.seed)
+        return model
 
     def _resume(self, weights: dict, optimizer: dict, progress: dict) -> None:
         self.model.load_state_dict(weights, strict=False)
