@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from experiments.engines import build_engine
 from experiments.lab import Lab
+from experiments.progress import say
 from experiments.studies import genai_sparse
 from shadowattn import checks
 from shadowattn.engine.engine import Engine
@@ -37,8 +38,12 @@ from shadowattn.graphs.decoder.whole import BEAM, LLM_INPUTS, LOGITS, llm_graph
 from shadowattn.method import Method
 from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES
+from shadowattn.offline import observe_first_look
+from shadowattn.online.estimators.hierarchical import Hierarchical
+from shadowattn.types import FirstLookLosses
 
 _LOGITS_AT_ONCE = 512  # rows
+_LOOKED_AT_ONCE = 512  # rows, which hold some weights of every head and key
 _SPARE_PAGES = 8  # of a KV cache, beyond those of a whole context
 _SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
@@ -119,12 +124,15 @@ class Transformers(Runner):
 class OwnEngine(Runner):
     """`shadowattn.Engine`: blocks as `form` says, attention dense or of `keep`, the share of the keys, by `estimator`.
 
-    `look_ahead`: the first layer whose lists are made by what enters the layer before.
+    `candidates` and `flat_share` are `hierarchical`'s, on whose heads a window of calibration text decides. `look_ahead`: the
+    first layer whose lists are made by what enters the layer before.
     """
 
     form: BlockForm = field(default_factory=BlockForm)
     keep: float = 1.0
     estimator: str = "int8_fused"
+    candidates: float = 1.25
+    flat_share: float = 0.0
     query_block: int = 1
     block_score: str = "leading_query"
     attention_dtype: str = "float32"
@@ -132,7 +140,10 @@ class OwnEngine(Runner):
     look_ahead: int | None = None
 
     def __post_init__(self):
-        method = self._method  # refuses what does not fit
+        method = self._method()  # refuses what does not fit
+        Hierarchical.check_settings(0, 0, candidates=self.candidates, flat_share=self.flat_share)
+        if self.flat_share and self.estimator != "hierarchical":
+            raise InputError(f"flat_share: expected estimator=hierarchical beside {self.flat_share:g}, got {self.estimator}")
         if self.look_ahead is not None:
             checks.integer("look_ahead", self.look_ahead, least=1)
             if method.retention >= 1:
@@ -150,10 +161,17 @@ class OwnEngine(Runner):
     def output_layer(self) -> str:
         return self.form.head
 
-    @property
-    def _method(self) -> Method:
+    def _method(self, flat_share: float = 0.0, first_look: FirstLookLosses | None = None) -> Method:
+        estimator = self.estimator
+        if estimator == "hierarchical":
+            estimator = Hierarchical(candidates=self.candidates, flat_share=flat_share, first_look=first_look)
         how = {"query_block": self.query_block, "block_score": self.block_score, "chunk_tokens": self.chunk_tokens}
-        return Method(self.keep, estimator=self.estimator, **how)
+        return Method(self.keep, estimator=estimator, **how)
+
+    def _first_look(self, lab: Lab) -> dict[str, Any]:
+        say(f"first look: {lab.shape.layers * lab.shape.heads} heads on a window of {lab.context_tokens} tokens")
+        windows = lab.calibration(tokens=lab.context_tokens, windows=1)
+        return asdict(observe_first_look(lab.loaded.model, windows, chunk_tokens=_LOOKED_AT_ONCE, candidates=self.candidates))
 
     def reader(self, lab: Lab) -> Read:
         engine = self._engine(lab)
@@ -166,7 +184,11 @@ class OwnEngine(Runner):
 
     def _engine(self, lab: Lab) -> Engine:
         options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype, "look_ahead": self.look_ahead}
-        return build_engine(lab, self._method, self.form, **options)
+        method = self._method()
+        if self.keep < 1 and self.flat_share:
+            lost = lab.units("first_looks").get(f"{self.candidates}", partial(self._first_look, lab))
+            method = self._method(self.flat_share, FirstLookLosses(**lost))
+        return build_engine(lab, method, self.form, **options)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _blocks(decoder: Decoder, precision: str, rows: int) -> Stage:
     ranges = {point: torch.ones(channels[point]) for point in BLOCK_POINTS} if form.needs_ranges else {}
     tensors = layer_tensors(decoder.layers[0], form, ranges)
     sizes = BlockSizes(rows, decoder.hidden, attended, decoder.activation, decoder.norm_eps)
-    blocks, out = Blocks(sizes, form, [tensors]), torch.randn(rows, attended)
+    blocks, out = Blocks(sizes, form, [tensors]), torch.randn(shape.heads, rows, shape.head_dim)
     blocks.begin(torch.randn(rows, decoder.hidden))
     matrices = [x for name, x in (tensors.pre | tensors.post).items() if name.endswith(".weight")]
     weights = sum(x.numel() for x in matrices)

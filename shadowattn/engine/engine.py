@@ -35,6 +35,7 @@ from shadowattn.types import BlockRanges
 _FLOAT32 = BlockForm()
 STAGES = _BLOCKS, _ROTARY, _ATTENTION, _HEAD = "blocks", "rotary embedding", "attention", "head"
 _DRAFTED = 8  # rows of the blocks that check drafts
+_LEAST_HALF = 64  # rows of the lowest blocks of a part of a chunk: below, a product takes its weights' time
 
 
 class Engine:
@@ -42,10 +43,10 @@ class Engine:
 
     `method`: what computes attention in a prompt, by default dense; in decoding steps as its `decode` says. `form`: the blocks'
     arithmetic, by default float32; where it quantises activations, `ranges` say how large these are
-    (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, and not
-    in attention, which takes the same chunks unless the method has `chunk_tokens` of its own, graphs of their own height, or a
-    `query_block` that does not divide them. `attention_dtype`: of Q, K and V in the cache and in attention. `device`: OpenVINO's,
-    of the blocks.
+    (`offline.observe_block_ranges`). A prompt goes through in chunks of `chunk_tokens`; the last is padded in the blocks, to the
+    next of `block_heights`, and not in attention. That takes the same chunks unless the method has `chunk_tokens` of its own,
+    graphs of their own height, or a `query_block` that does not divide them. `attention_dtype`: of Q, K and V in the cache and in
+    attention. `device`: OpenVINO's, of the blocks.
 
     `look_ahead`: the first layer, of at least 1, from which on a prompt's lists are made by what enters the layer before, in a
     thread of its own while that layer attends; None: every layer's by its own input. Then a layer's lists are held all at once.
@@ -152,9 +153,8 @@ class Engine:
                 with clock(_ATTENTION):
                     request = Request(decode, (cache.derived[layer],), lists)
                     out = self._attention(layer, q[None], keys[None], values[None], decoder.scale, request)
-                    attended = out[0].transpose(0, 1).reshape(rows, -1)
                 with clock(_BLOCKS):
-                    blocks.finish(layer, attended)
+                    blocks.finish(layer, out[0])
                 lists = ahead.result(clock)
             cache.extend(tokens)
             return blocks.hidden(rows).clone()
@@ -215,15 +215,26 @@ class Engine:
         return layer_tensors(weights, self.form, of_layer)
 
     def _blocks_for(self, rows: int) -> Blocks:
-        """The lowest compiled blocks that hold so many rows: one, a few drafts' or a chunk's; compiled when first asked for."""
+        """The lowest blocks that hold so many rows, compiled when first asked for."""
         if rows > self.chunk_tokens:
             raise InputError(f"tokens: expected at most {self.chunk_tokens}, those of a chunk, got {rows}")
-        height = next(height for height in sorted({1, min(_DRAFTED, self.chunk_tokens), self.chunk_tokens}) if height >= rows)
+        height = next(height for height in block_heights(self.chunk_tokens, self.form) if height >= rows)
         if height not in self._blocks:
             decoder, shape = self.decoder, self.decoder.shape
             sizes = BlockSizes(height, decoder.hidden, shape.heads * shape.head_dim, decoder.activation, decoder.norm_eps)
             self._blocks[height] = Blocks(sizes, self.form, self._tensors, self._device, ahead=self._ahead)
         return self._blocks[height]
+
+
+def block_heights(chunk_tokens: int, form: BlockForm) -> list[int]:
+    """The heights of blocks: one row, a few drafts' and a chunk's; and halves of that, where one graph serves all layers, so that
+    the last chunk of a prompt is padded by less than its own rows.
+    """
+    heights = {1, min(_DRAFTED, chunk_tokens), chunk_tokens}
+    if form.weights == "inputs":
+        halves = (chunk_tokens >> times for times in range(1, chunk_tokens.bit_length()))
+        heights |= {half for half in halves if half >= _LEAST_HALF}
+    return sorted(heights)
 
 
 def _in_chunks(method: Method, chunk_tokens: int) -> Method:

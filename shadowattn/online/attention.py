@@ -159,7 +159,7 @@ class SparseAttention:
             for *tensors, cache, ranked in zip(q, k, v, caches, lists, strict=True):
                 chunk = Chunk.of(*tensors, retention=self.retention[layer], layer=layer, scale=scale, cache=cache)
                 outs.append(self._shared_steps(chunk, kernels) if request.decode else self._prefill(chunk, kernels, ranked))
-            return torch.stack(outs)
+            return torch.stack(outs) if len(outs) > 1 else outs[0][None]  # a stack would copy the only one
 
     @torch.no_grad()
     def rank(self, layer: int, q: Tensor, k: Tensor, scale: float, request: Request = Request()) -> RankedLists:
@@ -280,8 +280,8 @@ class SparseAttention:
 
     def _sparse_heads(self, prompt: Chunk, kernels: Kernels, *, lists: tuple[Selection, ...] | None) -> Tensor:
         parts = Parts(self.estimator, self.rule, kernels)
-        out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
         chunks = list(prompt.split(self.chunk_tokens))
+        out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format) if len(chunks) > 1 else None
         ranked_chunks = [None] * len(chunks) if lists is None else lists
         if len(ranked_chunks) != len(chunks):
             raise InputError(f"request.lists: expected those of {len(chunks)} chunks of rows, got {len(ranked_chunks)}")
@@ -289,7 +289,10 @@ class SparseAttention:
             if ranked is not None:
                 _check_ranked(ranked, chunk, self.rule.query_block)
             ran = self.pipeline.run(Stages(chunk, parts), keep_lists=bool(self.observers), lists=ranked)
-            out[:, rows] = ran.out
+            if out is None:
+                out = ran.out  # the only chunk's, not copied
+            else:
+                out[:, rows] = ran.out
             count, visible = len(chunk.heads), int((chunk.positions + 1).sum())
             self.counters.sparse_rows += count * ran.out.shape[1]
             self.counters.sparse_kept += ran.selected if isinstance(ran.selected, int) else ran.selected.kept()

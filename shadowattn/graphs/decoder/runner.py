@@ -79,8 +79,9 @@ class Blocks:
         return self._early_qkv[0]
 
     def finish(self, layer: int, attended: Tensor) -> None:
-        """The rest of the layer, for what the heads computed, [n, H·D]."""
-        self._attended[0, : len(attended)] = attended
+        """The rest of the layer, for what the heads computed, [H, n, D]."""
+        heads, rows, head_dim = attended.shape
+        self._attended[0, :rows].view(rows, heads, head_dim).copy_(attended.transpose(0, 1))
         self._steps[layer][1].run()
 
     def hidden(self, rows: int) -> Tensor:
