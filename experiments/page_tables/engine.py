@@ -1,5 +1,8 @@
 """Tables about the engine."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from experiments.page_tables.common import loss_cells, rows_of, table
 from experiments.studies.roofline import bound_by
 
@@ -80,8 +83,10 @@ _RUNNERS = {
     "engine_float32": "engine, float32, dense",
     "engine_w8a8": "engine, W8A8, dense",
     "engine_w8a8_20": "engine, W8A8, 20 % of the keys",
+    "engine_w8a8_15": "engine, W8A8, 15 % of the keys",
     "engine_w8a8_10": "engine, W8A8, 10 % of the keys",
     "engine_w8a8_5": "engine, W8A8, 5 % of the keys",
+    "engine_w8a8_10_flat": "engine, W8A8, 10 % of the keys, by a flat estimate",
     "engine_w8a8_10_ahead": "engine, W8A8, 10 % of the keys, lists ahead",
     "stateful": "OpenVINO, stateful graph, float32",
     "genai_own": "openvino-genai, exported, dense",
@@ -110,12 +115,13 @@ def ttft_smollm2_epyc() -> str:
 
 
 def ttft_peers() -> str:
-    """The same with openvino-genai's sparse modes at measured shares of the keys."""
-    return _ttft("ttft_peers")
+    """The same with openvino-genai's sparse modes at measured shares of the keys, and the engine's lists after a first look."""
+    looked = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
+    return _ttft("ttft_peers", looked)
 
 
-def _ttft(name: str) -> str:
-    """Seconds to the first token of every runner, what follows it, and what each loses."""
+def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Seconds to the first token of every runner, what follows it, and what each loses. `others`: what other words say."""
     rows = rows_of(name)
     first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
     lengths = sorted(rows.context_tokens[rows.metric == "time_to_first_token"].unique())
@@ -123,7 +129,9 @@ def _ttft(name: str) -> str:
     losses, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
     density = rows[rows.metric == "density"].set_index("method").value
     lines = []
-    for runner, words in ((runner, words) for runner, words in _RUNNERS.items() if runner in losses.index):
+    for runner, words in (_RUNNERS | others).items():
+        if runner not in losses.index:
+            continue
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
         rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
         rest += [f"{at['reading_bytes', runner] / 1e6:.0f}"] if "reading_bytes" in at else []

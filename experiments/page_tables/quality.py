@@ -139,6 +139,11 @@ def first_look_smollm2() -> str:
     return _losses("study_first_look_smollm2")
 
 
+def first_look_qwen2_5_coder() -> str:
+    """The same on Qwen2.5-Coder, by the settings that were chosen on SmolLM2."""
+    return _losses("study_first_look_qwen2_5_coder")
+
+
 def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> str:
     """Loss above dense and divergence from it of every method, a column a retention up to `most`."""
     rows = rows_of(name) if rows is None else rows

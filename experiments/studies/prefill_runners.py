@@ -161,6 +161,11 @@ class OwnEngine(Runner):
     def output_layer(self) -> str:
         return self.form.head
 
+    def fitted(self, lab: Lab) -> "OwnEngine":
+        if self._spares:
+            self._first_look(lab)  # now: its memory is not a reader's
+        return self
+
     def _method(self, flat_share: float = 0.0, first_look: FirstLookLosses | None = None) -> Method:
         estimator = self.estimator
         if estimator == "hierarchical":
@@ -168,10 +173,18 @@ class OwnEngine(Runner):
         how = {"query_block": self.query_block, "block_score": self.block_score, "chunk_tokens": self.chunk_tokens}
         return Method(self.keep, estimator=estimator, **how)
 
-    def _first_look(self, lab: Lab) -> dict[str, Any]:
-        say(f"first look: {lab.shape.layers * lab.shape.heads} heads on a window of {lab.context_tokens} tokens")
-        windows = lab.calibration(tokens=lab.context_tokens, windows=1)
-        return asdict(observe_first_look(lab.loaded.model, windows, chunk_tokens=_LOOKED_AT_ONCE, candidates=self.candidates))
+    @property
+    def _spares(self) -> bool:
+        return self.keep < 1 and self.flat_share > 0
+
+    def _first_look(self, lab: Lab) -> FirstLookLosses:
+        def measured() -> dict[str, Any]:
+            say(f"first look: {lab.shape.layers * lab.shape.heads} heads on a window of {lab.context_tokens} tokens")
+            windows = lab.calibration(tokens=lab.context_tokens, windows=1)
+            how = {"chunk_tokens": _LOOKED_AT_ONCE, "candidates": self.candidates}
+            return asdict(observe_first_look(lab.loaded.model, windows, **how))
+
+        return FirstLookLosses(**lab.units("first_looks").get(f"{self.candidates}", measured))
 
     def reader(self, lab: Lab) -> Read:
         engine = self._engine(lab)
@@ -184,10 +197,7 @@ class OwnEngine(Runner):
 
     def _engine(self, lab: Lab) -> Engine:
         options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype, "look_ahead": self.look_ahead}
-        method = self._method()
-        if self.keep < 1 and self.flat_share:
-            lost = lab.units("first_looks").get(f"{self.candidates}", partial(self._first_look, lab))
-            method = self._method(self.flat_share, FirstLookLosses(**lost))
+        method = self._method(self.flat_share, self._first_look(lab)) if self._spares else self._method()
         return build_engine(lab, method, self.form, **options)
 
 

@@ -39,9 +39,10 @@ class TtftRow(SpreadRow):
 class Ttft(Study):
     """Every one of `runners`, by name, on prompts of held-out text of each of `prompts` tokens, and then `new_tokens` new ones.
 
-    Runners take turns in one process, `rounds` rounds after one that does not count. Each round has a prompt of its own, the same
-    for all runners. `baseline` is the runner that others are held to, in time and in the loss of the evaluation's windows.
-    With `memory` each also reads a longest prompt in a process of its own, which tells what that takes beside the model.
+    Runners take turns in one process for each length, `rounds` rounds after one that does not count. Each round has a prompt of
+    its own, the same for all runners. `baseline` is the runner that others are held to, in time and in the loss of the
+    evaluation's windows. With `memory` each also reads a longest prompt in a process of its own, which tells what that takes
+    beside the model.
     """
 
     runners: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +93,9 @@ class Ttft(Study):
         if self.memory:  # first, while this process holds no readers
             rows += self._memory_rows(lab, replace(row, metric="reading_bytes", unit="bytes", n=1))
         for tokens in bar(self.prompts, "ttft"):
-            taken = units.get(f"{tokens}", partial(self._taken, lab, tokens))
+            prompts = self._prompts(lab, tokens)
+            # In a process of its own, since the memory of all readers together is not given back for the next length.
+            taken = units.get(f"{tokens}", partial(in_own_process, taken_seconds, lab, self.runners, prompts, self.new_tokens))
             base = taken[self.baseline]["first"]
             for name, one in taken.items():
                 cell = replace(self._of(row, name), context_tokens=tokens)
@@ -105,21 +108,6 @@ class Ttft(Study):
     def _of(self, row: TtftRow, name: str) -> TtftRow:
         runner = self.runners[name]
         return replace(row, method=name, retention=runner.retention, output_layer=runner.output_layer, setting=runner.setting)
-
-    def _taken(self, lab: Lab, tokens: int) -> dict[str, dict[str, list[float]]]:
-        """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round.
-
-        Readers are made for each length, and let go after it.
-        """
-        readers = {name: runner.reader(lab) for name, runner in self.runners.items()}
-        taken = {name: {"first": [], "cpu": [], "rate": []} for name in self.runners}
-        for index, prompt in enumerate(self._prompts(lab, tokens)):
-            for name in self.runners:
-                first, cpu, rate = _timed(readers[name], prompt, self.new_tokens)
-                if index:  # the first round warms up
-                    for metric, value in (("first", first), ("cpu", cpu), ("rate", rate)):
-                        taken[name][metric].append(value)
-        return taken
 
     def _prompts(self, lab: Lab, tokens: int) -> list[list[int]]:
         """One for each round and one to warm up, all different: some runners keep what they read before."""
@@ -180,6 +168,22 @@ class Ttft(Study):
             cells += [f"{peaks[name] / 1e6:.0f}"] if name in peaks else []
             table.add_row(name, *cells, f"{density[name]:.0%}", f"{loss[name]:+.3f} ± {error[name]:.3f}")
         return table
+
+
+def taken_seconds(lab: Lab, runners: dict[str, Runner], prompts: list[list[int]], new_tokens: int) -> dict[str, dict[str, list]]:
+    """Seconds to the first token, CPU seconds of it, and tokens a second after it, of each runner in each round but the first.
+
+    Runners take turns on each of the prompts, which are equally long.
+    """
+    readers = {name: runner.reader(lab) for name, runner in runners.items()}
+    taken = {name: {"first": [], "cpu": [], "rate": []} for name in runners}
+    for index, prompt in enumerate(prompts):
+        for name, read in readers.items():
+            first, cpu, rate = _timed(read, prompt, new_tokens)
+            if index:  # the first round warms up
+                for metric, value in (("first", first), ("cpu", cpu), ("rate", rate)):
+                    taken[name][metric].append(value)
+    return taken
 
 
 def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> int:

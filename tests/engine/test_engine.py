@@ -9,6 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from shadowattn import Engine, Method, attach
 from shadowattn.engine import reference
 from shadowattn.engine.drafts import PromptLookup
+from shadowattn.engine.engine import block_heights
 from shadowattn.engine.equalisation import equalised
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.engine.sampling import Sampling
@@ -83,6 +84,21 @@ def test_chunks_and_padding_change_nothing(length, chunk, seed):
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(logits(Engine(model, chunk_tokens=chunk), tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "chunk", "expected"),
+    [(BlockForm(), 256, [1, 8, 64, 128, 256]), (BlockForm(), 300, [1, 8, 75, 150, 300]), (CONSTANTS, 256, [1, 8, 256])],
+)
+def test_the_rest_of_a_prompt_takes_the_lowest_blocks_that_hold_it(form, chunk, expected):
+    """Constants would take a graph a layer and height."""
+    assert block_heights(chunk, form) == expected
+    model, tokens = tiny_model(), prompt(chunk + 70)
+    engine = Engine(model, form=form, chunk_tokens=chunk)
+    found = logits(engine, tokens)
+    assert set(engine._blocks) == {next(height for height in expected if height >= 70), chunk}
+    with torch.no_grad():
+        torch.testing.assert_close(found, model(torch.tensor([tokens])).logits[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -72,6 +72,9 @@ def test_every_runner_reads_every_prompt(run):
         ("study.runners.transformers.dtype=int8", "dtype: expected one of float32, bfloat16"),
         ("study.runners.engine_w8a8_5.keep=2", "retention"),
         ("study.runners.engine_w8a8_5.estimator=nobody", "estimator: expected one of"),
+        ("study.runners.engine_w8a8_5.estimator=int8_fused", "flat_share: expected estimator=hierarchical beside 0.1, got int8"),
+        ("study.runners.engine_w8a8_5.flat_share=2", "flat_share: expected a number of 0 … 1"),
+        ("study.runners.engine_w8a8_5.candidates=0.5", "candidates: expected 1 or more times the budget"),
         (
             "engine.head=int8",
             "engine.head: expected its default, since this study does not take it from there; use study.runners",
