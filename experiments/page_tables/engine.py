@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from experiments.page_tables.common import loss_cells, rows_of, table
 from experiments.studies.roofline import bound_by
 
@@ -120,8 +122,38 @@ def ttft_peers() -> str:
     return _ttft("ttft_peers", looked)
 
 
+def ttft_equal_loss() -> str:
+    """The engine's lists beside XAttention at equal loss: its seconds by interpolation between its thresholds."""
+    name, own, peer = "ttft_peers", "engine_w8a8", "genai_own"
+    rows = rows_of(name)
+    losses = rows[rows.metric == "loss_increase"].set_index("method").value
+    first = rows[(rows.metric == "time_to_first_token") & (rows.context_tokens == rows.context_tokens.max())]
+    seconds = first.set_index("method").value
+    xattention = [f"{peer}_xattention_{keys}" for keys in (20, 10, 5)]
+    lines = []
+    for keys in (20, 15, 10, 5):
+        sparse = f"{own}_{keys}"
+        line = [f"{keys}%", f"{seconds[sparse]:.2f}"]
+        for own_base, peer_base in ((losses[own], losses[peer]), (0.0, 0.0)):
+            at, known = losses[sparse] - own_base, losses[xattention] - peer_base
+            line.append(f"{at:+.3f}")
+            if not known.iloc[0] <= at <= known.iloc[-1]:
+                line += ["", ""]
+                continue
+            equal = float(np.interp(at, known, seconds[xattention]))
+            line += [f"{equal:.2f}", f"{equal / seconds[sparse]:.2f}"]
+        lines.append(line)
+    heads = ["of the keys", "seconds"]
+    for of in ("loss above dense attention of its own, nat", "loss above transformers, nat"):
+        heads += [of, "XAttention at this loss, s", "times faster"]
+    return table(heads, lines, name, f"{rows.context_tokens.max()} tokens, interpolated between XAttention's three thresholds")
+
+
 def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Seconds to the first token of every runner, what follows it, and what each loses. `others`: what other words say."""
+    """Seconds to the first token of every runner, what follows it, and what each loses.
+
+    `others`: labels that replace those of `_RUNNERS`.
+    """
     rows = rows_of(name)
     first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
     lengths = sorted(rows.context_tokens[rows.metric == "time_to_first_token"].unique())

@@ -39,11 +39,14 @@ from shadowattn.method import Method
 from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import observe_first_look
+from shadowattn.online.estimators.base import check_rule
 from shadowattn.online.estimators.hierarchical import Hierarchical
+from shadowattn.online.selection import Rule
 from shadowattn.types import FirstLookLosses
 
 _LOGITS_AT_ONCE = 512  # rows
-_LOOKED_AT_ONCE = 512  # rows, which hold some weights of every head and key
+_LOOKED_AT_ONCE = 512  # rows; each holds several float32 a head and key
+_LEAST_LOOKED_AT = 256  # tokens: in shorter windows a first look leaves hardly a key out
 _SPARE_PAGES = 8  # of a KV cache, beyond those of a whole context
 _SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
@@ -124,8 +127,9 @@ class Transformers(Runner):
 class OwnEngine(Runner):
     """`shadowattn.Engine`: blocks as `form` says, attention dense or of `keep`, the share of the keys, by `estimator`.
 
-    `candidates` and `flat_share` are `hierarchical`'s, on whose heads a window of calibration text decides. `look_ahead`: the
-    first layer whose lists are made by what enters the layer before.
+    `candidates` and `flat_share` are `hierarchical`'s, on whose heads a window of calibration text decides: one as long as the
+    evaluation's, where quality tables take some of 2048 tokens. K has no key offset. `look_ahead`: the first layer whose lists
+    are made by what enters the layer before.
     """
 
     form: BlockForm = field(default_factory=BlockForm)
@@ -141,9 +145,13 @@ class OwnEngine(Runner):
 
     def __post_init__(self):
         method = self._method()  # refuses what does not fit
-        Hierarchical.check_settings(0, 0, candidates=self.candidates, flat_share=self.flat_share)
-        if self.flat_share and self.estimator != "hierarchical":
-            raise InputError(f"flat_share: expected estimator=hierarchical beside {self.flat_share:g}, got {self.estimator}")
+        if self.estimator == "hierarchical":
+            Hierarchical.check_settings(0, 0, flat_share=self.flat_share)
+            check_rule(Rule(self.query_block, self.block_score), Hierarchical)
+        elif self.flat_share:
+            raise InputError(f"flat_share: expected estimator=hierarchical beside it, got {self.estimator}; leave flat_share out")
+        if self.flat_share and method.retention >= 1:
+            raise InputError("flat_share: expected a share of the keys below 1, where there are lists; set keep, such as 0.2")
         if self.look_ahead is not None:
             checks.integer("look_ahead", self.look_ahead, least=1)
             if method.retention >= 1:
@@ -152,6 +160,11 @@ class OwnEngine(Runner):
     def check(self, lab: Lab) -> None:
         if self.look_ahead is not None:
             checks.integer("look_ahead", self.look_ahead, least=1, most=lab.shape.layers - 1)
+        if self.flat_share and lab.context_tokens < _LEAST_LOOKED_AT:
+            raise InputError(
+                f"flat_share: expected windows of {_LEAST_LOOKED_AT} tokens or more, where a first look leaves keys out, got "
+                f"{lab.context_tokens}; set evaluation.context_tokens, or flat_share=0"
+            )
 
     @property
     def retention(self) -> float:
@@ -161,33 +174,43 @@ class OwnEngine(Runner):
     def output_layer(self) -> str:
         return self.form.head
 
+    @property
+    def setting(self) -> str:
+        if self.estimator != "hierarchical":
+            return ""
+        return f"a first look lets {self._unspared.candidates:g} times through, {self.flat_share:.0%} of the heads spared"
+
     def fitted(self, lab: Lab) -> "OwnEngine":
-        if self._spares:
-            self._first_look(lab)  # now: its memory is not a reader's
+        """As it is. What it takes of calibration text is measured now: its memory is not a reader's."""
+        if self.form.needs_ranges:
+            _ = lab.offline.block_ranges
+        if self.flat_share:
+            self._first_look(lab)
         return self
 
     def _method(self, flat_share: float = 0.0, first_look: FirstLookLosses | None = None) -> Method:
         estimator = self.estimator
         if estimator == "hierarchical":
-            estimator = Hierarchical(candidates=self.candidates, flat_share=flat_share, first_look=first_look)
+            estimator = replace(self._unspared, flat_share=flat_share, first_look=first_look)
         how = {"query_block": self.query_block, "block_score": self.block_score, "chunk_tokens": self.chunk_tokens}
         return Method(self.keep, estimator=estimator, **how)
 
     @property
-    def _spares(self) -> bool:
-        return self.keep < 1 and self.flat_share > 0
+    def _unspared(self) -> Hierarchical:
+        return Hierarchical(candidates=self.candidates)
 
     def _first_look(self, lab: Lab) -> FirstLookLosses:
         def measured() -> dict[str, Any]:
             say(f"first look: {lab.shape.layers * lab.shape.heads} heads on a window of {lab.context_tokens} tokens")
             windows = lab.calibration(tokens=lab.context_tokens, windows=1)
-            how = {"chunk_tokens": _LOOKED_AT_ONCE, "candidates": self.candidates}
+            how = {"chunk_tokens": _LOOKED_AT_ONCE, "candidates": self._unspared.candidates}
             return asdict(observe_first_look(lab.loaded.model, windows, **how))
 
-        return FirstLookLosses(**lab.units("first_looks").get(f"{self.candidates}", measured))
+        return FirstLookLosses(**lab.units("first_looks").get(f"{self._unspared.candidates:g}", measured))
 
     def reader(self, lab: Lab) -> Read:
         engine = self._engine(lab)
+        engine.compile(self.chunk_tokens)
         return lambda prompt, new_tokens: engine.generate(prompt, new_tokens=new_tokens)
 
     def quality(self, lab: Lab, windows: Tensor) -> Quality:
@@ -197,7 +220,7 @@ class OwnEngine(Runner):
 
     def _engine(self, lab: Lab) -> Engine:
         options = {"chunk_tokens": self.chunk_tokens, "attention_dtype": self.attention_dtype, "look_ahead": self.look_ahead}
-        method = self._method(self.flat_share, self._first_look(lab)) if self._spares else self._method()
+        method = self._method(self.flat_share, self._first_look(lab)) if self.flat_share else self._method()
         return build_engine(lab, method, self.form, **options)
 
 

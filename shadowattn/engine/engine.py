@@ -35,7 +35,7 @@ from shadowattn.types import BlockRanges
 _FLOAT32 = BlockForm()
 STAGES = _BLOCKS, _ROTARY, _ATTENTION, _HEAD = "blocks", "rotary embedding", "attention", "head"
 _DRAFTED = 8  # rows of the blocks that check drafts
-_LEAST_HALF = 64  # rows of the lowest blocks of a part of a chunk: below, a product takes its weights' time
+_LEAST_HALF = 64  # rows of the lowest blocks of a part of a chunk: below, a product takes as long as reading its weights
 
 
 class Engine:
@@ -93,6 +93,14 @@ class Engine:
     def cache(self) -> KVCache:
         """An empty KV cache."""
         return KVCache(self.decoder.shape, self._dtype)
+
+    def compile(self, tokens: int) -> None:
+        """Compiles the blocks that a prompt of so many tokens and the decoding steps after it take. Otherwise the first pass that
+        needs some compiles them.
+        """
+        checks.integer("tokens", tokens, least=1)
+        for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, 1}:
+            self._blocks_for(rows)
 
     def generate(
         self,
@@ -227,8 +235,10 @@ class Engine:
 
 
 def block_heights(chunk_tokens: int, form: BlockForm) -> list[int]:
-    """The heights of blocks: one row, a few drafts' and a chunk's; and halves of that, where one graph serves all layers, so that
-    the last chunk of a prompt is padded by less than its own rows.
+    """The heights of blocks: one row, a few drafts' and a chunk's; and where one graph serves all layers a half of that, a
+    quarter and so on, down to 64 rows, so that a prompt's last chunk is padded less.
+
+    Each holds memory for its rows once it was used, all of them together about twice that of a chunk's.
     """
     heights = {1, min(_DRAFTED, chunk_tokens), chunk_tokens}
     if form.weights == "inputs":

@@ -14,7 +14,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def absmax(x: Tensor) -> Tensor:
-    """The largest magnitude of each head's rows, float32 [heads] for x [heads, rows, D]; NaN where there is one."""
+    """The largest magnitude of each head's rows, float32 [heads] for floats x [heads, rows, D]; NaN where there is one."""
     # Without their sign, floats are in the order of their bits, NaN last; torch reduces bfloat16 several times slower.
     bits = _BITS[x.dtype.itemsize]
     magnitudes = x.view(bits).bitwise_and(torch.iinfo(bits).max)

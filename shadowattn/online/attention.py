@@ -145,7 +145,10 @@ class SparseAttention:
         self._exclusive = Exclusive()  # counters and observers belong to one layer's call at a time
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request = Request()) -> Tensor:
-        """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D]. Inference only."""
+        """q [batch, H, Q, D], k and v [batch, G, K, D] with every cached key; returns [batch, H, Q, D], of any strides.
+
+        Inference only. The output of a single prompt may be the very tensor that observers got.
+        """
         scale, caches, kernels = self._checked(layer, q, k, v, scale, request)
         lists = [None] * len(q) if request.lists is None else request.lists
         if request.decode and request.lists is not None:
@@ -259,13 +262,13 @@ class SparseAttention:
         if lists is not None and bool(lists) != bool(sparse.any()):
             expected = "lists of the heads that go" if sparse.any() else "none, as no head goes"
             raise InputError(f"request.lists: expected {expected} sparse, got {'some' if lists else 'none'}")
+        attend_sparse = partial(self._sparse_heads, lists=lists)
+        if sparse.all() or not sparse.any():
+            return (attend_sparse if sparse.any() else self._dense_heads)(prompt, kernels)
         out = torch.empty_like(prompt.q, memory_format=torch.contiguous_format)
-        for heads, attend in ((sparse, partial(self._sparse_heads, lists=lists)), (~sparse, self._dense_heads)):
-            if heads.all():
-                return attend(prompt, kernels)
-            if heads.any():
-                places = heads.nonzero()[:, 0]
-                out[places] = attend(prompt[places], kernels)
+        for heads, attend in ((sparse, attend_sparse), (~sparse, self._dense_heads)):
+            places = heads.nonzero()[:, 0]
+            out[places] = attend(prompt[places], kernels)
         return out
 
     def _dense_heads(self, prompt: Chunk, kernels: Kernels) -> Tensor:

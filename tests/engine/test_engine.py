@@ -101,6 +101,21 @@ def test_the_rest_of_a_prompt_takes_the_lowest_blocks_that_hold_it(form, chunk, 
         torch.testing.assert_close(found, model(torch.tensor([tokens])).logits[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("look_ahead", [None, 1])
+def test_lower_blocks_compute_what_a_chunks_do(look_ahead):
+    """Also the second prompt through the same ones, whose padding holds rows of the first."""
+    model, method = tiny_model(), Method(0.3, estimator="int8_fused")
+    options = {"method": method, "chunk_tokens": 128, "look_ahead": look_ahead}
+    lower, whole = Engine(model, **options), Engine(model, form=CONSTANTS, **options)
+    lower.compile(128 + 60)
+    assert sorted(lower._blocks) == [1, 64, 128]
+    for length, seed in ((128 + 60, 0), (128 + 50, 1)):
+        tokens = prompt(length, seed)
+        torch.testing.assert_close(logits(lower, tokens), logits(whole, tokens), rtol=1e-4, atol=1e-4)
+    assert sorted(lower._blocks) == [1, 64, 128]
+    assert sorted(whole._blocks) == [128]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sparse_attention_between_the_blocks_is_that_of_attach(dtype):
     """The same keys are kept as inside the model: with float32 the logits agree to rounding."""

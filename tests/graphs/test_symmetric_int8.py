@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
-from shadowattn.graphs.symmetric_int8 import products
+from shadowattn.graphs.symmetric_int8 import absmax, products
 
 
 @pytest.fixture(params=["highest", "high", "medium"])
@@ -42,3 +42,14 @@ def test_more_dimensions_are_refused():
     x = torch.zeros(1, 1, 1041, dtype=torch.int8)
     with pytest.raises(InputError, match=r"at most 1040 dimensions.*got 1041"):
         products(x, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@given(seed=st.integers(0, 2**31), special=st.sampled_from([None, -torch.inf, torch.nan, -torch.nan, -0.0]))
+def test_the_largest_magnitude_is_that_of_the_values_and_nan_where_there_is_one(dtype, seed, special):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(5, 3, 8, generator=generator).to(dtype)
+    if special is not None:
+        tokens[seed % 5, 1, seed % 8] = special
+    for x in (tokens.transpose(0, 1), tokens.transpose(0, 1)[:, 1::2, ::3], tokens[:1].expand(3, 3, 8)):
+        torch.testing.assert_close(absmax(x), x.float().abs().amax((1, 2)), rtol=0, atol=0, equal_nan=True)

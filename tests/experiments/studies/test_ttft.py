@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from experiments.engines import build_engine
 from experiments.own_process import in_own_process
 from experiments.studies import prefill_runners, ttft
 from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled
@@ -23,7 +24,7 @@ from tests.tiny import tiny_model
 __all__ = ["run", "tiny_folder"]
 
 SHORT = ["+exp=ttft", "study.prompts=[24,48]", "study.rounds=2", "study.new_tokens=3", "engine.calibration_tokens=64"]
-SHORT += ["engine.calibration_windows=1"]
+SHORT += ["engine.calibration_windows=1", "evaluation.context_tokens=256"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,10 @@ def test_every_runner_reads_every_prompt(run):
         ("study.runners.transformers.dtype=int8", "dtype: expected one of float32, bfloat16"),
         ("study.runners.engine_w8a8_5.keep=2", "retention"),
         ("study.runners.engine_w8a8_5.estimator=nobody", "estimator: expected one of"),
-        ("study.runners.engine_w8a8_5.estimator=int8_fused", "flat_share: expected estimator=hierarchical beside 0.1, got int8"),
+        ("study.runners.engine_w8a8_5.estimator=int8_fused", "flat_share: expected estimator=hierarchical beside it, got int8"),
+        ("study.runners.engine_w8a8_5.keep=1", "flat_share: expected a share of the keys below 1"),
+        ("study.runners.engine_w8a8_5.query_block=8", "Hierarchical: makes lists for single rows, got query_block=8"),
+        ("evaluation.context_tokens=128", "flat_share: expected windows of 256 tokens or more"),
         ("study.runners.engine_w8a8_5.flat_share=2", "flat_share: expected a number of 0 … 1"),
         ("study.runners.engine_w8a8_5.candidates=0.5", "candidates: expected 1 or more times the budget"),
         (
@@ -85,6 +89,33 @@ def test_what_cannot_be_timed_is_refused(run, capsys, setting, message):
     with pytest.raises(SystemExit):
         run("ttft", *SHORT, setting)
     assert message in capsys.readouterr().err
+
+
+def test_a_first_look_is_measured_before_any_reader_is_and_spares_heads(run, monkeypatch):
+    """What is measured on calibration text would otherwise count as memory of the first reader that asks for it."""
+    known = []
+
+    def watched(measure, lab, *of):
+        known.append((measure.__name__, (lab.folder / "first_looks" / "1.25.json").is_file()))
+        return measure(lab, *of)
+
+    built = []
+
+    def build(lab, method, form, **options):
+        built.append(method)
+        return build_engine(lab, method, form, **options)
+
+    monkeypatch.setattr(ttft, "in_own_process", watched)
+    monkeypatch.setattr(prefill_runners, "build_engine", build)
+    others = ("transformers_bfloat16", "engine_float32", "engine_w8a8_20", "engine_w8a8_10")
+    rows = pd.read_parquet(run("ttft", *SHORT, *(f"~study.runners.{name}" for name in others)) / "rows.parquet")
+    assert known == [("reading_bytes", True)] * 3 + [("taken_seconds", True)] * 2
+    sparse = [method.estimator for method in built if method.retention < 1]
+    assert sparse
+    assert all(one.flat_share == 0.1 and one.candidates == 1.25 and one.first_look is not None for one in sparse)
+    assert rows[rows.method == "engine_w8a8_5"].setting.unique().tolist() == [
+        "a first look lets 1.25 times through, 10% of the heads spared"
+    ]
 
 
 def test_memory_is_what_reading_a_prompt_takes():
