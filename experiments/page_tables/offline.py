@@ -1,6 +1,8 @@
 """Importance, need and the allocators."""
 
-from experiments.page_tables.common import one, rows_of, source, table
+import pandas as pd
+
+from experiments.page_tables.common import loss_cells, one, rows_of, source, table
 from shadowattn.reporting.verdicts import gains
 
 
@@ -37,6 +39,50 @@ def need() -> str:
     header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
     heads = rows[rows.metric == "top_weight"].shape[0]
     return table(header, lines, "offline", f"Spearman, n = {heads} heads")
+
+
+# The bundled model and others of its size: how their weights began, and the end of their experiments' names.
+_SEEDS = {
+    "made by hand, seed 0 (bundled)": "",
+    "made by hand, seed 1": "_struct_seed1",
+    "drawn, seed 0": "_plain_seed0",
+    "drawn, seed 1": "_plain_seed1",
+}
+_BY = ("uniform", "paper", "artifact", "waterfill", "error_greedy_error", "error_greedy")
+
+
+def need_seeds() -> str:
+    """How well ablation and divergence rank heads by need, in models of the bundled one's size that began with other weights."""
+    correlations = {
+        words: rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
+        for words, rows in ((words, rows_of(f"offline{seed}")) for words, seed in _SEEDS.items())
+    }
+    retentions = sorted(next(iter(correlations.values())).index.unique("retention"))
+    lines = [
+        [words, _SIGNALS[signal], *(f"{of[signal, at]:+.2f}" for at in retentions)]
+        for signal in ("ablation", "sensitivity_divergence")
+        for words, of in correlations.items()
+    ]
+    header = ["initial weights", "rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
+    return _of_seeds(header, lines, "offline", "Spearman, n = 32 heads")
+
+
+def allocators_seeds() -> str:
+    """What allocators lose in the same models."""
+    every = [(words, rows_of(f"study_allocators{seed}")) for words, seed in _SEEDS.items()]
+    rows = pd.concat([rows.assign(method=words + rows.method) for words, rows in every])
+    cells, legend = loss_cells(rows[rows.method.isin([words + method for words in _SEEDS for method in _BY])])
+    lines = [[words, f"{at:.0%}", *(cells[words + method, at] for method in _BY)] for words in _SEEDS for at in (0.05, 0.1)]
+    header = ["initial weights", "of the keys", *(f"`{method}`" for method in _BY)]
+    (windows,) = rows[rows.metric == "loss_increase_error"].n.unique()
+    n = f"loss above dense, nat, ± one standard error, paired; n = {windows} windows{legend}"
+    return _of_seeds(header, lines, "study_allocators", n)
+
+
+def _of_seeds(header: list[str], lines: list[list[str]], name: str, n: str) -> str:
+    """A table of several files of rows, and the line of each."""
+    others = "\n\n".join(source(f"{name}{seed}", "the same") for seed in list(_SEEDS.values())[1:])
+    return f"{table(header, lines, name, n)}\n\n{others}"
 
 
 _SPREAD = {"main": "waterfill", "paper": "paper", "artifact": "artifact"}
