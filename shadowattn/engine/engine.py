@@ -99,8 +99,9 @@ class Engine:
         needs some compiles them.
         """
         checks.integer("tokens", tokens, least=1)
-        for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, 1}:
-            self._blocks_for(rows)
+        with self._exclusive.use():
+            for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, 1}:
+                self._blocks_for(rows)
 
     def generate(
         self,
