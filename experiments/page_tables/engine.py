@@ -1,11 +1,13 @@
 """Tables about the engine."""
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
+import pandas as pd
 
-from experiments.page_tables.common import loss_cells, rows_of, table
+from experiments.page_tables.common import loss_cells, rows_of, source, table
 from experiments.studies.roofline import bound_by
 
 _FORMS = {
@@ -79,6 +81,8 @@ def hidden_ranking_smollm2() -> str:
     return table(["lists ahead", *heads], lines, name, n)
 
 
+_LIMIT = 0.05  # nat above dense attention, up to which XAttention's time is a target
+
 _RUNNERS = {
     "transformers": "transformers, float32",
     "transformers_bfloat16": "transformers, bfloat16",
@@ -123,30 +127,31 @@ def ttft_peers() -> str:
 
 
 def ttft_equal_loss() -> str:
-    """The engine's lists beside XAttention at equal loss: its seconds by interpolation between its thresholds."""
-    name, own, peer = "ttft_peers", "engine_w8a8", "genai_own"
-    rows = rows_of(name)
-    losses = rows[rows.metric == "loss_increase"].set_index("method").value
-    first = rows[(rows.metric == "time_to_first_token") & (rows.context_tokens == rows.context_tokens.max())]
-    seconds = first.set_index("method").value
-    xattention = [f"{peer}_xattention_{keys}" for keys in (20, 10, 5)]
+    """The engine's lists beside XAttention at equal loss, above each one's dense attention, in chunks of two lengths."""
     lines = []
-    for keys in (20, 15, 10, 5):
-        sparse = f"{own}_{keys}"
-        line = [f"{keys}%", f"{seconds[sparse]:.2f}"]
-        for own_base, peer_base in ((losses[own], losses[peer]), (0.0, 0.0)):
-            at, known = losses[sparse] - own_base, losses[xattention] - peer_base
-            line.append(f"{at:+.3f}")
-            if not known.iloc[0] <= at <= known.iloc[-1]:
-                line += ["", ""]
-                continue
-            equal = float(np.interp(at, known, seconds[xattention]))
-            line += [f"{equal:.2f}", f"{equal / seconds[sparse]:.2f}"]
-        lines.append(line)
-    heads = ["of the keys", "seconds"]
-    for of in ("loss above dense attention of its own, nat", "loss above transformers, nat"):
-        heads += [of, "XAttention at this loss, s", "times faster"]
-    return table(heads, lines, name, f"{rows.context_tokens.max()} tokens, interpolated between XAttention's three thresholds")
+    for name, chunk in (("ttft_peers", 2048), ("ttft_equal_loss", 4096)):
+        rows = rows_of(name)
+        losses = rows[rows.metric == "loss_increase"].set_index("method").value
+        first = rows[(rows.metric == "time_to_first_token") & (rows.context_tokens == rows.context_tokens.max())]
+        seconds = first.set_index("method").value
+        peers, engine = (
+            pd.DataFrame({"loss": losses[names] - losses[dense], "seconds": seconds[names]}).sort_values("loss")
+            for dense, names in (
+                ("genai_own", [one for one in losses.index if "xattention" in one]),
+                ("engine_w8a8", [one for one in losses.index if re.fullmatch(r"engine_w8a8_\d+", one)]),
+            )
+        )
+        at_limit = {"loss": _LIMIT, "seconds": np.interp(_LIMIT, engine.loss, engine.seconds)}
+        for method, loss, taken in [*engine.itertuples(), ("", *at_limit.values())]:
+            line = [str(chunk), f"{method.split('_')[-1]}%" if method else "on a line", f"{loss:+.3f}", f"{taken:.2f}"]
+            if peers.loss.min() <= loss <= peers.loss.max():
+                equal = float(np.interp(loss, peers.loss, peers.seconds))
+                line += [f"{equal:.2f}", f"{equal / taken:.2f}"]
+            lines.append(line if len(line) > 4 else [*line, "", ""])
+    heads = ["tokens of a chunk", "of the keys", "loss above its own dense attention, nat", "seconds"]
+    heads += ["XAttention at this loss, s", "times faster"]
+    n = "8064 tokens; between two measured losses seconds lie on a line"
+    return f"{table(heads, lines, 'ttft_peers', n)}\n\n{source('ttft_equal_loss', 'the same')}"
 
 
 def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({})) -> str:
