@@ -475,8 +475,7 @@ class FirstLookLosses:
         """A mask of these heads of a layer, bool [H], on the CPU: the `share` of all the model's heads that lose most.
 
         A share is rounded up to whole heads. Of heads with equal losses the one of the lower layer, then of the lower number, is
-        spared first. Raises `InputError` for a layer or heads
-        that it was not measured on.
+        spared first. Raises `InputError` for a layer or heads that it was not measured on.
         """
         if not 0 <= layer < len(self._table) or int(heads.ids.max()) >= self._table.shape[1]:
             raise InputError(
