@@ -83,6 +83,15 @@ class Lists:
         """Length of all lists together."""
         return int(self.indptr[-1])
 
+    def kept(self) -> int:
+        """How many (head, row, key) pairs are attended to, whichever keys are chosen: all rows of a block see what it ranks."""
+        if self.query_block == 1:
+            return self.size
+        counts = self.indptr.diff().view(-1, len(self.candidates))
+        block = torch.arange(len(self.positions), device=self.positions.device) // self.query_block
+        own = (self.positions + 1 - self.candidates[block]).clamp(min=0).minimum(self.tail[block])
+        return int((counts - self.tail).sum(0)[block].sum() + len(counts) * own.sum())
+
 
 @dataclass(frozen=True)
 class Selection:

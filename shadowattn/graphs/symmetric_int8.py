@@ -11,15 +11,22 @@ from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.types import KeyOffset
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PART_BYTES = 16 << 20  # copied at a time: a long prompt's keys would otherwise be there twice
+
+
+def in_parts(x: Tensor) -> tuple[Tensor, ...]:
+    """x [heads, rows, D] as some rows after others: few enough at a time that a copy of them is small."""
+    return x.split(max(1, _PART_BYTES * x.shape[1] // max(1, x.nbytes)), 1)
 
 
 def absmax(x: Tensor) -> Tensor:
     """The largest magnitude of each head's rows, float32 [heads] for floats x [heads, rows, D]; NaN where there is one."""
     # Without their sign, floats are in the order of their bits, NaN last; torch reduces bfloat16 several times slower.
     bits = _BITS[x.dtype.itemsize]
-    magnitudes = x.view(bits).bitwise_and(torch.iinfo(bits).max)
+    magnitudes = (part.bitwise_and(torch.iinfo(bits).max) for part in in_parts(x.view(bits)))
     # Axis by axis: torch reduces two of a transposed tensor at once several times slower.
-    return magnitudes.amax(1).amax(1).view(x.dtype).float()
+    largest = [part.amax(1).amax(1) for part in magnitudes]
+    return (torch.stack(largest).amax(0) if len(largest) > 1 else largest[0]).view(x.dtype).float()
 
 
 def absmax_scales(x: Tensor) -> Tensor:

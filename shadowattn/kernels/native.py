@@ -114,6 +114,7 @@ _FUNCTIONS = {
     "estimate": _Estimate,
     "unite": _Unite,
     "fused_rows": _Rows,
+    "fused_blocks": _Rows,
     "looked_rows": _LookedRows,
 }
 
@@ -275,14 +276,30 @@ def attend(
 
     With `ends` and `members` they are unions as in `UnionTiles`, and `indptr` its `starts`.
     """
+    lists = {"indices": indices, "indptr": indptr, "ends": ends, "members": members}
+    _run("attend", _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=query_block, scale=scale, **lists))
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    kv_head: Tensor,
+    positions: Tensor,
+    query_block: int,
+    scale: float,
+    indices: Tensor | None = None,
+    indptr: Tensor | None = None,
+    ends: Tensor | None = None,
+    members: Tensor | None = None,
+) -> _Attend:
     heads, rows, dim = q.shape
-    _run(
-        "attend",
-        _Attend(
-            threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
-            *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
-            *(None if x is None else x.data_ptr() for x in (indices, indptr, ends, members)), scale,
-        ),
+    return _Attend(
+        threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
+        *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
+        *(None if x is None else x.data_ptr() for x in (indices, indptr, ends, members)), scale,
     )  # fmt: skip
 
 
@@ -340,15 +357,31 @@ def estimate(
     lists: dict[str, Tensor | int | None] | None = None,
 ) -> None:
     """INT8 products of q [H, Q, D] with packed keys: into `scores` float32 [H, B, K], or chosen from into `lists`."""
-    heads, rows, dim = q.shape
     _run(
         "estimate",
-        _Estimate(
-            threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
-            _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), kv_head.data_ptr(),
-            visible.data_ptr(), None if exponents is None else exponents.data_ptr(),
-            None if scores is None else scores.data_ptr(), _lists(**lists) if lists else _Lists(),
-        ),
+        _choice(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents, scores=scores, lists=lists),
+    )
+
+
+def _choice(
+    q: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    keys: int,
+    kv_head: Tensor,
+    visible: Tensor | None,
+    pooling: str = "rows",
+    query_block: int = 1,
+    exponents: Tensor | None = None,
+    *,
+    scores: Tensor | None = None,
+    lists: dict[str, Tensor | int | None] | None = None,
+) -> _Estimate:
+    heads, rows, dim = q.shape
+    return _Estimate(
+        threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
+        _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), kv_head.data_ptr(),
+        *(None if x is None else x.data_ptr() for x in (visible, exponents, scores)), _lists(**lists) if lists else _Lists(),
     )  # fmt: skip
 
 
@@ -378,19 +411,37 @@ def fused_rows(
     """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys, of all or of those that a first
     look lets through. Lists without `indices` are not written.
     """
-    heads, rows, dim = q.shape
-    keys, workers, half = k.shape[1], threads(), q.dtype == torch.bfloat16
-    choose = _Estimate(
-        workers, half, 0, heads, rows, keys, dim, 1, _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
-        kv_head.data_ptr(), None, None, None, _lists(**lists),
-    )  # fmt: skip
-    attend = _Attend(
-        workers, half, heads, rows, keys, dim, 1, *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
-        None, None, None, None, scale,
-    )  # fmt: skip
+    choose = _choice(q, q_scales, packed, k.shape[1], kv_head, None, lists=lists)
+    attend = _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=1, scale=scale)
     if first_look is None:
         _run("fused_rows", _Rows(choose, attend))
         return
     through, by_key = first_look["through"], first_look["by_key"]
     first = _FirstLook(first_look["rows"], first_look["near"], through.data_ptr(), by_key.data_ptr(), by_key.stride(0))
     _run("looked_rows", _LookedRows(choose, first, attend))
+
+
+def fused_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    scored: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    kv_head: Tensor,
+    positions: Tensor,
+    visible: Tensor,
+    pooling: str,
+    query_block: int,
+    exponents: Tensor | None,
+    scale: float,
+    lists: dict[str, Tensor | int | None],
+) -> None:
+    """Writes `out` [H, Q, D]: blocks of rows attend to the list that `estimate` of `scored` [H, rows, D] chooses for each. Lists
+    without `indices` are not written.
+    """
+    choose = _choice(scored, q_scales, packed, k.shape[1], kv_head, visible, pooling, query_block, exponents, lists=lists)
+    attend = _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=query_block, scale=scale)
+    _run("fused_blocks", _Rows(choose, attend))

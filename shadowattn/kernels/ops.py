@@ -276,6 +276,67 @@ def _(
     return q.new_empty(q.shape), q.new_empty(size if listed else 0, dtype=torch.int32)
 
 
+@torch.library.custom_op("shadowattn::attend_chosen_blocks", mutates_args=())
+def attend_chosen_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scored: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    kv_head: Tensor,
+    positions: Tensor,
+    visible: Tensor,
+    pooling: str,
+    query_block: int,
+    candidates: Tensor,
+    tail: Tensor,
+    indptr: Tensor,
+    size: int,
+    sinks: int,
+    recent: int,
+    self_first: bool,
+    scale: float,
+    listed: bool,
+    exponents: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`estimate_select` of lists that `query_block` rows share and `attend` to them in one pass: no list reaches memory unless it
+    is `listed`.
+
+    `scored` [H, rows, D] are the queries by which lists are ranked, and `visible` int64 [rows] how many keys each sees: a query
+    for every list where `pooling` is `rows`, otherwise q itself. Returns [H, Q, D] and indices int32 [size], or [0] where nobody
+    wants the lists.
+    """
+    _check(q, k, v, kv_head)
+    checks.vector("positions", positions, q.shape[1])
+    checks.ascending("positions", positions, least=0, below=k.shape[1])
+    _check_estimate(scored, q_scales, packed, k.shape[1], kv_head, visible, pooling, query_block, exponents)
+    lists = -(-q.shape[1] // query_block)
+    expected = [q.shape[0], lists if pooling == "rows" else q.shape[1], q.shape[2]]
+    if list(scored.shape) != expected or scored.dtype != q.dtype:
+        raise InputError(f"scored: expected {expected} of {q.dtype}, got {list(scored.shape)} of {scored.dtype}")
+    _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], lists, k.shape[1])
+    last = positions[torch.arange(query_block - 1, lists * query_block, query_block).clamp(max=q.shape[1] - 1)]
+    if (candidates + tail > last + 1).any():
+        raise InputError("candidates, tail: expected keys up to the last row of each block, got later ones")
+    out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size if listed else 0, dtype=torch.int32)
+    to = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices if listed else None}
+    native.fused_blocks(
+        _rows(q), _rows(k), _rows(v), out, scored=_rows(scored), q_scales=q_scales, packed=packed, kv_head=kv_head,
+        positions=positions, visible=visible, pooling=pooling, query_block=query_block, exponents=exponents, scale=scale,
+        lists=to | {"sinks": sinks, "recent": recent, "self_first": self_first},
+    )  # fmt: skip
+    return out, indices
+
+
+@attend_chosen_blocks.register_fake
+def _(
+    q, k, v, scored, q_scales, packed, kv_head, positions, visible, pooling, query_block, candidates, tail, indptr, size, sinks,
+    recent, self_first, scale, listed, exponents=None,
+):  # fmt: skip
+    return q.new_empty(q.shape), q.new_empty(size if listed else 0, dtype=torch.int32)
+
+
 def _first_look(
     rows: int,
     near: int,

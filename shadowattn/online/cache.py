@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import absmax, shifted
+from shadowattn.graphs.symmetric_int8 import absmax, in_parts, shifted
 from shadowattn.types import KeyOffset
 
 
@@ -96,10 +96,8 @@ class LargestKey:
         new = k[:, self.length :]
         if not new.shape[1]:
             return
-        new = shifted(new, self._offset, self._layer)
-        largest = absmax(new)
-        if self._ends:
-            largest = torch.maximum(largest, self._ends[-1][1])
+        before = [self._ends[-1][1]] if self._ends else []
+        largest = torch.stack([*before, *(absmax(shifted(part, self._offset, self._layer)) for part in in_parts(new))]).amax(0)
         if len(self._ends) > 1 and k.shape[1] - self._ends[-2][0] < _PIECE:  # single tokens of a decode become one piece
             self._ends.pop()
         self.length = k.shape[1]

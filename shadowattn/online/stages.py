@@ -47,6 +47,11 @@ class Stages:
         """Whether there is one stage, in which rows attend to what they choose."""
         return self.estimator.attends(self.rule, self.kernels)
 
+    @property
+    def listed(self) -> int:
+        """Length of all heads' lists together."""
+        return self._lists.size
+
     def prepare(self) -> None:
         """Does what all heads share, so that no head's stage has to: budgets, buckets, packed keys."""
         _ = self._lists
@@ -77,9 +82,10 @@ class Stages:
         return check_lists(self.estimator.select(self.chunk[heads], self.rule, lists, self.kernels), lists, self.estimator)
 
     def attend_at_once(self, *, listed: bool) -> tuple[Tensor, Selection | int]:
-        """Output [H, Q, D] of all heads, and their lists or, unless they are to be `listed`, how many keys these hold."""
+        """Output [H, Q, D] of all heads, and their lists or, unless they are to be `listed`, how many (head, row, key) pairs
+        these keep."""
         out, selection = self.estimator.attend(self.chunk, self.rule, self._lists, listed=listed)
-        return out, self._lists.size if selection is None else selection
+        return out, self._lists.kept() if selection is None else selection
 
     def attend(self, selection: Selection, heads: slice) -> Tensor:
         """Output [h, Q, D] of some heads."""

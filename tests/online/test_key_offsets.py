@@ -11,7 +11,7 @@ from transformers import DynamicCache
 import shadowattn
 from shadowattn.errors import InputError
 from shadowattn.evaluation.recall import measure_recall
-from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape, symmetric_int8
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
 from shadowattn.kernels import choose, native
@@ -228,8 +228,14 @@ def test_recall_of_a_model_with_biased_keys_rises():
 # What is kept of keys
 
 
+@pytest.fixture(params=[2**24, 2000])
+def parts(request, monkeypatch):
+    """How many bytes of keys are copied at a time."""
+    monkeypatch.setattr(symmetric_int8, "_PART_BYTES", request.param)
+
+
 @pytest.mark.parametrize("length", range(0, 21, 5))
-def test_the_largest_shifted_key_is_that_of_the_keys_that_are_left(length):
+def test_the_largest_shifted_key_is_that_of_the_keys_that_are_left(length, parts):
     cache, (_, k, _) = LayerCache(), qkv(1, 2, 1, 20, 64)
     for end in (5, 12, 20):
         chunk = chunk_of(k[:, end - 1 : end], k[:, :end], cache=cache)
@@ -244,7 +250,7 @@ def test_the_largest_shifted_key_is_that_of_the_keys_that_are_left(length):
 
 @needs_native
 @pytest.mark.parametrize("length", [0, 1, 64, 70, 99])
-def test_cropped_keys_are_packed_again_less_it(length):
+def test_cropped_keys_are_packed_again_less_it(length, parts):
     _, k, _ = moved_qkv(1, 100)
     other = k.clone()
     other[:, length:] = -k[:, length:].flip(1)

@@ -33,10 +33,11 @@ def test_selects_what_the_reference_selects(rows, offset, query_block, block_sco
     positions = offset + torch.arange(rows)
     rule = Rule(query_block, block_score, sinks, recent)
     pooled = rule.pool(scores[:, :: query_block if block_score == "leading_query" else 1], positions, torch.full((2,), 0.25))
-    selection = TorchKernels().select(pooled, rule.lists(retentions, positions))
+    lists = rule.lists(retentions, positions)
+    selection = TorchKernels().select(pooled, lists)
     expected = reference.select(scores, retentions, positions + 1, query_block, block_score, sinks, recent, scale=0.25)
     assert as_mask(selection, keys).equal(expected)
-    assert selection.kept() == int(expected.sum())
+    assert selection.kept() == lists.kept() == int(expected.sum())
 
 
 @given(rows=st.integers(1, 40), query_block=st.sampled_from(QUERY_BLOCKS), seed=st.integers(0, 99))

@@ -109,6 +109,8 @@ typedef struct {
 
 // Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
 // scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read.
+// For blocks of rows with a list each (fused_blocks.h) the pooling and the rows of `choose` are any that `estimate` takes; its lists
+// are those of `attend`'s blocks.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;
@@ -128,14 +130,14 @@ typedef struct {
   int (*estimate)(const SaEstimate*);
   int (*unite)(const SaUnite*);
   int (*fused_rows)(const SaRows*);
+  int (*fused_blocks)(const SaRows*);
   int (*looked_rows)(const SaLookedRows*);
 } SaKernels;
 
 // The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
 SA_API const char* shadowattn_level(int level);
-// Bytes of SaAttend, SaSelect, SaPack, SaEstimate, SaUnite, SaRows and SaLookedRows, so that a caller of other declarations is
-// found out before it calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[7]);
+// Bytes of what each of the functions below takes, in their order, so that a caller of other declarations is found out before it calls.
+SA_API void shadowattn_struct_bytes(int64_t bytes[8]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);
 SA_API int shadowattn_attend(int level, const SaAttend*);
@@ -144,6 +146,7 @@ SA_API int shadowattn_pack(int level, const SaPack*);
 SA_API int shadowattn_estimate(int level, const SaEstimate*);
 SA_API int shadowattn_unite(int level, const SaUnite*);
 SA_API int shadowattn_fused_rows(int level, const SaRows*);
+SA_API int shadowattn_fused_blocks(int level, const SaRows*);
 SA_API int shadowattn_looked_rows(int level, const SaLookedRows*);
 
 #ifdef __cplusplus

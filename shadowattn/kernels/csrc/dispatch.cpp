@@ -98,10 +98,9 @@ extern "C" int shadowattn_set_threads(int threads) {
 #endif
 }
 
-extern "C" void shadowattn_struct_bytes(int64_t bytes[7]) {
+extern "C" void shadowattn_struct_bytes(int64_t bytes[8]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
-  bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows);
-  bytes[6] = sizeof(SaLookedRows);
+  bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level].kernels.attend(x); }
@@ -110,6 +109,7 @@ extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[leve
 extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level].kernels.estimate(x); }
 extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[level].kernels.unite(x); }
 extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level].kernels.fused_rows(x); }
+extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kLevels[level].kernels.fused_blocks(x); }
 extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kLevels[level].kernels.looked_rows(x); }
 
 namespace {

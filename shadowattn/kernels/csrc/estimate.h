@@ -181,60 +181,98 @@ inline void pool_probabilities(const SaEstimate& a, const QuantisedRows& x, int6
   }
 }
 
+// How lists are scored and chosen, some in a task: one of a block whose rows are pooled, or up to 8 that have one row each.
+template <class T>
+class ListTasks {
+ public:
+  const int64_t lists;    // of a head
+  const int64_t at_once;  // lists of a task
+  const int64_t count;    // tasks of a head
+
+  explicit ListTasks(const SaEstimate& a, int64_t most_at_once = kRowsAtOnce)
+      : lists(pools(a) ? ceil_div(a.rows, a.query_block) : a.rows),
+        at_once(pools(a) ? 1 : most_at_once),
+        count(ceil_div(lists, at_once)),
+        a_(a),
+        width_(round_up(a.keys, kKeysAtOncePacked)),
+        score_rows_(!pools(a) ? kRowsAtOnce : a.pooling == SA_PROBABILITY ? 1 + kRowsAtOnce : 1),
+        q_bytes_(round_up(rows_of_task() * a.dim, 64)) {}
+
+  int64_t bytes_needed() const {
+    return score_rows_ * width_ * 4 + q_bytes_ + round_up(rows_of_task() * 4, 64) + select_bytes(width_);
+  }
+
+  // Scores the lists of task t, the last of a head first, and calls take(head, list, scores, scratch) for each. All keys are scored
+  // where nothing is chosen, otherwise those that compete.
+  template <class Take>
+  void run(int64_t t, char* scratch, const Take& take) const {
+    const int64_t head = t / count, first = (count - 1 - t % count) * at_once, end = min_of(first + at_once, lists);
+    const int64_t step = pools(a_) ? a_.query_block : 1, from = first * step, to = min_of(end * step, a_.rows);
+    int32_t* scores = reinterpret_cast<int32_t*>(scratch);
+    scratch += score_rows_ * width_ * 4;
+    const QuantisedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes_), a_.dim};
+    scratch += q_bytes_ + round_up(rows_of_task() * 4, 64);
+    const uint8_t* packed = a_.packed + a_.kv_head[head] * a_.packed_head_stride;
+    quantise_rows<T>(a_, head, from, to, x);
+    if (a_.pooling == SA_MAX) pool_rows<SA_MAX>(a_, x, from, to - from, packed, scores);
+    else if (a_.pooling == SA_SUM) pool_rows<SA_SUM>(a_, x, from, to - from, packed, scores);
+    else if (a_.pooling == SA_PROBABILITY)
+      pool_probabilities(a_, x, from, to - from, packed, a_.exponents[head], reinterpret_cast<float*>(scores), scores + width_, width_);
+    else products_of<SA_ROWS>(to - from, packed, 0, scored_keys(first, end), a_.dim / 4, x.q, x.stride, x.biases, scores, width_);
+    for (int64_t b = first; b < end; ++b) take(head, b, scores + (b - first) * width_, scratch);
+  }
+
+  // The list b of a head from its scores, which it may overwrite, into `out`.
+  void choose(int64_t head, int64_t b, int32_t* scores, int32_t* out, char* scratch) const {
+    const int64_t list = head * lists + b;
+    if (a_.pooling == SA_SUM) {  // sums exceed what float32 holds exactly: they are rounded as every other path rounds them
+      float* rounded = reinterpret_cast<float*>(scores);
+      for (int64_t j = 0; j < a_.to.candidates[b]; ++j) {
+        const int32_t sum = scores[j];
+        rounded[j] = static_cast<float>(sum);
+      }
+    }
+    if (a_.pooling == SA_SUM || a_.pooling == SA_PROBABILITY)
+      select_list(FloatScores{reinterpret_cast<const float*>(scores)}, a_.to, list, b, out, scratch);
+    else select_list(IntegerScores<int32_t>{scores}, a_.to, list, b, out, scratch);
+  }
+
+  // The scores of list b as float32: those of keys that none of a block's rows sees are −∞, or 0 where probabilities are pooled.
+  void write(int64_t b, const int32_t* scores, float* out) const {
+    const int64_t seen = pools(a_) ? a_.visible[min_of((b + 1) * a_.query_block, a_.rows) - 1] : a_.keys;
+    if (a_.pooling == SA_PROBABILITY) {
+      memcpy(out, scores, static_cast<size_t>(seen) * 4);
+      memset(out + seen, 0, static_cast<size_t>(a_.keys - seen) * 4);
+      return;
+    }
+    for (int64_t j = 0; j < a_.keys; ++j) out[j] = j < seen ? static_cast<float>(scores[j]) : -__builtin_inff();
+  }
+
+ private:
+  static bool pools(const SaEstimate& a) { return a.pooling != SA_ROWS; }
+
+  int64_t rows_of_task() const { return pools(a_) ? a_.query_block : at_once; }
+
+  int64_t scored_keys(int64_t first, int64_t end) const {
+    if (a_.scores || !a_.to.candidates) return round_up(a_.keys, kKeysAtOncePacked);
+    int64_t most = 0;
+    for (int64_t b = first; b < end; ++b) most = max_of(most, a_.to.candidates[b]);
+    return round_up(most, kKeysAtOncePacked);
+  }
+
+  const SaEstimate& a_;
+  const int64_t width_, score_rows_, q_bytes_;
+};
+
 template <class T>
 int estimate_rows(const SaEstimate& a) {
-  const bool pooled = a.pooling != SA_ROWS;
-  const int64_t block = pooled ? a.query_block : kRowsAtOnce, blocks = ceil_div(a.rows, block);
-  const int64_t lists = pooled ? blocks : a.rows, width = round_up(a.keys, kKeysAtOncePacked);
-  const int64_t score_rows = !pooled ? kRowsAtOnce : a.pooling == SA_PROBABILITY ? 1 + kRowsAtOnce : 1, q_stride = a.dim;
-  const int64_t q_bytes = round_up(block * q_stride, 64), bias_bytes = round_up(block * 4, 64);
-  const int64_t scratch_bytes = score_rows * width * 4 + q_bytes + bias_bytes + select_bytes(width);
-  return run_queue(a.heads * blocks, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {
-    const int64_t head = t / blocks, at = blocks - 1 - t % blocks, from = at * block, to = min_of(from + block, a.rows);
-    int32_t* scores = reinterpret_cast<int32_t*>(scratch);
-    scratch += score_rows * width * 4;
-    const QuantisedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes), q_stride};
-    scratch += q_bytes + bias_bytes;
-    const uint8_t* packed = a.packed + a.kv_head[head] * a.packed_head_stride;
-    quantise_rows<T>(a, head, from, to, x);
-    const int64_t first_list = pooled ? at : from, end_list = pooled ? at + 1 : to;
-    const bool all_keys = a.scores || !a.to.indices;
-    int64_t candidates = all_keys ? a.keys : 0;
-    for (int64_t b = first_list; !all_keys && b < end_list; ++b) candidates = max_of(candidates, a.to.candidates[b]);
-    if (a.pooling == SA_MAX) pool_rows<SA_MAX>(a, x, from, to - from, packed, scores);
-    else if (a.pooling == SA_SUM) pool_rows<SA_SUM>(a, x, from, to - from, packed, scores);
-    else if (a.pooling == SA_PROBABILITY)
-      pool_probabilities(a, x, from, to - from, packed, a.exponents[head], reinterpret_cast<float*>(scores), scores + width, width);
-    else products_of<SA_ROWS>(to - from, packed, 0, round_up(candidates, kKeysAtOncePacked), a.dim / 4, x.q, x.stride, x.biases, scores, width);
-    for (int64_t b = first_list; b < end_list; ++b) {
-      const int32_t* row = scores + (pooled ? 0 : (b - from) * width);
-      if (!a.scores) {
-        if (!a.to.indices) continue;
-        if (a.pooling == SA_PROBABILITY) {
-          select_list(FloatScores{reinterpret_cast<const float*>(scores)}, a.to, head * lists + b, b, scratch);
-          continue;
-        }
-        if (a.pooling == SA_SUM) {  // sums exceed what float32 holds exactly: they are rounded as every other path rounds them
-          float* rounded = reinterpret_cast<float*>(scores);
-          for (int64_t j = 0; j < a.to.candidates[b]; ++j) {
-            const int32_t sum = scores[j];
-            rounded[j] = static_cast<float>(sum);
-          }
-          select_list(FloatScores{rounded}, a.to, head * lists + b, b, scratch);
-          continue;
-        }
-        select_list(IntegerScores<int32_t>{row}, a.to, head * lists + b, b, scratch);
-        continue;
-      }
-      float* out = a.scores + (head * lists + b) * a.keys;
-      const int64_t seen = pooled ? a.visible[to - 1] : a.keys;
-      if (a.pooling == SA_PROBABILITY) {
-        memcpy(out, scores, static_cast<size_t>(seen) * 4);
-        memset(out + seen, 0, static_cast<size_t>(a.keys - seen) * 4);
-        continue;
-      }
-      for (int64_t j = 0; j < a.keys; ++j) out[j] = j < seen ? static_cast<float>(row[j]) : -__builtin_inff();
-    }
+  const ListTasks<T> tasks(a);
+  return run_queue(a.heads * tasks.count, a.threads, tasks.bytes_needed(), [&](int64_t t, char* scratch) {
+    tasks.run(t, scratch, [&](int64_t head, int64_t b, int32_t* scores, char* rest) {
+      const int64_t list = head * tasks.lists + b;
+      if (a.scores) tasks.write(b, scores, a.scores + list * a.keys);
+      else if (a.to.indices) tasks.choose(head, b, scores, a.to.indices + a.to.indptr[list], rest);
+    });
   });
 }
 

@@ -200,11 +200,10 @@ inline int threshold(const int8_t* bytes, int64_t padded, int64_t k, int64_t* fr
   return low;
 }
 
-// One list: the k best of the first n scores, then the tail keys. 0 ≤ k ≤ n.
+// One list, into `out`: the k best of the first n scores, then the tail keys. 0 ≤ k ≤ n.
 template <class Scores>
-inline void select_list(const Scores& scores, const SaLists& to, int64_t list, int64_t at, char* scratch) {
+inline void select_list(const Scores& scores, const SaLists& to, int64_t list, int64_t at, int32_t* out, char* scratch) {
   const int64_t n = to.candidates[at], tail = to.tail[at];
-  int32_t* out = to.indices + to.indptr[list];
   const int64_t k = to.indptr[list + 1] - to.indptr[list] - tail;
   for (int64_t i = 0; i < tail; ++i) out[k + i] = static_cast<int32_t>(n + i);
   if (k >= n) {
@@ -260,14 +259,15 @@ int select(const SaSelect* a) {
     const int64_t head = t / tasks, from = (tasks - 1 - t % tasks) * kListsPerTask;
     for (int64_t b = from; b < min_of(from + kListsPerTask, a->lists); ++b) {
       const int64_t list = head * a->lists + b, at = head * a->scores.head_stride + b * a->scores.row_stride;
+      int32_t* out = a->to.indices + a->to.indptr[list];
       if (a->dtype == SA_INT8) {
-        select_list(IntegerScores<int8_t>{static_cast<const int8_t*>(a->scores.data) + at}, a->to, list, b, scratch);
+        select_list(IntegerScores<int8_t>{static_cast<const int8_t*>(a->scores.data) + at}, a->to, list, b, out, scratch);
       } else if (a->dtype == SA_FLOAT16) {
         float* wide = reinterpret_cast<float*>(scratch);
         widen(static_cast<const uint16_t*>(a->scores.data) + at, a->to.candidates[b], wide);
-        select_list(FloatScores{wide}, a->to, list, b, scratch + wide_bytes);
+        select_list(FloatScores{wide}, a->to, list, b, out, scratch + wide_bytes);
       } else {
-        select_list(FloatScores{static_cast<const float*>(a->scores.data) + at}, a->to, list, b, scratch);
+        select_list(FloatScores{static_cast<const float*>(a->scores.data) + at}, a->to, list, b, out, scratch);
       }
     }
   });

@@ -101,7 +101,8 @@ class Hierarchical(Int8Fused):
         look = EstimateCost.of(head_dim * (self.flat_share + (1 - self.flat_share) / self.block_rows), 8)
         return look + EstimateCost.quantising(head_dim, keys=keys, offset=self._offset)
 
-    attends = Int8Fused.attends
+    def attends(self, rule: Rule, kernels: Kernels) -> bool:
+        return rule.query_block == 1 and super().attends(rule, kernels)
 
     def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
         """Some blocks of a head a task: first looks, choices among what they let through, attention.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
+from shadowattn.graphs.symmetric_int8 import absmax_scales, in_parts, products, quantise, shifted
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator, check_scales, key_offset_of
@@ -22,6 +22,7 @@ from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 _LEAST_KEYS = 256  # capacity that packed keys start with
+_LEAST_SHARED_ROWS = 4  # of a list: with fewer `attend` reads each row's keys on its own (csrc/attend.h)
 
 
 class PackedKeys:
@@ -45,8 +46,9 @@ class PackedKeys:
         capacity = self.packed.shape[1] * 16
         if k.shape[1] > capacity:
             self._grow(-(-max(k.shape[1], capacity + capacity // 2) // 32) * 32)
-        ops.pack(shifted(k[:, self.length :], self._offset, self._layer), self.scales, self.packed, self.length, self.by_key)
-        self.length = k.shape[1]
+        for part in in_parts(k[:, self.length :]):
+            ops.pack(shifted(part, self._offset, self._layer), self.scales, self.packed, self.length, self.by_key)
+            self.length += part.shape[1]
 
     def _grow(self, capacity: int) -> None:
         self.packed = longer(self.packed, capacity // 16)
@@ -171,6 +173,15 @@ class Int8Fused(Estimator):
         """Products, pooling and selection, tile by tile. Raises `InputError` where a sum over a block could exceed int32."""
         if chunk.q.device.type != "cpu":
             return super().select(chunk, rule, lists, kernels)
+        keys, scored, q_scales, exponents = self._ranking(chunk, rule)
+        indices = ops.estimate_select(
+            scored.q, q_scales, keys.packed, keys.length, chunk.heads.kv, scored.positions + 1, rule.pooling, rule.query_block,
+            lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
+        )  # fmt: skip
+        return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
+
+    def _ranking(self, chunk: Chunk, rule: Rule) -> tuple[PackedKeys, Chunk, Tensor, Tensor | None]:
+        """What native lists are ranked by: keys, the rows with a score, their scales, and what makes probabilities of them."""
         _, rows, dim = chunk.q.shape
         if rule.pooling == "sum" and min(rule.query_block, rows) * dim * 127**2 >= 2**31:
             raise InputError(
@@ -183,24 +194,26 @@ class Int8Fused(Estimator):
         exponents = None
         if rule.pooling == "probability":
             exponents = q_scales * keys.scales[chunk.heads.kv] * (chunk.scale * math.log2(math.e))
-        indices = ops.estimate_select(
-            scored.q, q_scales, keys.packed, keys.length, chunk.heads.kv, scored.positions + 1, rule.pooling, rule.query_block,
-            lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, exponents,
-        )  # fmt: skip
-        return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
+        return keys, scored, q_scales, exponents
 
     def attends(self, rule: Rule, kernels: Kernels) -> bool:
-        return rule.query_block == 1 and kernels.name == "native"
+        return kernels.name == "native" and (rule.query_block == 1 or rule.query_block >= _LEAST_SHARED_ROWS)
 
     def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
-        """Some rows of a head a task, from their products to their output."""
-        keys = self._keys(chunk)
-        self._count_clipped(chunk)
-        out, indices = ops.attend_chosen(
-            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions,
-            lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
-        )  # fmt: skip
-        return out, Selection(indices, lists.indptr, chunk.positions, 1) if listed else None
+        """Some rows or blocks of a head a task, from their products to their output. Raises `InputError` as `select` does."""
+        keys, scored, q_scales, exponents = self._ranking(chunk, rule)
+        if rule.query_block == 1:
+            out, indices = ops.attend_chosen(
+                chunk.q, chunk.k, chunk.v, q_scales, keys.packed, chunk.heads.kv, chunk.positions,
+                lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
+            )  # fmt: skip
+        else:
+            out, indices = ops.attend_chosen_blocks(
+                chunk.q, chunk.k, chunk.v, scored.q, q_scales, keys.packed, chunk.heads.kv, chunk.positions,
+                scored.positions + 1, rule.pooling, rule.query_block, lists.candidates, lists.tail, lists.indptr, lists.size,
+                lists.sinks, lists.recent, lists.self_first, chunk.scale, listed, exponents,
+            )  # fmt: skip
+        return out, Selection(indices, lists.indptr, chunk.positions, rule.query_block) if listed else None
 
     def _keys(self, chunk: Chunk) -> PackedKeys | TorchKeys:
         """The chunk's keys as integers: what is new of them, or all where their scales have changed."""
