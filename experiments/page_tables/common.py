@@ -9,7 +9,7 @@ from experiments.provenance import origin_line
 from experiments.publish import ROOT, read_reference
 
 REFERENCE = ROOT / "results" / "reference"
-SHAPES = {"qwen2-0.5b": "Qwen2-0.5B", "qwen2-1.5b": "Qwen2-1.5B", "phonelm-1.5b": "PhoneLM-1.5B"}
+SHAPES = {"qwen2-0.5b": "Qwen2-0.5B", "qwen2-1.5b": "Qwen2-1.5B", "phonelm-1.5b": "PhoneLM-1.5B", "smollm2-135m": "SmolLM2-135M"}
 _MARKS = "†‡§¶"  # of flagged cells
 INCREASE = ("loss_increase", "loss_increase_error")
 

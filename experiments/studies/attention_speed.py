@@ -68,7 +68,7 @@ class AttentionSpeed(Study):
     parts: list[str] = field(
         default_factory=lambda: ["chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
     )
-    shapes: list[str] = field(default_factory=lambda: ["qwen2-0.5b", "qwen2-1.5b", "phonelm-1.5b"])
+    shapes: list[str] = field(default_factory=lambda: ["smollm2-135m", "qwen2-0.5b", "qwen2-1.5b", "phonelm-1.5b"])
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
     rounds: int = 9
     rows: int = 512
