@@ -23,10 +23,14 @@ def absmax(x: Tensor) -> Tensor:
     """The largest magnitude of each head's rows, float32 [heads] for floats x [heads, rows, D]; NaN where there is one."""
     # Without their sign, floats are in the order of their bits, NaN last; torch reduces bfloat16 several times slower.
     bits = _BITS[x.dtype.itemsize]
-    magnitudes = (part.bitwise_and(torch.iinfo(bits).max) for part in in_parts(x.view(bits)))
+    first, *others = in_parts(x.view(bits))
+    magnitudes = first.bitwise_and(torch.iinfo(bits).max)
     # Axis by axis: torch reduces two of a transposed tensor at once several times slower.
-    largest = [part.amax(1).amax(1) for part in magnitudes]
-    return (torch.stack(largest).amax(0) if len(largest) > 1 else largest[0]).view(x.dtype).float()
+    largest = magnitudes.amax(1).amax(1)
+    for part in others:  # into the same memory: from new pieces of the heap each time little is given back
+        torch.bitwise_and(part, torch.iinfo(bits).max, out=magnitudes[:, : part.shape[1]])
+        largest = torch.maximum(largest, magnitudes[:, : part.shape[1]].amax(1).amax(1))
+    return largest.view(x.dtype).float()
 
 
 def absmax_scales(x: Tensor) -> Tensor:
@@ -44,7 +48,9 @@ def absmax_scales(x: Tensor) -> Tensor:
 
 def quantise(x: Tensor, scales: Tensor) -> Tensor:
     """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
-    return torch.round(x.float() / scales[:, None, None]).clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    wide, steps = x.float(), scales[:, None, None]
+    steps_away = wide / steps if wide is x else wide.div_(steps)  # in place where it can: keys of a long prompt are large
+    return steps_away.round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 
 def products(q8: Tensor, k8: Tensor) -> Tensor:

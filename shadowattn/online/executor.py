@@ -76,7 +76,7 @@ class ScorePool:
 # keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
 # An estimator that rounds keys anew holds those of a launch in float32 while it does: where no heads share them, they outgrow
 # the scores.
-_SCORE_BYTES, _KEY_BYTES, _LIST_BYTES = 64 << 20, 64 << 20, 8 << 20
+_SCORE_BYTES, _KEY_BYTES, _LIST_BYTES = 64 << 20, 32 << 20, 8 << 20
 
 
 def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
