@@ -176,7 +176,7 @@ def test_rows_say_what_follows_from_seconds():
 def test_cases_are_the_parts_own():
     study = AttentionSpeed(parts=["machine", "keys", "decode"], lengths=[256, 8192], decode_keys=[64])
     cases = study.cases()
-    assert [part for part, _ in cases] == ["machine"] + ["keys"] * 12 + ["decode"] * 6
+    assert [part for part, _ in cases] == ["machine"] + ["keys"] * 16 + ["decode"] * 8
     assert {case.rows for part, case in cases if part == "keys"} == {256, 512}  # no more rows than keys
     assert {(case.keys, case.rows) for part, case in cases if part == "decode"} == {(64, 1)}
 
