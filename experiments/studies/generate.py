@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +104,9 @@ class Generate(Study):
         tokens, tokenizer = self._tokens(lab), lab.loaded.tokenizer
         ends = end_tokens(lab.loaded.model, tokenizer)
         say(f"generate: {len(tokens)} tokens of prompt, up to {self.new_tokens} new ones, blocks in {engine.form.precision}")
+        began = time.perf_counter()
+        engine.compile(len(tokens), drafts=self.drafts)
+        compiling = time.perf_counter() - began
         prefill = bar([], "prefill", total=len(tokens))
         run = engine.generate(
             tokens, new_tokens=self.new_tokens, stop=ends, sampling=sampling, drafts=drafts, progress=prefill.update
@@ -117,7 +121,7 @@ class Generate(Study):
             weights=settings.weights, attention_dtype=settings.attention_dtype, chunk=settings.chunk_tokens,
             look_ahead=settings.look_ahead or 0,
         )  # fmt: skip
-        return _rows(row, run, text, engine.attention.counters.density)
+        return _rows(row, run, text, compiling, engine.attention.counters.density)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"generation": draw_generation(rows)}
@@ -159,10 +163,11 @@ def _streamed(run: Generation, stream: TextStream, prefill) -> str:
     return stream.text
 
 
-def _rows(row: GenerationRow, run: Generation, text: str, density: float) -> list[GenerationRow]:
+def _rows(row: GenerationRow, run: Generation, text: str, compiling: float, density: float) -> list[GenerationRow]:
     spent, words = run.spent, len(text.split())
     read = READER * spent.new_tokens / words if words else float("nan")
     figures = {
+        "compile_seconds": (compiling, "s"),  # of the graphs, before the prompt
         "time_to_first_token": (spent.first_token, "s"),
         "prefill_tokens_per_second": ((spent.prompt_tokens - spent.reused_tokens) / spent.first_token, "tokens/s"),
         "tokens_per_second": (spent.tokens_per_second, "tokens/s"),

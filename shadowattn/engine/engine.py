@@ -94,13 +94,14 @@ class Engine:
         """An empty KV cache."""
         return KVCache(self.decoder.shape, self._dtype)
 
-    def compile(self, tokens: int) -> None:
-        """Compiles the blocks that a prompt of so many tokens and the decoding steps after it take. Otherwise the first pass that
-        needs some compiles them.
+    def compile(self, tokens: int, *, drafts: int = 0) -> None:
+        """Compiles the blocks that a prompt of so many tokens and the decoding steps after it take, with up to so many drafted
+        tokens. Otherwise the first pass that needs some compiles them.
         """
         checks.integer("tokens", tokens, least=1)
+        checks.integer("drafts", drafts, least=0)
         with self._exclusive.use():
-            for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, 1}:
+            for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, 1, 1 + drafts}:
                 self._blocks_for(rows)
 
     def generate(
