@@ -108,6 +108,7 @@ _RUNNERS = {
     "genai_trishape": "openvino-genai, GGUF, tri-shape",
     "llama_cpp": "llama.cpp, GGUF",
 }
+_LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
 
 
 def ttft_smollm2() -> str:
@@ -122,8 +123,17 @@ def ttft_smollm2_epyc() -> str:
 
 def ttft_peers() -> str:
     """The same with openvino-genai's sparse modes at measured shares of the keys, and the engine's lists after a first look."""
-    looked = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
-    return _ttft("ttft_peers", looked)
+    return _ttft("ttft_peers", _LOOKED)
+
+
+def ttft_qwen2_0_5b() -> str:
+    """The same on random weights of Qwen2-0.5B's shape, without losses."""
+    return _ttft("ttft_qwen2_0_5b", _LOOKED, losses=False)
+
+
+def ttft_qwen2_1_5b() -> str:
+    """The same on random weights of half of Qwen2-1.5B's layers."""
+    return _ttft("ttft_qwen2_1_5b", _LOOKED, losses=False)
 
 
 def ttft_equal_loss() -> str:
@@ -154,7 +164,7 @@ def ttft_equal_loss() -> str:
     return f"{table(heads, lines, 'ttft_peers', n)}\n\n{source('ttft_equal_loss', 'the same')}"
 
 
-def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({})) -> str:
+def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses: bool = True) -> str:
     """Seconds to the first token of every runner, what follows it, and what each loses.
 
     `others`: labels that replace those of `_RUNNERS`.
@@ -163,25 +173,27 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({})) -> str:
     first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
     lengths = sorted(rows.context_tokens[rows.metric == "time_to_first_token"].unique())
     at = rows[rows.context_tokens == lengths[-1]].set_index(["metric", "method"]).value
-    losses, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
+    lost, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
     density = rows[rows.metric == "density"].set_index("method").value
     lines = []
     for runner, words in (_RUNNERS | others).items():
-        if runner not in losses.index:
+        if runner not in lost.index:
             continue
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
         rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
         rest += [f"{at['reading_bytes', runner] / 1e6:.0f}"] if "reading_bytes" in at else []
         rest += [f"{density[runner]:.1%}"] if len(density) else []
-        words += ", output layer in INT8" if losses.get("output_layer", {}).get(runner) == "int8" else ""
-        lines.append([words, *seconds, *rest, f"{losses.value[runner]:+.3f} ± {errors.value[runner]:.3f}"])
+        words += ", output layer in INT8" if lost.get("output_layer", {}).get(runner) == "int8" else ""
+        rest += [f"{lost.value[runner]:+.3f} ± {errors.value[runner]:.3f}"] if losses else []
+        lines.append([words, *seconds, *rest])
     header = ["seconds to the first token", *(f"{length} tokens" for length in lengths)]
     header += [f"CPU seconds, {lengths[-1]}", "tokens a second after it"]
     header += ["MB for a prompt"] if "reading_bytes" in at else []
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
-    tokens = int(losses.n.iloc[0]) // windows + 1
-    header += [*([f"of the keys, {tokens}"] if len(density) else []), "loss above transformers, nat"]
-    n = f"medians of {rounds} interleaved rounds; losses of {windows} windows of {tokens} tokens, ± one standard error, paired"
+    tokens = int(lost.n.iloc[0]) // windows + 1
+    header += [*([f"of the keys, {tokens}"] if len(density) else []), *(["loss above transformers, nat"] if losses else [])]
+    n = f"medians of {rounds} interleaved rounds"
+    n += f"; losses of {windows} windows of {tokens} tokens, ± one standard error, paired" if losses else ", random weights"
     return table(header, lines, name, n)
 
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import dash, loss_cells, loss_marks, rows_of, table
+from experiments.page_tables.common import dash, loss_cells, loss_marks, rows_of, source, table
 from experiments.studies.compare_estimators import kind_of
 from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.flags import EQUAL_DENSITY
@@ -167,12 +167,13 @@ def top_p() -> str:
 
 
 def top_p_smollm2() -> str:
-    """The same on SmolLM2."""
-    return _budgets("study_top_p_smollm2")
+    """The same on SmolLM2, of two runs."""
+    return _budgets("study_top_p_smollm2", "study_top_p_smollm2_retentions")
 
 
-def _budgets(name: str) -> str:
-    rows = rows_of(name)
+def _budgets(name: str, *others: str) -> str:
+    """Of a run, and of `others` with the same windows at more retentions."""
+    rows = pd.concat([rows_of(one) for one in (name, *others)])
     placed = ["method", "retention", "metric"]
     cells = rows.drop_duplicates(placed).set_index(placed).value.sort_index()
     retentions = sorted(rows.retention[rows.retention < 1].unique())
@@ -184,7 +185,8 @@ def _budgets(name: str) -> str:
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["budgets of", *(f"{at:.0%} of the keys" for at in retentions)]
     n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows{marks}"
-    return table(header, lines, name, n)
+    more = [source(one, "the other retentions") for one in others]
+    return "\n\n".join([table(header, lines, name, n), *more])
 
 
 _BUDGETS = {

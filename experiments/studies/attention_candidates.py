@@ -77,25 +77,25 @@ def gather(t: Tensors, block: int) -> dict[str, Call]:
 
 
 def stages(t: Tensors) -> dict[str, Call]:
-    """The fused path's parts, per row: products of all rows alone, and products and selection."""
+    """The fused path's parts, per row: products of all rows alone, and the one task as it is but for attention."""
     q_scales, k_scales = absmax_scales(t.q), absmax_scales(t.k)
     estimator = Int8Fused(q_scales=q_scales, k_scales=k_scales)
     chunk = t.chunk()
     keys = estimator.packed(chunk)
     products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1, "exponents": None}
 
-    def estimate(part: slice) -> None:
-        native.estimate(t.q[part], q_scales[part], keys.packed, kv_head=t.heads.kv[part], **products)
-
-    def choose(part: slice) -> None:
-        lists = Rule().lists(t.retention[part], t.positions)
-        estimator.select(chunk[part], Rule(), lists, NativeKernels())
+    def choose() -> None:
+        lists = Rule().lists(t.retention, t.positions)
+        to = {"candidates": lists.candidates, "tail": lists.tail, "indptr": lists.indptr, "indices": None}
+        native.fused_rows(
+            t.q, t.k, t.v, None, q_scales=q_scales, packed=keys.packed, kv_head=t.heads.kv, positions=t.positions, scale=t.scale,
+            lists=to | {"sinks": 0, "recent": 0, "self_first": False},
+        )  # fmt: skip
 
     return {
         "quantise": lambda: (absmax_scales(t.q), keys.crop(t.case.keys - t.case.rows), keys.extend(t.k)),
-        # Two heads a call, as the path does: what a call writes is read back from the cache.
-        "estimate": lambda: [estimate(slice(h, h + 2)) for h in range(0, len(t.heads), 2)],
-        "estimate + select": lambda: [choose(slice(h, h + 2)) for h in range(0, len(t.heads), 2)],
+        "estimate": lambda: native.estimate(t.q, q_scales, keys.packed, kv_head=t.heads.kv, **products),
+        "estimate + select": choose,
     }
 
 

@@ -284,7 +284,7 @@ def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     *,
     kv_head: Tensor,
     positions: Tensor,
@@ -298,7 +298,7 @@ def _attention(
     heads, rows, dim = q.shape
     return _Attend(
         threads(), q.dtype == torch.bfloat16, heads, rows, k.shape[1], dim, query_block,
-        *map(_Tensor.of, (q, k, v, out)), kv_head.data_ptr(), positions.data_ptr(),
+        *map(_Tensor.of, (q, k, v)), _Tensor() if out is None else _Tensor.of(out), kv_head.data_ptr(), positions.data_ptr(),
         *(None if x is None else x.data_ptr() for x in (indices, indptr, ends, members)), scale,
     )  # fmt: skip
 
@@ -398,7 +398,7 @@ def fused_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     *,
     q_scales: Tensor,
     packed: Tensor,
@@ -409,7 +409,7 @@ def fused_rows(
     first_look: dict[str, Tensor | int] | None = None,
 ) -> None:
     """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys, of all or of those that a first
-    look lets through. Lists without `indices` are not written.
+    look lets through. Lists without `indices` are not written. With neither `out` nor a first look rows choose and do not attend.
     """
     choose = _choice(q, q_scales, packed, k.shape[1], kv_head, None, lists=lists)
     attend = _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=1, scale=scale)

@@ -41,6 +41,17 @@ def quantised(x, scales):
     return torch.round(x.float() / scales[:, None, None]).clamp(-127, 127).double()
 
 
+def chosen_alone(q, k, v, q_scales, packed, kv, lists):
+    """The lists where nothing attends, as the cost of choosing is timed."""
+    indices = torch.empty(lists.size, dtype=torch.int32)
+    how = {"candidates": lists.candidates, "tail": lists.tail, "indptr": lists.indptr, "indices": indices}
+    native.fused_rows(
+        q, k, v, None, q_scales=q_scales, packed=packed, kv_head=kv, positions=lists.positions, scale=0.3,
+        lists=how | {"sinks": lists.sinks, "recent": lists.recent, "self_first": lists.self_first},
+    )  # fmt: skip
+    return indices
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", LEVELS)
 @given(
@@ -76,10 +87,12 @@ def test_rows_attend_to_their_best_keys(
             ops.pack(k, k_scales, packed, 0, None)
             out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, True)
             again, none = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, False)
+            chosen = chosen_alone(q, k, v, q_scales, packed, kv, lists)
     finally:
         torch.set_num_threads(before)
     products = quantised(q, q_scales) @ quantised(k, k_scales)[kv].transpose(1, 2)
     assert indices.equal(TorchKernels().select(products.float(), lists).indices)
+    assert chosen.equal(indices)
     assert len(none) == 0
     assert again.equal(out)
     selection = Selection(indices, lists.indptr, positions, 1)

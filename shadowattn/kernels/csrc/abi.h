@@ -108,7 +108,8 @@ typedef struct {
 } SaFirstLook;
 
 // Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
-// scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read.
+// scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read. Where its `out`
+// is NULL, rows choose and do not attend: what estimate and selection alone cost.
 // For blocks of rows with a list each (fused_blocks.h) the pooling and the rows of `choose` are any that `estimate` takes; its lists
 // are those of `attend`'s blocks.
 typedef struct {

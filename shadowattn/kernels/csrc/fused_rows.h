@@ -131,6 +131,7 @@ class FusedRows {
       choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), bits.stride}, memory);
     for (int64_t r = 0; r < count; ++r)
       if (to.indices) write_list(bits.row(r), bits.stride, to.indices + to.indptr[head * choose_.rows + from + r]);
+    if (!attend_.out.data) return;
     const int64_t used = ceil_div(to.candidates[from + count - 1], 64), dim = choose_.dim;
     const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
     if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, used, window_, state, scratch);
