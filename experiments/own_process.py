@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from shadowattn.errors import InputError
+from shadowattn.machine import return_freed_memory
 
 Result = TypeVar("Result")
 _PROCESS = Path("/proc/self")
@@ -34,7 +35,8 @@ def check_memory(remedy: str) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """What a call needs at most beyond what the process holds before it."""
+    """What a call needs at most beyond what the process holds before it, without what it has freed and kept."""
+    return_freed_memory()
     (_PROCESS / "clear_refs").write_text("5")  # resets the high-water mark
     before = resident_bytes()
     call()

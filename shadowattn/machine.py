@@ -1,7 +1,9 @@
 """What the code runs on."""
 
+import ctypes
 import os
 import platform
+import sys
 from pathlib import Path
 
 # /proc/cpuinfo's names, of x86 and of Arm, and ours.
@@ -44,3 +46,10 @@ def cores() -> int:
 def memory_bytes() -> int:
     """Physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def return_freed_memory() -> None:
+    """Hands freed memory back to the system, which glibc would keep for later; does nothing with another C library."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

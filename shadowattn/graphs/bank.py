@@ -1,9 +1,7 @@
 """The bank: every static graph of a profile, compiled ahead, looked up by measured scales and by length."""
 
-import ctypes
 import io
 import os
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -25,6 +23,7 @@ from shadowattn.graphs.graph import Arena, Graph
 from shadowattn.graphs.npu.blobs import read_ahead, write_ahead
 from shadowattn.graphs.npu.compiler import NpuCompiler
 from shadowattn.graphs.storage import BuiltFor, graph_name
+from shadowattn.machine import return_freed_memory
 from shadowattn.threads import compile_hints, current_budget
 from shadowattn.types import KeyOffset, RetentionProfile, ScaleGrid
 
@@ -194,7 +193,7 @@ class GraphBank:
         self._graphs |= {(*key, budget): graph for key, graph in graphs.items()}
         if store and len(cached_blobs) < len(todo):
             store.write({key: self._graphs[*key, budget].model for key in self.keys})
-        _return_freed_memory()
+        return_freed_memory()
         return len(cached_blobs)
 
     def lookup(self, q_scale: float, k_scale: float, *, heads: int, rows: int, keys: int, head_dim: int, top_k: int = 0) -> Graph:
@@ -318,7 +317,7 @@ class GraphBank:
             for graph in self._graphs.values():
                 if graph.shape.keys == self._length:
                     graph.release()
-            _return_freed_memory()
+            return_freed_memory()
             self._length = keys
 
     def __len__(self) -> int:
@@ -342,10 +341,3 @@ def _folder(folder: str | Path) -> Path:
 def _shown_scales(scales: ScaleGrid) -> str:
     q, k = (", ".join(f"{scale:.4g}" for scale in values) for values in (scales.q_scales, scales.k_scales))
     return f"Q {q} and K {k} ({scales.pattern}, {scales.key_offset or 'no key offset'})"
-
-
-def _return_freed_memory() -> None:
-    """Hands back to the system what compiling has freed: half of a bank's memory, which glibc would keep for later."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:  # another C library
-        trim(0)
