@@ -190,23 +190,32 @@ _MEMORY_TARGET_MB = 256
 
 
 def stages() -> str:
-    """What one chunk spends its time on, per row."""
-    rows = rows_of("attention_speed")
-    rows = rows[(rows.part == "chunk") & (rows.metric == "time") & rows.model.isin(list(SHAPES)[:2])]
+    """What one chunk spends its time on, per row, and the share of the machine's peak that its products reach."""
+    every = rows_of("attention_speed")
+    peaks = every[every.method == "machine"].set_index("metric").value
+    rows = every[(every.part == "chunk") & (every.metric == "time") & every.model.isin(list(SHAPES)[:2])]
+    cells = rows.set_index(["method", "model", "dtype"])
     cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
-    names = [
-        "quantise",
-        "estimate",
-        "select",
-        "attend, per row",
-        "total (int8_fused), per row",
-        "total (hierarchical), per row",
-        "own dense",
-        "sdpa",
-    ]
-    lines = [[name, *(f"{one(rows, method=name, model=m, dtype=d):.1f}" for m, d in cases)] for name in names]
-    header = ["ms a chunk", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds")
+
+    def cell(name: str, model: str, dtype: str) -> str:
+        of = cells.loc[(name, model, dtype)]
+        if name not in _PRODUCTS:
+            return f"{of.value:.1f}"
+        products = of.heads * of.chunk_rows * (of.context_tokens - of.chunk_rows / 2) * of.head_dim
+        products *= _PRODUCTS[name] * (of.retention if name == "attend, per row" else 1)
+        kind = "int8" if name == "estimate" else dtype
+        return f"{of.value:.1f} · {2 * products / of.value / 1e6 / peaks[f'peak {kind}']:.0%}"
+
+    names = ["quantise", "estimate", "select", "attend, per row"]
+    names += ["total (int8_fused), per row", "total (hierarchical), per row", "own dense", "sdpa"]
+    lines = [[name, *(cell(name, *case) for case in cases)] for name in names]
+    header = ["ms a chunk · of the peak", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
+    shown = ", ".join(f"{metric} {peaks[metric]:.0f} {unit}" for metric, unit in _PEAKS.items())
+    return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds; {shown}")
+
+
+_PRODUCTS = {"estimate": 1, "attend, per row": 2, "own dense": 2, "sdpa": 2}  # a key and row, of D numbers each
+_PEAKS = {"peak float32": "GFLOP/s", "peak bfloat16": "GFLOP/s", "peak int8": "GOP/s"}
 
 
 def decode() -> str:

@@ -16,7 +16,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     figure.set_size_inches(9, 4.5)
     cells = list(rows[rows.part == "chunk"].groupby(["model", "dtype"], sort=False))
     names = ["sdpa", *[name for name in SHOWN if name.startswith(("own", "attend"))]]
-    for marker, ((_, dtype), cell) in zip("osD^vP", cells, strict=False):
+    for marker, ((_, dtype), cell) in zip("osD^vPX*", cells, strict=False):
         for name in names:
             one = cell[(cell.method == name) & (cell.metric == "time")]
             if one.empty:
@@ -37,7 +37,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.plot(x, roof, color="0.5", linestyle=style, label=f"{dtype}: matrix product, memory bandwidth")
     for name in names:
         axis.scatter([], [], color=SHOWN.get(name, ("black", ""))[0], label=name)
-    for marker, ((shape, dtype), _) in zip("osD^vP", cells, strict=False):
+    for marker, ((shape, dtype), _) in zip("osD^vPX*", cells, strict=False):
         look = "0.5" if dtype == "float32" else "none"
         axis.scatter([], [], marker=marker, color="0.5", facecolor=look, label=f"{shape}, {dtype}")
     axis.set(xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second")
