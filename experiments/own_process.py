@@ -35,7 +35,7 @@ def check_memory(remedy: str) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """What a call needs at most beyond what the process holds before it, without what it has freed and kept."""
+    """What a call needs at most beyond what the process holds before it. Freed memory that the C library kept goes back first."""
     return_freed_memory()
     (_PROCESS / "clear_refs").write_text("5")  # resets the high-water mark
     before = resident_bytes()

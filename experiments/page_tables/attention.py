@@ -9,6 +9,7 @@ from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.verdicts import gains
 
+_QWEN = ("qwen2-0.5b", "qwen2-1.5b")
 _SPEED = {
     "attend, per row": "attend, a list for every row",
     "attend, 32-row blocks": "attend, a list for 32 rows",
@@ -25,8 +26,8 @@ _SPEED = {
 def speed() -> str:
     """Times faster than torch's and than our own dense attention."""
     rows = rows_of("attention_speed")
-    rows = rows[(rows.part == "chunk") & rows.model.isin(list(SHAPES)[:2])]
-    cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
+    rows = rows[(rows.part == "chunk") & rows.model.isin(_QWEN)]
+    cases = [(model, dtype) for model in _QWEN for dtype in ("float32", "bfloat16")]
 
     def cell(method: str, model: str, dtype: str) -> str:
         where = {"method": method, "model": model, "dtype": dtype}
@@ -45,7 +46,7 @@ def per_row_speed() -> str:
     """The whole path with a list for every row by retention: times faster than torch's and than our own dense attention."""
     whole = "total (int8_fused), per row"
     lines, first = [], rows_of(_BY_RETENTION[0.2])
-    for model, words in list(SHAPES.items())[:3]:
+    for model, words in ((model, SHAPES[model]) for model in (*_QWEN, "phonelm-1.5b")):
         for dtype in ("float32", "bfloat16"):
             cells = []
             for name in _BY_RETENTION.values():
@@ -168,7 +169,7 @@ def peak_memory() -> str:
 
 def peak_memory_128k() -> str:
     """The same at 128k keys."""
-    return _peak_memory("memory_128k", 1000)
+    return _peak_memory("memory_128k", _LONG_MEMORY_TARGET_MB)
 
 
 def _peak_memory(name: str, target: float) -> str:
@@ -186,16 +187,16 @@ def _peak_memory(name: str, target: float) -> str:
     )
 
 
-_MEMORY_TARGET_MB = 256
+_MEMORY_TARGET_MB, _LONG_MEMORY_TARGET_MB = 256, 1000
 
 
 def stages() -> str:
     """What one chunk spends its time on, per row, and the share of the machine's peak that its products reach."""
     every = rows_of("attention_speed")
     peaks = every[every.method == "machine"].set_index("metric").value
-    rows = every[(every.part == "chunk") & (every.metric == "time") & every.model.isin(list(SHAPES)[:2])]
+    rows = every[(every.part == "chunk") & (every.metric == "time") & every.model.isin(_QWEN)]
     cells = rows.set_index(["method", "model", "dtype"])
-    cases = [(model, dtype) for model in list(SHAPES)[:2] for dtype in ("float32", "bfloat16")]
+    cases = [(model, dtype) for model in _QWEN for dtype in ("float32", "bfloat16")]
 
     def cell(name: str, model: str, dtype: str) -> str:
         of = cells.loc[(name, model, dtype)]
@@ -242,14 +243,14 @@ def targets() -> str:
     for target in TARGETS:
         limits = {"float32": target.float32, "bfloat16": target.bfloat16}
         cells = []
-        for model, dtype in itertools.product(("qwen2-0.5b", "qwen2-1.5b"), limits):
+        for model, dtype in itertools.product(_QWEN, limits):
             value, limit = values[target.method, target.metric, model, dtype], limits[dtype]
             met = limit is None or (value <= limit if target.at_most else value >= limit)
             cells.append(f"{value:.3g}" if met else f"**{value:.3g}**")
         limit = " · ".join("–" if limit is None else f"{limit:g}" for limit in limits.values())
         lines.append([target.method, target.metric, f"{'≤' if target.at_most else '≥'} {limit}", *cells])
     header = ["", "measure", "target, float32 · bfloat16"]
-    header += [f"{SHAPES[model]} {dtype}" for model in ("qwen2-0.5b", "qwen2-1.5b") for dtype in limits]
+    header += [f"{SHAPES[model]} {dtype}" for model in _QWEN for dtype in limits]
     first = table(header, lines, "attention_speed", "missed targets in bold; shares of SDPA's time, memory in MB")
     return f"{first}\n\n{source('memory_32k', 'memory')}"
 

@@ -104,13 +104,13 @@ class Generate(Study):
         tokens, tokenizer = self._tokens(lab), lab.loaded.tokenizer
         ends = end_tokens(lab.loaded.model, tokenizer)
         say(f"generate: {len(tokens)} tokens of prompt, up to {self.new_tokens} new ones, blocks in {engine.form.precision}")
+        prefill = bar([], "prefill", total=len(tokens))
+        run = engine.generate(  # refuses what it cannot do now, and begins with the first token that is asked for
+            tokens, new_tokens=self.new_tokens, stop=ends, sampling=sampling, drafts=drafts, progress=prefill.update
+        )
         began = time.perf_counter()
         engine.compile(len(tokens), drafts=self.drafts)
         compiling = time.perf_counter() - began
-        prefill = bar([], "prefill", total=len(tokens))
-        run = engine.generate(
-            tokens, new_tokens=self.new_tokens, stop=ends, sampling=sampling, drafts=drafts, progress=prefill.update
-        )
         text = _streamed(run, TextStream(tokenizer), prefill)
         row = method_row(lab, lab.row(GenerationRow), method, at)
         settings = lab.of("engine")

@@ -101,7 +101,7 @@ class Engine:
         checks.integer("tokens", tokens, least=1)
         checks.integer("drafts", drafts, least=0)
         with self._exclusive.use():
-            for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, 1, 1 + drafts}:
+            for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, *range(1, 2 + drafts)}:
                 self._blocks_for(rows)
 
     def generate(

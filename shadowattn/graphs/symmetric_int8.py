@@ -49,7 +49,8 @@ def absmax_scales(x: Tensor) -> Tensor:
 def quantise(x: Tensor, scales: Tensor) -> Tensor:
     """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
     wide, steps = x.float(), scales[:, None, None]
-    steps_away = wide / steps if wide is x else wide.div_(steps)  # in place where it can: keys of a long prompt are large
+    # In place in a copy: keys of a long prompt are large.
+    steps_away = wide / steps if x.dtype == torch.float32 else wide.div_(steps)
     return steps_away.round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 

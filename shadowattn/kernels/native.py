@@ -159,15 +159,16 @@ def library() -> ctypes.CDLL | None:
 
 def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     """A library of other source would read arguments from wrong places."""
-    expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * len(_FUNCTIONS))()
+    expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * 64)()  # room for other interfaces
     try:
         loaded.shadowattn_struct_bytes(compiled)
         _ = loaded.shadowattn_set_threads, loaded.shadowattn_level
+        compiled = [size for size in compiled if size]
     except AttributeError:
-        compiled = ()
-    if list(compiled) != expected:
+        compiled = []
+    if compiled != expected:
         raise InputError(
-            f"{file}: expected kernels with argument structs of {expected} bytes, got {list(compiled) or 'an older interface'}; "
+            f"{file}: expected kernels with argument structs of {expected} bytes, got {compiled or 'an older interface'}; "
             "compile them again: install shadowattn again"
         )
 
@@ -411,6 +412,8 @@ def fused_rows(
     """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys, of all or of those that a first
     look lets through. Lists without `indices` are not written. With neither `out` nor a first look rows choose and do not attend.
     """
+    if out is None and first_look is not None:
+        raise ValueError("expected an output after a first look, got none")
     choose = _choice(q, q_scales, packed, k.shape[1], kv_head, None, lists=lists)
     attend = _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=1, scale=scale)
     if first_look is None:

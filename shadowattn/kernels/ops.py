@@ -315,6 +315,8 @@ def attend_chosen_blocks(
     expected = [q.shape[0], lists if pooling == "rows" else q.shape[1], q.shape[2]]
     if list(scored.shape) != expected or scored.dtype != q.dtype:
         raise InputError(f"scored: expected {expected} of {q.dtype}, got {list(scored.shape)} of {scored.dtype}")
+    if pooling != "rows" and not visible.equal(positions + 1):
+        raise InputError("visible: expected the keys up to each row's own where rows are pooled, got others")
     _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], lists, k.shape[1])
     last = positions[torch.arange(query_block - 1, lists * query_block, query_block).clamp(max=q.shape[1] - 1)]
     if (candidates + tail > last + 1).any():

@@ -74,8 +74,8 @@ class ScorePool:
 
 # What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
 # keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
-# An estimator that rounds keys anew holds those of a launch in float32 while it does: where no heads share them, they outgrow
-# the scores.
+# An estimator that rounds keys anew holds those of a launch in float32 while it does, twice at times: where no heads share them,
+# they outgrow the scores.
 _SCORE_BYTES, _KEY_BYTES, _LIST_BYTES = 64 << 20, 32 << 20, 8 << 20
 
 
@@ -119,7 +119,7 @@ def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ra
     chunk, start = stages.chunk, time.perf_counter()
     with stages.estimator.use(), thread_budget(threads), _between_kernels(stages):
         out, selected = stages.attend_at_once(listed=keep_lists)
-    moved = 2 * out.nbytes + 2 * stages.listed * out.shape[2] * chunk.k.element_size()
+    moved = 2 * out.nbytes + 2 * stages.listed_keys * out.shape[2] * chunk.k.element_size()
     span = Span("attend", tuple(range(len(chunk.heads))), 0.0, (time.perf_counter() - start) * 1e6, "CPU", moved)
     return Ran(out, selected, Timeline((span,), "measured"))
 

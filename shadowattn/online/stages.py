@@ -48,7 +48,7 @@ class Stages:
         return self.estimator.attends(self.rule, self.kernels)
 
     @property
-    def listed(self) -> int:
+    def listed_keys(self) -> int:
         """Length of all heads' lists together."""
         return self._lists.size
 

@@ -116,6 +116,17 @@ def test_lower_blocks_compute_what_a_chunks_do(look_ahead):
     assert sorted(whole._blocks) == [128]
 
 
+@pytest.mark.parametrize("drafts", [0, 3, 20])
+def test_what_was_compiled_before_is_all_that_an_answer_takes(drafts):
+    engine = Engine(tiny_model(), chunk_tokens=128)
+    engine.compile(200, drafts=drafts)
+    compiled = set(engine._blocks)
+    assert compiled == {0: {1, 128}, 3: {1, 8, 128}, 20: {1, 8, 64, 128}}[drafts] | {128}
+    lookup = PromptLookup(1, drafts) if drafts else None
+    list(engine.generate([*range(5, 15)] * 20, new_tokens=12, drafts=lookup))
+    assert set(engine._blocks) == compiled
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sparse_attention_between_the_blocks_is_that_of_attach(dtype):
     """The same keys are kept as inside the model: with float32 the logits agree to rounding."""

@@ -20,6 +20,16 @@ def measured_peak(size: int) -> int:
     return peak_bytes(lambda: torch.ones(size, dtype=torch.int8))
 
 
+def measured_small_pieces(size: int) -> int:
+    """After as many bytes in pieces that the C library keeps when they are freed."""
+
+    def pieces() -> None:
+        [torch.ones(1 << 14, dtype=torch.int8) for _ in range(size >> 14)]
+
+    pieces()
+    return peak_bytes(pieces)
+
+
 def refuse() -> None:
     raise InputError("refused there")
 
@@ -39,6 +49,11 @@ def test_its_errors_come_back():
 def test_a_peak_counts_what_was_given_back_and_no_earlier_peak():
     size = 1 << 26
     assert 0.9 * size < in_own_process(measured_peak, size) < 2 * size
+
+
+def test_a_peak_counts_what_the_c_library_kept():
+    size = 1 << 26
+    assert in_own_process(measured_small_pieces, size) > 0.9 * size
 
 
 def test_a_system_that_does_not_tell_is_refused(monkeypatch, tmp_path):

@@ -139,6 +139,7 @@ def test_it_is_what_torch_expects_of_an_operator():
         ({"scored": torch.ones(4, 2, 16, dtype=torch.bfloat16)}, "scored: expected"),
         ({"pooling": "max"}, r"scored: expected \[4, 6, 16\]"),
         ({"query_block": 0}, "query_block"),
+        ({"pooling": "max", "scored": torch.ones(4, 6, 16), "visible": torch.ones(6, dtype=torch.int64)}, "visible: expected"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_kernel(changed, message):
@@ -149,10 +150,11 @@ def test_what_does_not_fit_is_refused_before_the_kernel(changed, message):
         ops.attend_chosen_blocks(**given)
 
 
+@pytest.mark.parametrize("block_score", [score for score in BLOCK_SCORES if score != "probability"])  # sums may nearly tie
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_lists_of_the_torch_form(level):
-    q, k, v = qkv(4, 2, 64, 200, 64)
-    chunk, rule = Chunk.of(q, k, v, retention=0.2, scale=0.125), Rule(32, "max")
+def test_the_lists_of_the_torch_form(level, block_score):
+    q, k, v = qkv(4, 2, 70, 200, 64)
+    chunk, rule = Chunk.of(q, k, v, retention=0.2, scale=0.125), Rule(32, block_score, sinks=2, recent=3)
     with native.forced_level(level):
         made = run_batched(Stages(chunk, Parts(Int8Fused.of(q, k), rule, NativeKernels())), threads=Threads(), keep_lists=True)
     twin = Stages(chunk.rewound(), Parts(Int8Fused.of(q, k), rule, TorchKernels()))

@@ -108,10 +108,10 @@ typedef struct {
 } SaFirstLook;
 
 // Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
-// scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read. Where its `out`
-// is NULL, rows choose and do not attend: what estimate and selection alone cost.
-// For blocks of rows with a list each (fused_blocks.h) the pooling and the rows of `choose` are any that `estimate` takes; its lists
-// are those of `attend`'s blocks.
+// scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read. Where
+// `out.data` is NULL, rows choose and do not attend: what estimate and selection alone cost.
+// For blocks of rows with a list each (fused_blocks.h) the pooling and the rows of `choose` are any that `estimate` takes; its
+// lists are those of `attend`'s blocks.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;
@@ -137,7 +137,8 @@ typedef struct {
 
 // The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
 SA_API const char* shadowattn_level(int level);
-// Bytes of what each of the functions below takes, in their order, so that a caller of other declarations is found out before it calls.
+// Bytes of what each of the functions below takes, in their order, so that a caller of other declarations is found out before it
+// calls.
 SA_API void shadowattn_struct_bytes(int64_t bytes[8]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);

@@ -202,8 +202,8 @@ class ListTasks {
     return score_rows_ * width_ * 4 + q_bytes_ + round_up(rows_of_task() * 4, 64) + select_bytes(width_);
   }
 
-  // Scores the lists of task t, the last of a head first, and calls take(head, list, scores, scratch) for each. All keys are scored
-  // where nothing is chosen, otherwise those that compete.
+  // Scores the lists of task t, the last of a head first, and calls take(head, list, scores, scratch) for each. Pooled rows score
+  // the keys that they see; others all keys, or where lists are made those that compete.
   template <class Take>
   void run(int64_t t, char* scratch, const Take& take) const {
     const int64_t head = t / count, first = (count - 1 - t % count) * at_once, end = min_of(first + at_once, lists);
@@ -217,7 +217,8 @@ class ListTasks {
     if (a_.pooling == SA_MAX) pool_rows<SA_MAX>(a_, x, from, to - from, packed, scores);
     else if (a_.pooling == SA_SUM) pool_rows<SA_SUM>(a_, x, from, to - from, packed, scores);
     else if (a_.pooling == SA_PROBABILITY)
-      pool_probabilities(a_, x, from, to - from, packed, a_.exponents[head], reinterpret_cast<float*>(scores), scores + width_, width_);
+      pool_probabilities(a_, x, from, to - from, packed, a_.exponents[head], reinterpret_cast<float*>(scores), scores + width_,
+                         width_);
     else products_of<SA_ROWS>(to - from, packed, 0, scored_keys(first, end), a_.dim / 4, x.q, x.stride, x.biases, scores, width_);
     for (int64_t b = first; b < end; ++b) take(head, b, scores + (b - first) * width_, scratch);
   }

@@ -1,5 +1,5 @@
-// Exact attention where blocks of rows share lists that are chosen by INT8 products: estimate, selection and attention of one block,
-// or of some, in one task. No list reaches memory, unless the caller asks for the lists.
+// Exact attention where blocks of rows share lists that are chosen by INT8 products: estimate, selection and attention of one
+// block, or of some, in one task. Lists stay in the thread's scratch, unless the caller asks for them.
 //
 // One parallel region does it all. Stages by themselves have one each for some heads at a time, at the end of which every thread
 // waits for the last one; beside other programs that is its turn on a core.
@@ -12,13 +12,15 @@ namespace {
 template <class T>
 int fused_blocks_of(const SaRows& a) {
   const SaEstimate& e = a.choose;
-  int64_t at_once = kRowsAtOnce, longest = 1;
+  int64_t at_once = kRowsAtOnce, longest = 1;  // lists of a task: fewer where threads would find too few tasks to be done at once
   const int64_t shared = a.attend.query_block, rows = min_of(shared, kMaxRows), lanes = round_up(rows, VL);
   while (at_once > 1 && e.heads * ceil_div(e.rows, at_once) < 8 * a.attend.threads) at_once /= 2;
   const ListTasks<T> tasks(e, at_once);
-  for (int64_t list = 0; list < e.heads * tasks.lists; ++list) longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
+  for (int64_t list = 0; list < e.heads * tasks.lists; ++list)
+    longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
   const int64_t list_bytes = round_up(longest * 4, 64), block_bytes = round_up(BlockMemory::floats(e.dim, lanes) * 4, 64);
-  return run_queue(e.heads * tasks.count, a.attend.threads, block_bytes + list_bytes + tasks.bytes_needed(), [&](int64_t t, char* scratch) {
+  const int64_t bytes = block_bytes + list_bytes + tasks.bytes_needed();
+  return run_queue(e.heads * tasks.count, a.attend.threads, bytes, [&](int64_t t, char* scratch) {
     const BlockMemory memory(scratch, e.dim, lanes);
     int32_t* own = reinterpret_cast<int32_t*>(scratch + block_bytes);
     tasks.run(t, scratch + block_bytes + list_bytes, [&](int64_t head, int64_t b, int32_t* scores, char* rest) {

@@ -22,7 +22,9 @@ from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 _LEAST_KEYS = 256  # capacity that packed keys start with
-_LEAST_SHARED_ROWS = 4  # of a list: with fewer `attend` reads each row's keys on its own (csrc/attend.h)
+# Rows of a list for which one task pays: with fewer `attend` reads each row's keys on its own (csrc/attend.h), of more than 64
+# it makes several tasks.
+_SHARED_ROWS = range(4, 65)
 
 
 class PackedKeys:
@@ -197,7 +199,7 @@ class Int8Fused(Estimator):
         return keys, scored, q_scales, exponents
 
     def attends(self, rule: Rule, kernels: Kernels) -> bool:
-        return kernels.name == "native" and (rule.query_block == 1 or rule.query_block >= _LEAST_SHARED_ROWS)
+        return kernels.name == "native" and (rule.query_block == 1 or rule.query_block in _SHARED_ROWS)
 
     def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
         """Some rows or blocks of a head a task, from their products to their output. Raises `InputError` as `select` does."""

@@ -9,6 +9,8 @@ from shadowattn.reporting.style import (
     new_figure,
 )
 
+_MARKERS = "osD^vPX*"  # of a shape and dtype
+
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Rates reached by each kernel against the products it needs for each byte of q, k, v and output, read or written once."""
@@ -16,7 +18,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     figure.set_size_inches(9, 4.5)
     cells = list(rows[rows.part == "chunk"].groupby(["model", "dtype"], sort=False))
     names = ["sdpa", *[name for name in SHOWN if name.startswith(("own", "attend"))]]
-    for marker, ((_, dtype), cell) in zip("osD^vPX*", cells, strict=False):
+    for marker, ((_, dtype), cell) in zip(_MARKERS, cells, strict=False):
         for name in names:
             one = cell[(cell.method == name) & (cell.metric == "time")]
             if one.empty:
@@ -37,7 +39,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.plot(x, roof, color="0.5", linestyle=style, label=f"{dtype}: matrix product, memory bandwidth")
     for name in names:
         axis.scatter([], [], color=SHOWN.get(name, ("black", ""))[0], label=name)
-    for marker, ((shape, dtype), _) in zip("osD^vPX*", cells, strict=False):
+    for marker, ((shape, dtype), _) in zip(_MARKERS, cells, strict=False):
         look = "0.5" if dtype == "float32" else "none"
         axis.scatter([], [], marker=marker, color="0.5", facecolor=look, label=f"{shape}, {dtype}")
     axis.set(xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second")

@@ -21,6 +21,7 @@ def test_an_answer_and_where_its_time_goes(run, capsys):
     whole = rows[rows.stage == ""].set_index("metric").value
     times = rows[rows.metric == "time"].groupby("phase").value.sum()
     assert times["prefill"] <= whole["time_to_first_token"]
+    assert whole["compile_seconds"] > 0
     assert 0.3 < whole["density"] < 0.5
     assert set(rows.prompt_tokens) == {len("The fox, it's quick: {x}")}
     assert set(rows.path_kind) == {"timing"}
