@@ -26,6 +26,11 @@ def retrieval_smollm2_4096() -> str:
     return _retrieval("study_retrieval_smollm2_4096")
 
 
+def retrieval_smollm2_8192() -> str:
+    """The same in prompts that fill its context, but for the answer."""
+    return _retrieval("study_retrieval_smollm2_8192")
+
+
 def _retrieval(name: str) -> str:
     """A line a method and retention, a column a task and length of prompt; empty where a method was not asked."""
     rows = rows_of(name)
