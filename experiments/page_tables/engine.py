@@ -223,9 +223,19 @@ def roofline() -> str:
     return table(header, lines, "roofline", f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds; {shown}")
 
 
+def ttft_stateful() -> str:
+    """OpenVINO's stateful graph beside transformers and the engine, in float32."""
+    return _ttft("ttft_stateful")
+
+
 def ir_reuse() -> str:
     """Groups, graphs and calls of every way to make graphs of a decoder, and what they cost, of the most layers measured."""
     return _ir_reuse("study_ir_reuse")
+
+
+def ir_reuse_layers() -> str:
+    """The same of more layers, each narrower than the shape's."""
+    return _ir_reuse("study_ir_reuse_layers")
 
 
 def _ir_reuse(name: str) -> str:
