@@ -30,12 +30,14 @@ from shadowattn.kernels import native
 from shadowattn.machine import processor
 from shadowattn.models.load import DTYPES
 from shadowattn.offline import observe_first_look
+from shadowattn.offline.first_looks import list_mass
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
 from shadowattn.reporting.rows import LayerTimeRow
 from shadowattn.types import FirstLookLosses
 
 _WARMUP = 1
+_OF_ROWS = ("int8_fused", "hierarchical")  # whose rows have lists of their own
 _SCORE = "probability"  # the block score that loses least
 _LOOK_TOKENS = 2048  # of a calibration window: every list is made twice and weighed against all keys
 
@@ -56,7 +58,8 @@ class ActivationSpeed(Study):
 
     At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, which spares the heads that lose most by
     a first look on calibration text, and for blocks of `query_blocks` rows by estimated probabilities. Candidates take turns
-    layer by layer for `rounds` rounds; a time is the median over rounds of the sum over layers and windows.
+    layer by layer for `rounds` rounds; a time is the median over rounds of the sum over layers and windows. `mass_recall` is the
+    share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -66,7 +69,9 @@ class ActivationSpeed(Study):
     rows: int = 512
     rounds: int = 7
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads")
-    headline: ClassVar[tuple[str, ...]] = ("times_faster_than_own_dense", "times_faster_than_sdpa", "break_even_keys")
+    headline: ClassVar[tuple[str, ...]] = (
+        *("times_faster_than_own_dense", "times_faster_than_sdpa", "break_even_keys", "mass_recall"),
+    )
 
     def __post_init__(self):
         for name in ("lengths", "retentions", "dtypes"):
@@ -98,12 +103,12 @@ class ActivationSpeed(Study):
         first_look = self._first_look(lab)
         say(f"time: {lab.shape.layers} layers, {len(windows)} windows, {self.rounds} rounds, candidates take turns")
         pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
-        seconds: dict[int, list[dict[str, list[list[float]]]]] = {}
+        measured: dict[int, list[dict[str, dict[str, list]]]] = {}
         for length, index in bar(pieces, "times"):
-            measured = units.get(f"{length}@{index}", partial(self._seconds, lab, windows[index][:length], first_look))
-            seconds.setdefault(length, []).append(measured)
+            piece = units.get(f"{length}@{index}", partial(self._measured, lab, windows[index][:length], first_look))
+            measured.setdefault(length, []).append(piece)
         for dtype in self.dtypes:
-            of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, seconds[length])]
+            of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, measured[length])]
             rows += [*of_dtype, *_break_evens(of_dtype)]
         return rows
 
@@ -122,9 +127,10 @@ class ActivationSpeed(Study):
 
         return lab.stage("first_look", inputs).result(FirstLookLosses, measure)
 
-    def _seconds(self, lab: Lab, window: Tensor, first_look: FirstLookLosses) -> dict[str, list[list[float]]]:
-        """Seconds of each round in each layer, by dtype and candidate."""
+    def _measured(self, lab: Lab, window: Tensor, first_look: FirstLookLosses) -> dict[str, dict[str, list]]:
+        """`seconds` of each round in each layer, and each layer's mean `mass` on lists of single rows, by dtype and candidate."""
         seconds: dict[str, list[list[float]]] = {}
+        mass: dict[str, list[float]] = {}
 
         def observe(chunk: Chunk) -> None:
             if chunk.keys < len(window):
@@ -132,11 +138,13 @@ class ActivationSpeed(Study):
             for dtype in self.dtypes:
                 for name, timing in interleave(self.calls(chunk, dtype, first_look), rounds=self.rounds, warmup=_WARMUP).items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
+                for name, kept in self.masses(chunk, dtype, first_look).items():
+                    mass.setdefault(f"{dtype} {name}", []).append(kept)
             shown.update(1)
 
         with bar([], f"layers of {len(window)} tokens", total=lab.shape.layers) as shown:
             observe_prefill(lab.loaded.model, window[None], observe, chunk_tokens=self.rows)
-        return seconds
+        return {"seconds": seconds, "mass": mass}
 
     def calls(self, chunk: Chunk, dtype: str, first_look: FirstLookLosses) -> dict[str, candidates.Call]:
         """Dense attention, then the whole path at every retention: by name, or by retention, rows of a list and estimator."""
@@ -144,23 +152,36 @@ class ActivationSpeed(Study):
         for retention in self.retentions:
             tensors = Captured(chunk, DTYPES[dtype], retention)
             calls = calls or {name.replace(" ", "_"): call for name, call in candidates.baselines(tensors).items()}
-            for block, estimator in (
-                (1, "int8_fused"),
-                (1, "hierarchical"),
-                *((block, "int8_fused") for block in self.query_blocks),
-            ):
+            shared = ((block, "int8_fused") for block in self.query_blocks)
+            for block, estimator in (*((1, estimator) for estimator in _OF_ROWS), *shared):
                 (call,) = candidates.totals(tensors, block, _SCORE, estimators=(estimator,), first_look=first_look).values()
                 calls[_key(retention, block, estimator)] = call
         return calls
 
-    def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, list[list[float]]]]) -> Iterator[LayerTimeRow]:
+    def masses(self, chunk: Chunk, dtype: str, first_look: FirstLookLosses) -> dict[str, float]:
+        """The share of exact attention on the lists of single rows, the mean over rows and heads, by the names of `calls`."""
+        masses: dict[str, float] = {}
+        for retention in self.retentions:
+            tensors = Captured(chunk, DTYPES[dtype], retention)
+            lists = [candidates.row_lists(tensors, estimator, first_look) for estimator in _OF_ROWS]
+            kept = list_mass(tensors.chunk(), *lists).mean(1) / tensors.case.rows
+            masses |= {_key(retention, 1, estimator): float(of) for estimator, of in zip(_OF_ROWS, kept, strict=True)}
+        return masses
+
+    def _rows(self, lab: Lab, dtype: str, length: int, windows: list[dict[str, dict[str, list]]]) -> Iterator[LayerTimeRow]:
         common = replace(
             lab.row(LayerTimeRow), path_kind="timing", kernel=f"native ({native.level()})", n=self.rounds,
             context_tokens=length, chunk_rows=self.rows, dtype=dtype, processor=processor(), threads=torch.get_num_threads(),
         )  # fmt: skip
-        # Candidate → [layers, rounds], the sum over windows.
-        names = [name.removeprefix(f"{dtype} ") for name in windows[0] if name.startswith(f"{dtype} ")]
-        layers = {name: torch.tensor([one[f"{dtype} {name}"] for one in windows], dtype=torch.float64).sum(0) for name in names}
+
+        def of_windows(kind: str) -> dict[str, Tensor]:
+            names = [name for name in windows[0][kind] if name.startswith(f"{dtype} ")]
+            return {
+                name.removeprefix(f"{dtype} "): torch.tensor([one[kind][name] for one in windows], dtype=torch.float64)
+                for name in names
+            }
+
+        layers = {name: seconds.sum(0) for name, seconds in of_windows("seconds").items()}  # [layers, rounds] of each candidate
         wholes = {name: Timing(tuple(each.sum(0).tolist())) for name, each in layers.items()}
 
         def described(name: str) -> LayerTimeRow:
@@ -187,6 +208,9 @@ class ActivationSpeed(Study):
                 for layer, (dense, sparse) in enumerate(zip(layers["own_dense"].tolist(), layers[name].tolist(), strict=True)):
                     value = ratio(Timing(tuple(dense)), Timing(tuple(sparse)))
                     yield replace(row, metric="layer_times_faster_than_own_dense", value=value, layer=layer)
+        for name, mass in of_windows("mass").items():
+            value, row = float(mass.mean()), replace(described(name), path_kind="quality", n=len(windows) * self.rows)
+            yield replace(row, metric="mass_recall", value=value, low=value, high=value)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"activation_speed": draw_activation_speed(rows)}

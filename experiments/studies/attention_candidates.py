@@ -4,8 +4,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,14 +109,19 @@ def totals(
     `hierarchical` spares its share of the heads a first look: those that lose most by `first_look`; without it, as on random
     tensors, where no head is worse than another, the first ones, rounded up to a whole head.
     """
-    first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
-    name = _rows(block) + ("" if block == 1 else f", {block_score}")
-    make = {
-        "int8_graph": _graph_total,
-        "int8_fused": partial(_fused_total, kind=Int8Fused),
-        "hierarchical": partial(_fused_total, kind=Hierarchical, first_look=first_look, **LOOKED),
-    }
-    return {f"total ({estimator}), {name}": make[estimator](t, Rule(block, block_score)) for estimator in estimators}
+    name, rule = _rows(block) + ("" if block == 1 else f", {block_score}"), Rule(block, block_score)
+
+    def total(estimator: str) -> Call:
+        return _graph_total(t, rule) if estimator == "int8_graph" else _fused_total(t, rule, _fused(t, estimator, first_look))
+
+    return {f"total ({estimator}), {name}": total(estimator) for estimator in estimators}
+
+
+def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses) -> Selection:
+    """The lists of single rows by which `totals` attends, by `int8_fused` or `hierarchical`."""
+    rule, chunk = Rule(), t.chunk()
+    lists = rule.lists(t.retention, t.positions)
+    return _fused(t, estimator, first_look).attend(chunk, rule, lists, listed=True)[1]
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
@@ -126,9 +129,16 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 
-def _fused_total(t: Tensors, rule: Rule, *, kind: type[Int8Fused], **options: Any) -> Call:
+def _fused(t: Tensors, name: str, first_look: FirstLookLosses | None) -> Int8Fused:
+    if name == "int8_fused":
+        return Int8Fused.of(t.q, t.k)
+    first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
+    return replace(Hierarchical.of(t.q, t.k), first_look=first_look, **LOOKED)
+
+
+def _fused_total(t: Tensors, rule: Rule, estimator: Int8Fused) -> Call:
     """By the native products that are selected from at once; K was packed up to this chunk before."""
-    estimator, chunk = replace(kind.of(t.q, t.k), **options), t.chunk()
+    chunk = t.chunk()
 
     def run() -> None:
         with native.alone():

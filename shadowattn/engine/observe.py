@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.engine.prefill import prefill_chunks
-from shadowattn.kernels.torch_kernels import dense
+from shadowattn.kernels import choose
 from shadowattn.models.registry import replace_attention
 from shadowattn.online.attention import Request
 from shadowattn.online.chunk import Chunk
@@ -28,8 +28,10 @@ def observe_prefill(
     """
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, request: Request) -> Tensor:
-        observe(Chunk.of(q[0], k[0], v[0], scale=scale, layer=layer, cache=request.caches[0]))
-        return dense(q, k, v, causal_offset=k.shape[2] - q.shape[2], scale=scale)
+        chunk = Chunk.of(q[0], k[0], v[0], scale=scale, layer=layer, cache=request.caches[0])
+        observe(chunk)
+        kernels = choose("auto", head_dim=q.shape[3], dtype=q.dtype, device=q.device)
+        return kernels.dense(chunk.q, chunk.k, chunk.v, chunk.heads, causal_offset=chunk.first_position, scale=scale)[None]
 
     with replace_attention(model, attention), torch.no_grad():
         for window in progress(windows):

@@ -116,6 +116,7 @@ _FUNCTIONS = {
     "fused_rows": _Rows,
     "fused_blocks": _Rows,
     "looked_rows": _LookedRows,
+    "shared_lists": _Estimate,
 }
 
 
@@ -362,6 +363,24 @@ def estimate(
         "estimate",
         _choice(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents, scores=scores, lists=lists),
     )
+
+
+def shared_lists(
+    q: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    *,
+    keys: int,
+    kv_head: Tensor,
+    scores: Tensor | None = None,
+    lists: dict[str, Tensor | int | None] | None = None,
+) -> None:
+    """One list for the heads of a key head in a decoding step, q [H, 1, D], which follow one another: by INT8 products with
+    packed keys, each head's divided by their standard deviation, summed over the heads. Into `lists`, or the sums into `scores`
+    float32 [G, 1, K].
+    """
+    choice = _choice(q, q_scales, packed, keys, kv_head, None, query_block=len(q) // len(packed), scores=scores, lists=lists)
+    _run("shared_lists", choice)
 
 
 def _choice(

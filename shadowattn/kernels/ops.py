@@ -179,6 +179,69 @@ def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponen
     return q.new_empty(q.shape[0], _lists(q, pooling, query_block), keys, dtype=torch.float32)
 
 
+@torch.library.custom_op("shadowattn::shared_scores", mutates_args=())
+def shared_scores(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Tensor:
+    """The scores by which the heads of q [H, 1, D] share lists, one a key head of `packed`: float32 [G, 1, K].
+
+    A head's INT8 products with the keys are divided by their standard deviation over the keys, and summed over the heads of a key
+    head, which follow one another. A head whose products differ by less than a millionth of the largest one has no say.
+    """
+    kv_head = _check_shared(q, q_scales, packed, keys)
+    scores = torch.empty(len(packed), 1, keys)
+    native.shared_lists(_rows(q), q_scales, packed, keys=keys, kv_head=kv_head, scores=scores)
+    return scores
+
+
+@shared_scores.register_fake
+def _(q, q_scales, packed, keys):
+    return q.new_empty(len(packed), 1, keys, dtype=torch.float32)
+
+
+@torch.library.custom_op("shadowattn::attend_shared", mutates_args=())
+def attend_shared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scales: Tensor,
+    packed: Tensor,
+    candidates: Tensor,
+    tail: Tensor,
+    indptr: Tensor,
+    size: int,
+    sinks: int,
+    recent: int,
+    self_first: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """`shared_scores`, `select` and `attend` in one call: q [H, 1, D], k and v [G, K, D]. Returns [H, 1, D] and indices
+    int32 [size], a list for each key head.
+    """
+    kv_head = _check_shared(q, q_scales, packed, k.shape[1])
+    _check(q, k, v, kv_head)
+    groups, keys, dim = k.shape
+    _check_budgets(candidates, tail, indptr, size, sinks, recent, groups, 1, keys)
+    indices, heads = torch.empty(size, dtype=torch.int32), len(q) // groups
+    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
+    native.shared_lists(
+        _rows(q), q_scales, packed, keys=keys, kv_head=kv_head,
+        lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
+    )  # fmt: skip
+    rows, out = (
+        q.reshape(groups, heads, dim),
+        torch.empty(groups, heads, dim, dtype=q.dtype),
+    )  # a group's heads, rows of one block
+    native.attend(
+        rows, _rows(k), _rows(v), out, kv_head=torch.arange(groups), positions=torch.full((heads,), keys - 1), indices=indices,
+        indptr=indptr, query_block=heads, scale=scale,
+    )  # fmt: skip
+    return out.view(q.shape), indices
+
+
+@attend_shared.register_fake
+def _(q, k, v, q_scales, packed, candidates, tail, indptr, size, sinks, recent, self_first, scale):
+    return q.new_empty(q.shape), q.new_empty(size, dtype=torch.int32)
+
+
 @torch.library.custom_op("shadowattn::estimate_select", mutates_args=())
 def estimate_select(
     q: Tensor,
@@ -484,6 +547,16 @@ def _check_estimate(
         checks.vector("exponents", exponents, q.shape[0], dtype=torch.float32)
         if not (exponents.numpy() >= 0).all():
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
+
+
+def _check_shared(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Tensor:
+    """The key head of each head."""
+    groups = len(packed)
+    if q.dim() != 3 or q.shape[1] != 1 or len(q) % groups:
+        raise InputError(f"q: expected [H, 1, D], as many heads for each of {groups} key heads, got {list(q.shape)}")
+    kv_head = torch.arange(groups).repeat_interleave(len(q) // groups)
+    _check_estimate(q, q_scales, packed, keys, kv_head, torch.tensor([keys]), "rows", 1, None)
+    return kv_head
 
 
 def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:

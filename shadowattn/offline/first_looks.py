@@ -34,7 +34,7 @@ def observe_first_look(
     progress: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> FirstLookLosses:
     """Runs the windows [W, T] through the model, dense, in chunks, and makes every row's list twice: from all keys by its INT8
-    products, and from what a first look lets through. Holds some float32 [H, Q, K] of one chunk of a layer.
+    products, and from what a first look lets through.
 
     `candidates` and `block_rows` are those of `Hierarchical`; every head keeps `retention` of what a row sees. The scales are the
     measured ones, of K less `key_offset`. Raises `InputError` on settings that do not fit, and on a model with sliding windows.
@@ -47,9 +47,7 @@ def observe_first_look(
 
     def observe(chunk: Chunk) -> None:
         chunk = replace(chunk, retention=kept.to(chunk.q.device))
-        hidden = torch.arange(chunk.keys, device=chunk.q.device) > chunk.positions[:, None]
-        weights = torch.softmax((Oracle().scores(chunk) * chunk.scale).masked_fill_(hidden, -torch.inf), -1)
-        of_flat, of_looked = _mass(weights, _selected(flat, chunk)), _mass(weights, _selected(looked, chunk))
+        of_flat, of_looked = list_mass(chunk, _selected(flat, chunk), _selected(looked, chunk))
         lost[chunk.layer] += of_flat - of_looked
 
     observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
@@ -62,15 +60,19 @@ def _selected(estimator: Int8Fused, chunk: Chunk) -> Selection:
     return estimator.select(chunk, rule, rule.lists(chunk.retention, chunk.positions), kernels)
 
 
-def _mass(weights: Tensor, selection: Selection) -> Tensor:
-    """What of weights [H, Q, K] stands on each head's lists of single rows, the sum over rows: float64 [H], on the CPU."""
-    lengths = selection.indptr.diff().to(weights.device)
-    row = torch.arange(len(lengths), device=weights.device).repeat_interleave(lengths)
-    found = weights.flatten(0, 1)[row, selection.indices.long()].double()
-    return (
-        torch.zeros(len(lengths), dtype=torch.float64, device=weights.device)
-        .index_add(0, row, found)
-        .view(len(weights), -1)
-        .sum(1)
-        .cpu()
-    )
+def list_mass(chunk: Chunk, *selections: Selection) -> Tensor:
+    """What of each head's exact attention stands on the lists of its single rows, the sum over rows: float64 [selections, H], on
+    the CPU. Holds some float32 [Q, K], those of one head.
+    """
+    device, rows = chunk.q.device, chunk.q.shape[1]
+    hidden = torch.arange(chunk.keys, device=device) > chunk.positions[:, None]
+    mass = torch.zeros(len(selections), len(chunk.heads), dtype=torch.float64)
+    for head in range(len(chunk.heads)):
+        scores = Oracle().scores(chunk[[head]])[0] * chunk.scale
+        weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), -1)
+        for at, selection in enumerate(selections):
+            ends = selection.indptr[head * rows : (head + 1) * rows + 1].to(device)
+            row = torch.arange(rows, device=device).repeat_interleave(ends.diff())
+            keys = selection.indices[int(ends[0]) : int(ends[-1])].long()
+            mass[at, head] = weights[row, keys].double().sum()
+    return mass

@@ -98,6 +98,9 @@ typedef struct {
   SaLists to;
 } SaEstimate;
 
+// As `shared_lists` takes it: heads of one row each, of which `query_block` in a row share a key head and a list; see shared_lists.h.
+// Where `scores` [G, K] is not NULL, what lists go by is written there, and nothing is selected.
+
 // What rows may choose from: the keys that one query for a block of rows lets through, the mean of their integers. See
 // first_look.h.
 typedef struct {
@@ -133,13 +136,14 @@ typedef struct {
   int (*fused_rows)(const SaRows*);
   int (*fused_blocks)(const SaRows*);
   int (*looked_rows)(const SaLookedRows*);
+  int (*shared_lists)(const SaEstimate*);
 } SaKernels;
 
 // The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
 SA_API const char* shadowattn_level(int level);
 // Bytes of what each of the functions below takes, in their order, so that a caller of other declarations is found out before it
 // calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[8]);
+SA_API void shadowattn_struct_bytes(int64_t bytes[9]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);
 SA_API int shadowattn_attend(int level, const SaAttend*);
@@ -150,6 +154,7 @@ SA_API int shadowattn_unite(int level, const SaUnite*);
 SA_API int shadowattn_fused_rows(int level, const SaRows*);
 SA_API int shadowattn_fused_blocks(int level, const SaRows*);
 SA_API int shadowattn_looked_rows(int level, const SaLookedRows*);
+SA_API int shadowattn_shared_lists(int level, const SaEstimate*);
 
 #ifdef __cplusplus
 }

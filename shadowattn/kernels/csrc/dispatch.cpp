@@ -98,9 +98,10 @@ extern "C" int shadowattn_set_threads(int threads) {
 #endif
 }
 
-extern "C" void shadowattn_struct_bytes(int64_t bytes[8]) {
+extern "C" void shadowattn_struct_bytes(int64_t bytes[9]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
   bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
+  bytes[8] = sizeof(SaEstimate);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level].kernels.attend(x); }
@@ -111,6 +112,7 @@ extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[le
 extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level].kernels.fused_rows(x); }
 extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kLevels[level].kernels.fused_blocks(x); }
 extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kLevels[level].kernels.looked_rows(x); }
+extern "C" int shadowattn_shared_lists(int level, const SaEstimate* x) { return kLevels[level].kernels.shared_lists(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.

@@ -15,7 +15,7 @@ from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
-from shadowattn.types import EstimateCost, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
+from shadowattn.types import EstimateCost, Heads, KeyOffset, Lists, RetentionProfile, ScaleGrid, Selection
 
 GRANULARITIES = ("head", "group", "layer")
 SEES = ("row", "earlier_rows", "chunk")
@@ -57,7 +57,7 @@ class Estimator(ABC):
     - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
-    `launches`, `launch`, `select`, `attends` and `goes_by`.
+    `launches`, `launch`, `select`, `attend_shared`, `attends` and `goes_by`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -88,7 +88,7 @@ class Estimator(ABC):
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in (*_FLAGS, "units", "launches", "launch", "select", "attends", "goes_by"):
+            for name in (*_FLAGS, "units", "launches", "launch", "select", "attend_shared", "attends", "goes_by"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
@@ -136,6 +136,27 @@ class Estimator(ABC):
         scored = rule.scored(chunk)
         scores = check_scores(self.scores(scored), self, scored)
         return kernels.select(rule.pool(scores, chunk.positions, logit_scales(self, rule, scored)), lists)
+
+    def shared_scores(self, chunk: Chunk) -> Tensor:
+        """What the heads of a key head share a list by in a decoding step, of q [H, 1, D]: float32 [G, 1, K].
+
+        A key's score is the sum of its scores over the group's heads, each divided by its standard deviation over the keys, so
+        that no head outweighs the others.
+        """
+        scores = check_scores(self.scores(chunk), self, chunk).float()
+        spread = scores.std(2, keepdim=True, correction=0)
+        # A head whose scores are all alike (but for rounding) has no say.
+        alike = spread <= 1e-6 * scores.abs().amax(2, keepdim=True)
+        return torch.where(alike, 0.0, scores / spread).view(chunk.k.shape[0], -1, 1, chunk.keys).sum(1)
+
+    def attend_shared(self, chunk: Chunk, lists: Lists, kernels: Kernels) -> Tensor:
+        """Attention of one row, q [H, 1, D], on a list for each key head by `shared_scores`. Returns [H, 1, D]."""
+        groups, heads, dim = chunk.k.shape[0], len(chunk.heads) // chunk.k.shape[0], chunk.q.shape[2]
+        chosen = kernels.select(self.shared_scores(chunk), lists)
+        # The group's heads are the rows of one block, all at the last position.
+        rows = Selection(chosen.indices, chosen.indptr, chunk.positions.expand(heads).contiguous(), heads)
+        folded, of = chunk.q.reshape(groups, heads, dim), Heads.all(groups, groups, chunk.q.device)
+        return kernels.attend(folded, chunk.k, chunk.v, rows, of, scale=chunk.scale).view(chunk.q.shape)
 
     def attends(self, rule: Rule, kernels: Kernels) -> bool:
         """Whether `attend` can serve lists of this rule, with these kernels."""

@@ -182,6 +182,16 @@ class Int8Fused(Estimator):
         )  # fmt: skip
         return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
 
+    def attend_shared(self, chunk: Chunk, lists: Lists, kernels: Kernels) -> Tensor:
+        """In one call, where the kernels are native. Scores are rounded otherwise than torch's, in their last places."""
+        if kernels.name != "native":
+            return super().attend_shared(chunk, lists, kernels)
+        self._count_clipped(chunk)
+        return ops.attend_shared(
+            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), self._keys(chunk).packed,
+            lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale,
+        )[0]  # fmt: skip
+
     def _ranking(self, chunk: Chunk, rule: Rule) -> tuple[PackedKeys, Chunk, Tensor, Tensor | None]:
         """What native lists are ranked by: keys, the rows with a score, their scales, and what makes probabilities of them."""
         _, rows, dim = chunk.q.shape

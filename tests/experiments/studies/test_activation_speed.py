@@ -45,6 +45,11 @@ def test_rows_are_of_every_length_way_and_layer(folder):
     even = rows[rows.metric == "break_even_keys"]
     assert len(even) == 2 * 6
     assert even.value.isin([32, 96, math.inf]).all()
+    mass = rows[rows.metric == "mass_recall"].set_index(["dtype", "context_tokens", "method", "retention"]).value
+    assert len(mass) == 2 * 2 * 2 * 2
+    assert set(rows.path_kind[rows.metric == "mass_recall"]) == {"quality"}
+    assert mass.between(0, 1).all()
+    assert (mass.xs(0.5, level="retention") > mass.xs(0.1, level="retention")).all()
     assert (folder / "activation_speed.png").is_file()
     assert len(ActivationSpeed().table(rows, "tiny").renderables) == 2
 
@@ -53,14 +58,14 @@ def test_an_interrupted_run_goes_on(run, folder, monkeypatch):
     (folder / "rows.parquet").unlink()
     (folder / "meta.json").unlink()
     (folder / "times" / "96@1.json").unlink()
-    measured, seconds = [], ActivationSpeed._seconds
+    lengths, measured = [], ActivationSpeed._measured
     monkeypatch.setattr(
         ActivationSpeed,
-        "_seconds",
-        lambda self, lab, window, *rest: measured.append(len(window)) or seconds(self, lab, window, *rest),
+        "_measured",
+        lambda self, lab, window, *rest: lengths.append(len(window)) or measured(self, lab, window, *rest),
     )
     assert run("study_activation_speed", "+exp=study_activation_speed", *FEW) == folder
-    assert measured == [96]
+    assert lengths == [96]
 
 
 def test_every_candidate_at_full_retention_is_dense_attention_on_what_the_model_computed():

@@ -1,0 +1,115 @@
+"""Scores by which the heads of a key head share a list in a decoding step: the definition in float64, at every level."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowattn.errors import InputError
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
+from shadowattn.kernels import native, ops
+from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.selection import Rule
+from shadowattn.types import Heads, Selection
+from tests.tensors import HEADS, qkv
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
+
+
+def packed_keys(k):
+    groups, keys, dim = k.shape
+    packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
+    ops.pack(k, absmax_scales(k), packed, 0, None)
+    return packed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    dim=st.sampled_from([8, 24, 64, 128, 256]),
+    heads=st.sampled_from([*HEADS, (14, 2), (20, 2)]),
+    keys=st.sampled_from([2, 31, 200, 2047, 2049, 5000]),
+    offset=st.sampled_from([0.0, 30.0]),
+    seed=st.integers(0, 99),
+)
+def test_scores_are_those_of_the_definition(level, dtype, dim, heads, keys, offset, seed):
+    count, groups = heads
+    q, k, _ = (x.to(dtype) for x in qkv(count, groups, 1, keys, dim, seed=seed))
+    k[:, :, 0] += offset  # a large product that all keys have alike
+    q_scales, kv = absmax_scales(q), torch.arange(groups).repeat_interleave(count // groups)
+    products = quantise(q, q_scales).double() @ quantise(k, absmax_scales(k)).double()[kv].transpose(1, 2)
+    spread = products.std(2, keepdim=True, correction=0)
+    alike = spread <= 1e-6 * products.abs().amax(2, keepdim=True)
+    expected = torch.where(alike, 0.0, products / spread).view(groups, -1, 1, keys).sum(1)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            with native.forced_level(level):
+                found.append(ops.shared_scores(q, q_scales, packed_keys(k), keys))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].equal(found[1])
+    largest = float(torch.where(alike, 0.0, products / spread).abs().amax())
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-6 * largest * count)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    heads=st.sampled_from([*HEADS, (14, 2)]),
+    keys=st.sampled_from([2, 31, 200, 5000]),
+    sinks=st.sampled_from([0, 2]),
+    recent=st.sampled_from([0, 3]),
+    retention=st.sampled_from([0.001, 0.2, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_heads_attend_to_the_best_keys_by_these_scores(level, heads, keys, sinks, recent, retention, seed):
+    count, groups = heads
+    q, k, v = qkv(count, groups, 1, keys, 64, seed=seed)
+    chunk, estimator = Chunk.of(q, k, v, scale=0.3), Int8Fused.of(q, k)
+    lists = Rule(sinks=sinks, recent=recent).lists(torch.full((groups,), retention, dtype=torch.float64), chunk.positions)
+    plan = (lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    packed, q_scales = packed_keys(k), absmax_scales(q)
+    with native.forced_level(level):
+        scores = ops.shared_scores(q, q_scales, packed, keys)
+        out, chosen = ops.attend_shared(q, k, v, q_scales, packed, *plan, 0.3)
+        of_estimator = estimator.attend_shared(chunk, lists, NativeKernels())
+    assert chosen.equal(NativeKernels().select(scores, lists).indices)
+    torch.testing.assert_close(scores, estimator.shared_scores(chunk), atol=1e-5 * count, rtol=1e-5)
+    rows = Selection(chosen, lists.indptr, torch.full((count // groups,), keys - 1), count // groups)
+    folded, of = q.reshape(groups, -1, 64), Heads.all(groups, groups)
+    expected = TorchKernels().attend(folded, k, v, rows, of, scale=0.3).view(q.shape)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert of_estimator.equal(out)
+
+
+def test_a_head_whose_keys_are_alike_has_no_say():
+    q, k, _ = qkv(4, 2, 1, 300, 64)
+    k[0] = k[0, :1]
+    scores = ops.shared_scores(q, absmax_scales(q), packed_keys(k), 300)
+    assert not scores[0].any()
+    assert scores[1].any()
+
+
+def test_the_operator_says_what_it_makes_and_refuses_what_it_cannot_read():
+    q, k, v = qkv(4, 2, 1, 300, 64)
+    packed, scales = packed_keys(k), absmax_scales(q)
+    torch.library.opcheck(ops.shared_scores, (q, scales, packed, 300), test_utils=("test_schema", "test_faketensor"))
+    lists = Rule().lists(torch.full((2,), 0.2, dtype=torch.float64), torch.tensor([299]))
+    plan = (lists.candidates, lists.tail, lists.indptr, lists.size, 0, 0, lists.self_first)
+    torch.library.opcheck(ops.attend_shared, (q, k, v, scales, packed, *plan, 0.3), test_utils=("test_schema", "test_faketensor"))
+    with pytest.raises(InputError, match="indptr: expected to rise from 0 to 7"):
+        ops.attend_shared(q, k, v, scales, packed, *plan[:3], 7, *plan[4:], 0.3)
+    with pytest.raises(InputError, match=r"expected q \[H, Q, D\], k and v \[G, K, D\]"):
+        ops.attend_shared(q, k, v[:, 1:], scales, packed, *plan, 0.3)
+    for wrong, message in (
+        ((q[:3], scales[:3], packed, 300), r"q: expected \[H, 1, D\], as many heads for each of 2 key heads, got \[3, 1, 64\]"),
+        ((q.expand(4, 2, 64), scales, packed, 300), r"got \[4, 2, 64\]"),
+        ((q, scales, packed, 400), "packed: expected room for 416 keys"),
+        ((q, scales[:3], packed, 300), "scales"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ops.shared_scores(*wrong)
