@@ -38,7 +38,7 @@ inline float weight_of(const int32_t* products, int64_t keys) {
 
 template <class T>
 int shared_lists_of(const SaEstimate& a) {
-  const int64_t heads = a.query_block, groups = a.heads / heads, quads = a.dim / 4, rows = round_up(heads, 4);
+  const int64_t heads = a.query_block, groups = a.heads / heads, quads = a.dim / 4, rows = heads < 3 ? heads : round_up(heads, 4);
   const int64_t width = round_up(a.keys, kKeysAtOncePacked), parts = ceil_div(a.keys, kPartKeys);
   const int64_t q_bytes = round_up(rows * a.dim, 64);
   const int64_t threads = min_of(a.threads, max_of<int64_t>(a.heads * a.keys * a.dim / kProductsAThread, 1));
