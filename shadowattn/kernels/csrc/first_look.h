@@ -45,6 +45,8 @@ void look_first(const SaEstimate& a, const SaFirstLook& look, int64_t head, int6
   choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, through, memory);
 }
 
+constexpr int64_t kKeysAhead = 48;  // that are fetched before they are packed
+
 // The keys let through: which they are, and packed one after another.
 struct LetThrough {
   int32_t* keys;
@@ -62,7 +64,11 @@ struct LetThrough {
     count = 0;
     for (int64_t w = 0; w < ceil_div(seen, 64); ++w) count += Isa::list_bits(bits[w], static_cast<int32_t>(64 * w), keys + count);
     for (int64_t j = count; j < round_up(count, 32); ++j) keys[j] = keys[count - 1];
-    for (int64_t j = 0; j < round_up(count, 32); j += 16) Isa::pack_16(by_key, dim / 4, keys + j, packed + j * dim);
+    for (int64_t j = 0; j < round_up(count, 32); j += 16) {
+      for (int64_t i = j + kKeysAhead; i < min_of(j + kKeysAhead + 16, count); ++i)
+        for (int64_t byte = 0; byte < dim; byte += 64) __builtin_prefetch(by_key + keys[i] * dim + byte, 0, 2);
+      Isa::pack_16(by_key, dim / 4, keys + j, packed + j * dim);
+    }
   }
 
  private:
