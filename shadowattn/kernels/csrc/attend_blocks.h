@@ -134,12 +134,21 @@ void attend_block(const SaAttend& a, const Block& b, const BlockMemory& m) {
   }
 }
 
+// Some dimensions of all rows are scaled and rounded together, whole vectors of rows, and then written row by row.
 template <class T>
 void write_block(const SaAttend& a, const Block& b, const float* outputs, const float* total) {
-  for (int64_t row = 0; row < b.rows; ++row) {
-    T* out = static_cast<T*>(a.out.data) + b.head * a.out.head_stride + (b.first_query + row) * a.out.row_stride;
-    const float inverse = 1 / total[row];
-    for (int64_t d = 0; d < a.dim; ++d) from_float(outputs[BlockMath<T>::output_at(d, a.dim) * b.lanes + row] * inverse, out + d);
+  constexpr int64_t kTogether = 8;  // divides D
+  float inverse[kMaxRows];
+  T scaled[kTogether][kMaxRows];
+  for (int64_t row = 0; row < b.rows; ++row) inverse[row] = 1 / total[row];
+  T* out = static_cast<T*>(a.out.data) + b.head * a.out.head_stride + b.first_query * a.out.row_stride;
+  for (int64_t from = 0; from < a.dim; from += kTogether) {
+    for (int64_t d = 0; d < kTogether; ++d) {
+      const float* of_rows = outputs + BlockMath<T>::output_at(from + d, a.dim) * b.lanes;
+      for (int64_t row = 0; row < b.rows; ++row) from_float(of_rows[row] * inverse[row], scaled[d] + row);
+    }
+    for (int64_t row = 0; row < b.rows; ++row)
+      for (int64_t d = 0; d < kTogether; ++d) out[row * a.out.row_stride + from + d] = scaled[d][row];
   }
 }
 
