@@ -138,6 +138,25 @@ def per_row_targets() -> str:
     return "\n\n".join([first, *sources])
 
 
+def first_look_recall() -> str:
+    """The attention mass that a first look leaves on lists of single rows, and what it saves, on the activations of a model."""
+    name, lines = "study_activation_speed_qwen2_5_coder", []
+    rows = rows_of(name)
+    for keys, at in itertools.product(sorted(rows.context_tokens.unique()), sorted(rows.retention[rows.retention < 1].unique())):
+        where = {"context_tokens": keys, "retention": at}
+        mass = [one(rows, metric="mass_recall", method=method, **where) for method in ("per_row", "hierarchical")]
+        times = [one(rows, metric="time", method=method, **where) for method in ("per_row", "hierarchical")]
+        faster = [
+            one(rows, metric="times_faster_than_own_dense", method=method, **where) for method in ("per_row", "hierarchical")
+        ]
+        shown = [f"{mass[0]:.4f}", f"{mass[1]:.4f}", f"{mass[1] / mass[0]:.4f}", *(f"{ratio:.2f}" for ratio in faster)]
+        lines.append([f"{keys}", f"{at:.0%}", *shown, f"{times[0] / times[1]:.2f}"])
+    header = ["keys", "of the keys", "attention mass, `int8_fused`", "`hierarchical`", "share of it"]
+    header += ["times faster than our dense attention, `int8_fused`", "`hierarchical`", "times faster than `int8_fused`"]
+    first = rows[rows.metric == "time"].iloc[0]
+    return table(header, lines, name, f"{first.dtype}, {first.chunk_rows} rows a layer, medians of {first.n} rounds")
+
+
 def _activation_speed(name: str) -> str:
     """Times faster than dense attention by length, and break-even."""
     rows = rows_of(name)

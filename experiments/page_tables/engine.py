@@ -250,6 +250,26 @@ def ir_reuse() -> str:
     return table(header, lines, "study_ir_reuse", f"{first.model}, {n}; graphs to memory: of decoding")
 
 
+def ir_reuse_layers() -> str:
+    """Groups, calls and costs of NPUW's forms beside the graph as it is converted, of narrow decoders of many layers."""
+    rows = rows_of("study_ir_reuse_layers")
+    cells = rows.set_index(["layers", "phase", "method", "metric"]).value.sort_index()
+    plans = rows.drop_duplicates(["layers", "phase", "method"]).set_index(["layers", "phase", "method"]).plan.fillna("")
+    lines = []
+    for layers in sorted(rows.layers.unique()):
+        for form in dict.fromkeys(rows.method):
+            here, chunk = cells[layers, "decode", form], cells[layers, "prefill", form]
+            groups = plans[layers, "decode", form], plans[layers, "prefill", form]
+            costs = f"{here['calls']:.0f}", f"{here['compile_s']:.2f}", f"{here['held_bytes'] / 1e6:.0f}"
+            steps = (f"{of['step_times_whole']:.2f}" for of in (here, chunk))
+            lines.append([f"{layers}", form, *groups, *costs, *steps])
+    header = ["layers", "form", "groups, decoding", "groups, prefill", "calls", "compile, s", "memory, MB"]
+    header += ["decoding step, times its base", "prefill, times its base"]
+    first = rows[rows.metric == "step_s"].iloc[0]
+    n = f"{first.model}, medians of {first.n} steps; calls to memory: of decoding"
+    return table(header, lines, "study_ir_reuse_layers", n)
+
+
 def passes() -> str:
     """The first token, the next one and memory of a graph by what passes made of it, for each vocabulary."""
     rows = rows_of("study_passes")

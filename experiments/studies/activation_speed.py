@@ -7,7 +7,7 @@ made and read.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pandas as pd
 import torch
@@ -29,12 +29,12 @@ from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.machine import processor
 from shadowattn.models.load import DTYPES
-from shadowattn.offline import observe_first_look
+from shadowattn.offline import observe_first_look, observe_key_offset
 from shadowattn.offline.first_looks import list_mass
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
 from shadowattn.reporting.rows import LayerTimeRow
-from shadowattn.types import FirstLookLosses
+from shadowattn.types import FirstLookLosses, KeyOffset
 
 _WARMUP = 1
 _OF_ROWS = ("int8_fused", "hierarchical")  # whose rows have lists of their own
@@ -50,6 +50,13 @@ class Captured(Tensors):
         self.case = Case("", dtype, chunk.keys, chunk.q.shape[1], retention)
         self.heads, self.scale, self.positions, self.layer = chunk.heads, chunk.scale, chunk.positions, chunk.layer
         self.retention = torch.full((len(chunk.heads),), retention, dtype=torch.float64)
+
+
+class Calibrated(NamedTuple):
+    """What a first look costs each head, and what is taken off K before it is quantised."""
+
+    first_look: FirstLookLosses
+    key_offset: KeyOffset | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class ActivationSpeed(Study):
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
     rows: int = 512
     rounds: int = 7
-    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads")
+    needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads", "key_offset")
     headline: ClassVar[tuple[str, ...]] = (
         *("times_faster_than_own_dense", "times_faster_than_sdpa", "break_even_keys", "mass_recall"),
     )
@@ -99,35 +106,39 @@ class ActivationSpeed(Study):
             )
 
     def measure(self, lab: Lab) -> list[LayerTimeRow]:
-        windows, units, rows = lab.heldout(), lab.units("times"), []
-        first_look = self._first_look(lab)
+        windows, units, rows, calibrated = lab.heldout(), lab.units("times"), [], self._calibrated(lab)
         say(f"time: {lab.shape.layers} layers, {len(windows)} windows, {self.rounds} rounds, candidates take turns")
         pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
         measured: dict[int, list[dict[str, dict[str, list]]]] = {}
         for length, index in bar(pieces, "times"):
-            piece = units.get(f"{length}@{index}", partial(self._measured, lab, windows[index][:length], first_look))
+            piece = units.get(f"{length}@{index}", partial(self._measured, lab, windows[index][:length], calibrated))
             measured.setdefault(length, []).append(piece)
         for dtype in self.dtypes:
             of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, measured[length])]
             rows += [*of_dtype, *_break_evens(of_dtype)]
         return rows
 
-    def _first_look(self, lab: Lab) -> FirstLookLosses:
-        """What a first look costs each head, on two windows of calibration text."""
-        tokens = min(lab.context_tokens, _LOOK_TOKENS)
-        inputs = {"tokens": tokens, "chunk_tokens": self.rows} | candidates.LOOKED
+    def _calibrated(self, lab: Lab) -> Calibrated:
+        """By two windows of calibration text."""
+        tokens, offset = min(lab.context_tokens, _LOOK_TOKENS), lab.of("key_offset")
+        text = partial(lab.calibration, tokens=tokens, windows=2)
+        how = {"chunk_tokens": self.rows, "progress": lambda work: bar(work, "calibrate")}
+        inputs = {"tokens": tokens, "chunk_tokens": self.rows, "how": offset}
 
-        def measure() -> FirstLookLosses:
-            windows = lab.calibration(tokens=tokens, windows=2)
-            say(f"first look: {lab.shape.layers * lab.shape.heads} heads on {len(windows)} windows")
-            how = {name: candidates.LOOKED[name] for name in ("candidates", "block_rows")}
-            return observe_first_look(
-                lab.loaded.model, windows, chunk_tokens=self.rows, progress=lambda work: bar(work, "calibrate"), **how
-            )
+        def measure_offset() -> KeyOffset:
+            say(f"key offset: {offset} of the keys of {lab.shape.layers * lab.shape.kv_heads} key heads")
+            return observe_key_offset(lab.loaded.model, text(), **how | {"how": offset})
 
-        return lab.stage("first_look", inputs).result(FirstLookLosses, measure)
+        def measure_look() -> FirstLookLosses:
+            say(f"first look: {lab.shape.layers * lab.shape.heads} heads")
+            looked = {name: candidates.LOOKED[name] for name in ("candidates", "block_rows")}
+            return observe_first_look(lab.loaded.model, text(), key_offset=key_offset, **how, **looked)
 
-    def _measured(self, lab: Lab, window: Tensor, first_look: FirstLookLosses) -> dict[str, dict[str, list]]:
+        key_offset = None if offset == "none" else lab.stage("key_offset", inputs).result(KeyOffset, measure_offset)
+        first_look = lab.stage("first_look", inputs | candidates.LOOKED).result(FirstLookLosses, measure_look)
+        return Calibrated(first_look, key_offset)
+
+    def _measured(self, lab: Lab, window: Tensor, calibrated: Calibrated) -> dict[str, dict[str, list]]:
         """`seconds` of each round in each layer, and each layer's mean `mass` on lists of single rows, by dtype and candidate."""
         seconds: dict[str, list[list[float]]] = {}
         mass: dict[str, list[float]] = {}
@@ -136,9 +147,9 @@ class ActivationSpeed(Study):
             if chunk.keys < len(window):
                 return
             for dtype in self.dtypes:
-                for name, timing in interleave(self.calls(chunk, dtype, first_look), rounds=self.rounds, warmup=_WARMUP).items():
+                for name, timing in interleave(self.calls(chunk, dtype, calibrated), rounds=self.rounds, warmup=_WARMUP).items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
-                for name, kept in self.masses(chunk, dtype, first_look).items():
+                for name, kept in self.masses(chunk, dtype, calibrated).items():
                     mass.setdefault(f"{dtype} {name}", []).append(kept)
             shown.update(1)
 
@@ -146,7 +157,7 @@ class ActivationSpeed(Study):
             observe_prefill(lab.loaded.model, window[None], observe, chunk_tokens=self.rows)
         return {"seconds": seconds, "mass": mass}
 
-    def calls(self, chunk: Chunk, dtype: str, first_look: FirstLookLosses) -> dict[str, candidates.Call]:
+    def calls(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, candidates.Call]:
         """Dense attention, then the whole path at every retention: by name, or by retention, rows of a list and estimator."""
         calls: dict[str, candidates.Call] = {}
         for retention in self.retentions:
@@ -154,16 +165,16 @@ class ActivationSpeed(Study):
             calls = calls or {name.replace(" ", "_"): call for name, call in candidates.baselines(tensors).items()}
             shared = ((block, "int8_fused") for block in self.query_blocks)
             for block, estimator in (*((1, estimator) for estimator in _OF_ROWS), *shared):
-                (call,) = candidates.totals(tensors, block, _SCORE, estimators=(estimator,), first_look=first_look).values()
+                (call,) = candidates.totals(tensors, block, _SCORE, (estimator,), *calibrated).values()
                 calls[_key(retention, block, estimator)] = call
         return calls
 
-    def masses(self, chunk: Chunk, dtype: str, first_look: FirstLookLosses) -> dict[str, float]:
+    def masses(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, float]:
         """The share of exact attention on the lists of single rows, the mean over rows and heads, by the names of `calls`."""
         masses: dict[str, float] = {}
         for retention in self.retentions:
             tensors = Captured(chunk, DTYPES[dtype], retention)
-            lists = [candidates.row_lists(tensors, estimator, first_look) for estimator in _OF_ROWS]
+            lists = [candidates.row_lists(tensors, estimator, *calibrated) for estimator in _OF_ROWS]
             kept = list_mass(tensors.chunk(), *lists).mean(1) / tensors.case.rows
             masses |= {_key(retention, 1, estimator): float(of) for estimator, of in zip(_OF_ROWS, kept, strict=True)}
         return masses

@@ -23,7 +23,7 @@ from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
-from shadowattn.types import FirstLookLosses, Heads, Selection
+from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
 
 # What `int8` of `sparse_attention` is without native kernels, and with them; both choose the same keys, bit for bit.
 ESTIMATORS = ("int8_graph", "int8_fused")
@@ -103,8 +103,10 @@ def totals(
     block_score: str = "leading_query",
     estimators: tuple[str, ...] = ESTIMATORS,
     first_look: FirstLookLosses | None = None,
+    key_offset: KeyOffset | None = None,
 ) -> dict[str, Call]:
-    """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`.
+    """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`. All but `int8_graph`
+    take `key_offset` off the keys.
 
     `hierarchical` spares its share of the heads a first look: those that lose most by `first_look`; without it, as on random
     tensors, where no head is worse than another, the first ones, rounded up to a whole head.
@@ -112,16 +114,20 @@ def totals(
     name, rule = _rows(block) + ("" if block == 1 else f", {block_score}"), Rule(block, block_score)
 
     def total(estimator: str) -> Call:
-        return _graph_total(t, rule) if estimator == "int8_graph" else _fused_total(t, rule, _fused(t, estimator, first_look))
+        return (
+            _graph_total(t, rule)
+            if estimator == "int8_graph"
+            else _fused_total(t, rule, _fused(t, estimator, first_look, key_offset))
+        )
 
     return {f"total ({estimator}), {name}": total(estimator) for estimator in estimators}
 
 
-def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses) -> Selection:
+def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses, key_offset: KeyOffset | None) -> Selection:
     """The lists of single rows by which `totals` attends, by `int8_fused` or `hierarchical`."""
     rule, chunk = Rule(), t.chunk()
     lists = rule.lists(t.retention, t.positions)
-    return _fused(t, estimator, first_look).attend(chunk, rule, lists, listed=True)[1]
+    return _fused(t, estimator, first_look, key_offset).attend(chunk, rule, lists, listed=True)[1]
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
@@ -129,11 +135,12 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
 
 
-def _fused(t: Tensors, name: str, first_look: FirstLookLosses | None) -> Int8Fused:
+def _fused(t: Tensors, name: str, first_look: FirstLookLosses | None, key_offset: KeyOffset | None) -> Int8Fused:
+    how = {"key_offset": key_offset, "layer": t.layer}
     if name == "int8_fused":
-        return Int8Fused.of(t.q, t.k)
+        return Int8Fused.of(t.q, t.k, **how)
     first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
-    return replace(Hierarchical.of(t.q, t.k), first_look=first_look, **LOOKED)
+    return replace(Hierarchical.of(t.q, t.k, **how), first_look=first_look, **LOOKED)
 
 
 def _fused_total(t: Tensors, rule: Rule, estimator: Int8Fused) -> Call:

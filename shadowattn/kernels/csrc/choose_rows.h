@@ -5,6 +5,8 @@
 // range and a byte is a few keys wide. Counts of bytes find the byte of the k-th product; of the few keys with that very byte the
 // products are computed again and compared. Where the k-th product lies outside of the range, the row's bytes are made again, first
 // for the whole range of products and then for the part of it that holds the k-th one: the result is exact whatever the guess was.
+// They are also made again, for the products of that very byte, where many keys have it: as where one large dimension makes the
+// products of all keys nearly alike. A byte that stands for a single product needs no comparison.
 #pragma once
 #include "abi.h"
 #include "estimate.h"
@@ -13,6 +15,8 @@
 namespace {
 
 constexpr int kByteBits = 7;      // how much narrower than a byte of the whole range the bytes within it are
+// Keys with the byte of the k-th product that are compared one by one; more are not worth that, and a pass over all keys is cheaper.
+constexpr int64_t kFewTies = 64, kFewTiesOf = 64;
 constexpr int64_t kSampleStep = 8;  // the first guess looks at every eighth step of keys
 
 // byte = (product − centre) >> shift.
@@ -94,6 +98,18 @@ inline bool find_threshold(const int8_t* bytes, int64_t padded, int64_t k, doubl
   if (high_count < 0 && (high_count = Isa::count_from(bytes, padded, high)) >= k) return false;
   *found = {low, low_count, high_count};
   return true;
+}
+
+// The bits of the k best where each byte stands for one product: those above the threshold, and the first ones that have its byte.
+inline void mark_first(const int8_t* bytes, int64_t padded, int64_t k, const Threshold& t, uint64_t* words) {
+  int64_t ties = k - t.above;
+  for (int64_t j = 0; j < padded; j += 64) {
+    const uint64_t equal = Isa::bits_of<true>(bytes + j, t.at);
+    words[j / 64] = Isa::bits_of<false>(bytes + j, t.at);
+    uint64_t last = equal;  // those of them that do not count
+    for (; ties && last; --ties) last &= last - 1;
+    words[j / 64] &= ~last;
+  }
 }
 
 // The bits of the k best: those above the threshold and, of the keys with its byte, the best, ties to the lower key.
@@ -205,12 +221,14 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
         mapping = whole;
         continue;
       }
-      if (mapping.shift == whole.shift && found.from_it != k) {
-        mapping = part_of(whole, found.at, 0);
+      const bool tied = found.from_it != k, many = tied && found.from_it - found.above > max_of(kFewTies, padded / kFewTiesOf);
+      if (mapping.shift && (many || (tied && mapping.shift == whole.shift))) {
+        mapping = part_of(mapping, found.at, 0);
         continue;
       }
       seed->slope = slope;
-      mark_best(bytes, padded, k, found, packed, quads, x.q + r * x.stride, bits.row(r), memory.candidates);
+      if (tied && !mapping.shift) mark_first(bytes, padded, k, found, bits.row(r));
+      else mark_best(bytes, padded, k, found, packed, quads, x.q + r * x.stride, bits.row(r), memory.candidates);
       const int32_t at = mapping.centre + found.at * (1 << mapping.shift);
       lowest = min_of(lowest, at);
       highest = max_of(highest, at);

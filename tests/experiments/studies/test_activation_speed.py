@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.studies.activation_speed import ActivationSpeed, Captured
+from experiments.studies.activation_speed import ActivationSpeed, Calibrated, Captured
 from experiments.studies.attention_candidates import LOOKED
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.kernels.torch_kernels import dense
@@ -78,7 +78,9 @@ def test_every_candidate_at_full_retention_is_dense_attention_on_what_the_model_
     assert torch.equal(t.q, chunk.q)
     expected = dense(t.q[None], t.k[None], t.v[None], causal_offset=64, scale=t.scale)[0]
     losses = FirstLookLosses([[0.0] * len(chunk.heads)] * 2, LOOKED["candidates"], LOOKED["block_rows"])
-    calls = ActivationSpeed(rows=32, lengths=[96], retentions=[0.999], query_blocks=[8]).calls(chunk, "float32", losses)
+    calls = ActivationSpeed(rows=32, lengths=[96], retentions=[0.999], query_blocks=[8]).calls(
+        chunk, "float32", Calibrated(losses)
+    )
     torch.testing.assert_close(calls["own_dense"](), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(calls["sdpa"]()[0], expected, atol=1e-5, rtol=1e-5)
 
