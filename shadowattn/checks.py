@@ -122,6 +122,8 @@ def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **arguments: Tensor) -> None
             raise InputError(
                 f"{name}: expected {_names(dtypes)}, got {x.dtype}; convert it with {name}.{_CONVERT.get(dtypes[0], 'float')}()"
             )
+    if len(arguments) == 1:
+        return
     if len({x.dtype for x in arguments.values()}) > 1:
         listing = ", ".join(f"{name} {x.dtype}" for name, x in arguments.items())
         raise InputError(f"expected {', '.join(arguments)} of one dtype, got {listing}; convert them to the same one")

@@ -5,6 +5,10 @@ What C++ would read past its end or misread is refused here, at last. Of the lis
 must be, all else lies between.
 """
 
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +21,35 @@ from shadowattn.types import MOST_TILE_ROWS
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-@torch.library.custom_op("shadowattn::attend", mutates_args=())
+class Operator:
+    """A function as the operator `torch.ops.shadowattn.NAME`, with a fake kernel that `register_fake` takes.
+
+    Plain tensors reach the function directly: torch's dispatch takes longer than a short kernel. Where somebody traces,
+    observes or asks for gradients, the operator is called.
+    """
+
+    def __init__(self, function: Callable[..., Any], mutates: tuple[str, ...]):
+        self._function = function
+        self.operator = torch.library.custom_op(f"shadowattn::{function.__name__}", function, mutates_args=mutates)
+        self.register_fake = self.operator.register_fake
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return (self._function if _plain(*arguments, *options.values()) else self.operator)(*arguments, **options)
+
+
+def _plain(*arguments: Any) -> bool:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    return all(type(x) is Tensor for x in tensors) and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+
+
+def operator(*, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Operator]:
+    return lambda function: Operator(function, mutates)
+
+
+@operator()
 def attend(
     q: Tensor,
     k: Tensor,
@@ -51,7 +83,7 @@ def _(q, k, v, kv_head, positions, indices, indptr, query_block, scale):
     return q.new_empty(q.shape)
 
 
-@torch.library.custom_op("shadowattn::unite", mutates_args=())
+@operator()
 def unite(row_indices: Tensor, row_indptr: Tensor, rows: int, tile_rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Unions of the lists of `tile_rows` rows each, of `rows` rows a head: `indices`, `members` and `ends` of `UnionTiles`.
 
@@ -74,7 +106,7 @@ def _(row_indices, row_indptr, rows, tile_rows):
     return torch.empty_like(row_indices), members, row_indptr.new_empty(_tiles(row_indptr, rows, tile_rows))
 
 
-@torch.library.custom_op("shadowattn::attend_tiles", mutates_args=())
+@operator()
 def attend_tiles(
     q: Tensor,
     k: Tensor,
@@ -107,7 +139,7 @@ def _(q, k, v, kv_head, positions, indices, members, starts, ends, tile_rows, sc
     return q.new_empty(q.shape)
 
 
-@torch.library.custom_op("shadowattn::select", mutates_args=())
+@operator()
 def select(
     scores: Tensor, candidates: Tensor, tail: Tensor, indptr: Tensor, size: int, sinks: int, recent: int, self_first: bool
 ) -> Tensor:
@@ -128,7 +160,7 @@ def _(scores, candidates, tail, indptr, size, sinks, recent, self_first):
     return scores.new_empty(size, dtype=torch.int32)
 
 
-@torch.library.custom_op("shadowattn::pack", mutates_args=("packed", "by_key"))
+@operator(mutates=("packed", "by_key"))
 def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tensor | None) -> None:
     """Quantises k [G, rows, D] by scales float32 [G] into `packed` uint8 [G, K / 16, D / 4, 16, 4], from `first_key` on; the same
     bytes also into `by_key` [G, K, D], where it is given.
@@ -149,7 +181,7 @@ def _(k, scales, packed, first_key, by_key):
     return None
 
 
-@torch.library.custom_op("shadowattn::estimate", mutates_args=())
+@operator()
 def estimate(
     q: Tensor,
     q_scales: Tensor,
@@ -179,7 +211,7 @@ def _(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponen
     return q.new_empty(q.shape[0], _lists(q, pooling, query_block), keys, dtype=torch.float32)
 
 
-@torch.library.custom_op("shadowattn::shared_scores", mutates_args=())
+@operator()
 def shared_scores(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Tensor:
     """The scores by which the heads of q [H, 1, D] share lists, one a key head of `packed`: float32 [G, 1, K].
 
@@ -197,7 +229,7 @@ def _(q, q_scales, packed, keys):
     return q.new_empty(len(packed), 1, keys, dtype=torch.float32)
 
 
-@torch.library.custom_op("shadowattn::attend_shared", mutates_args=())
+@operator()
 def attend_shared(
     q: Tensor,
     k: Tensor,
@@ -242,7 +274,7 @@ def _(q, k, v, q_scales, packed, candidates, tail, indptr, size, sinks, recent, 
     return q.new_empty(q.shape), q.new_empty(size, dtype=torch.int32)
 
 
-@torch.library.custom_op("shadowattn::estimate_select", mutates_args=())
+@operator()
 def estimate_select(
     q: Tensor,
     q_scales: Tensor,
@@ -281,7 +313,7 @@ def _(
     return q.new_empty(size, dtype=torch.int32)
 
 
-@torch.library.custom_op("shadowattn::attend_chosen", mutates_args=())
+@operator()
 def attend_chosen(
     q: Tensor,
     k: Tensor,
@@ -339,7 +371,7 @@ def _(
     return q.new_empty(q.shape), q.new_empty(size if listed else 0, dtype=torch.int32)
 
 
-@torch.library.custom_op("shadowattn::attend_chosen_blocks", mutates_args=())
+@operator()
 def attend_chosen_blocks(
     q: Tensor,
     k: Tensor,

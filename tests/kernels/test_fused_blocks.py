@@ -128,7 +128,7 @@ def arguments() -> dict[str, object]:
 
 def test_it_is_what_torch_expects_of_an_operator():
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.attend_chosen_blocks, (), arguments(), test_utils=checks)
+    torch.library.opcheck(ops.attend_chosen_blocks.operator, (), arguments(), test_utils=checks)
 
 
 @pytest.mark.parametrize(

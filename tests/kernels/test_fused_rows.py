@@ -126,7 +126,7 @@ def test_it_is_what_torch_expects_of_an_operator():
         0.25,
         True,
     )
-    torch.library.opcheck(ops.attend_chosen, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(ops.attend_chosen.operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_later_key_is_refused():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from shadowattn import kernels
 from shadowattn.errors import InputError
@@ -364,16 +365,30 @@ def test_operators_are_what_torch_expects_of_them():
     indices = ops.select(torch.rand(4, 6, 40), *plan)
     packed = torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.attend, (q, k, v, kv, positions, indices, lists.indptr, 1, 0.25), test_utils=checks)
-    torch.library.opcheck(ops.select, (torch.rand(4, 6, 40), *plan), test_utils=checks)
-    torch.library.opcheck(ops.unite, (indices, lists.indptr, 6, 4), test_utils=checks)
+    torch.library.opcheck(ops.attend.operator, (q, k, v, kv, positions, indices, lists.indptr, 1, 0.25), test_utils=checks)
+    torch.library.opcheck(ops.select.operator, (torch.rand(4, 6, 40), *plan), test_utils=checks)
+    torch.library.opcheck(ops.unite.operator, (indices, lists.indptr, 6, 4), test_utils=checks)
     tiles = NativeKernels().unite(Selection(indices, lists.indptr, positions, 1), 4)
     unions = (tiles.indices, tiles.members, tiles.starts, tiles.ends, 4)
-    torch.library.opcheck(ops.attend_tiles, (q, k, v, kv, positions, *unions, 0.25), test_utils=checks)
-    torch.library.opcheck(ops.pack, (k, torch.ones(2), packed, 0, None), test_utils=checks)
-    torch.library.opcheck(ops.estimate, (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1), test_utils=checks)
+    torch.library.opcheck(ops.attend_tiles.operator, (q, k, v, kv, positions, *unions, 0.25), test_utils=checks)
+    torch.library.opcheck(ops.pack.operator, (k, torch.ones(2), packed, 0, None), test_utils=checks)
+    torch.library.opcheck(ops.estimate.operator, (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1), test_utils=checks)
     arguments = (q, torch.ones(4), packed, 40, kv, positions + 1, "rows", 1, *plan)
-    torch.library.opcheck(ops.estimate_select, arguments, test_utils=checks)
+    torch.library.opcheck(ops.estimate_select.operator, arguments, test_utils=checks)
+
+
+@pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+def test_an_operator_is_dispatched_where_somebody_traces_or_asks_for_gradients():
+    q, k, v = qkv(4, 2, 6, 40, 16)
+    arguments = (Heads.all(4, 2).kv, 34 + torch.arange(6), None, None, 1, 0.25)
+    out = ops.attend(q, k, v, *arguments)
+    assert ops.attend.operator(q, k, v, *arguments).equal(out)
+    with pytest.raises(RuntimeError, match="backward"):
+        ops.attend(q.clone().requires_grad_(), k, v, *arguments).sum().backward()
+    with torch.no_grad():
+        assert ops.attend(q.clone().requires_grad_(), k, v, *arguments).equal(out)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(ops.attend(q, k, v, *arguments), FakeTensor)
 
 
 def test_auto_takes_the_twin_where_native_cannot_serve():

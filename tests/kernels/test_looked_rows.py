@@ -99,7 +99,7 @@ def arguments() -> dict:
 
 
 def test_it_is_what_torch_expects_of_an_operator():
-    torch.library.opcheck(ops.attend_chosen, (), arguments(), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(ops.attend_chosen.operator, (), arguments(), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize(

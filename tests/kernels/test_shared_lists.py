@@ -97,10 +97,12 @@ def test_a_head_whose_keys_are_alike_has_no_say():
 def test_the_operator_says_what_it_makes_and_refuses_what_it_cannot_read():
     q, k, v = qkv(4, 2, 1, 300, 64)
     packed, scales = packed_keys(k), absmax_scales(q)
-    torch.library.opcheck(ops.shared_scores, (q, scales, packed, 300), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(ops.shared_scores.operator, (q, scales, packed, 300), test_utils=("test_schema", "test_faketensor"))
     lists = Rule().lists(torch.full((2,), 0.2, dtype=torch.float64), torch.tensor([299]))
     plan = (lists.candidates, lists.tail, lists.indptr, lists.size, 0, 0, lists.self_first)
-    torch.library.opcheck(ops.attend_shared, (q, k, v, scales, packed, *plan, 0.3), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        ops.attend_shared.operator, (q, k, v, scales, packed, *plan, 0.3), test_utils=("test_schema", "test_faketensor")
+    )
     with pytest.raises(InputError, match="indptr: expected to rise from 0 to 7"):
         ops.attend_shared(q, k, v, scales, packed, *plan[:3], 7, *plan[4:], 0.3)
     with pytest.raises(InputError, match=r"expected q \[H, Q, D\], k and v \[G, K, D\]"):
