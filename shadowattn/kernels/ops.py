@@ -461,7 +461,7 @@ def _first_look(
     _check_by_key(by_key, *k.shape)
     checks.ascending("candidates", candidates, least=1, below=k.shape[1] + 1)
     seen, kept = candidates[::rows], indptr.diff().view(heads, queries)
-    longest = torch.stack([part.amax(1) for part in kept.split(rows, 1)], 1)
+    longest = torch.from_numpy(np.maximum.reduceat(kept.numpy(), np.arange(0, queries, rows), axis=1))
     if (through < torch.minimum(longest, seen)).any() or (through > seen).any():
         raise InputError(
             "through: expected at least the longest list of each block, or all that its first row sees, and no more than those"
