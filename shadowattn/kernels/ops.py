@@ -24,8 +24,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class Operator:
     """A function as the operator `torch.ops.shadowattn.NAME`, with a fake kernel that `register_fake` takes.
 
-    Plain tensors reach the function directly: torch's dispatch takes longer than a short kernel. Where somebody traces,
-    observes or asks for gradients, the operator is called.
+    Plain tensors reach the function directly: torch's dispatch takes longer than a short kernel. The operator is called under
+    torch.compile and torch.jit.trace, in a dispatch mode, for gradients, and for tensors of other classes or without values.
     """
 
     def __init__(self, function: Callable[..., Any], mutates: tuple[str, ...]):
@@ -39,10 +39,12 @@ class Operator:
 
 
 def _plain(*arguments: Any) -> bool:
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
     tensors = [x for x in arguments if isinstance(x, Tensor)]
-    return all(type(x) is Tensor for x in tensors) and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    if not all(type(x) is Tensor and not x.is_meta for x in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 def operator(*, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Operator]:
@@ -251,17 +253,21 @@ def attend_shared(
     kv_head = _check_shared(q, q_scales, packed, k.shape[1])
     _check(q, k, v, kv_head)
     groups, keys, dim = k.shape
+    if len(packed) != groups:
+        raise InputError(f"packed: expected as many key heads as k has, {groups}, got {len(packed)}")
     _check_budgets(candidates, tail, indptr, size, sinks, recent, groups, 1, keys)
-    indices, heads = torch.empty(size, dtype=torch.int32), len(q) // groups
+    if (candidates + tail > keys).any():
+        raise InputError(
+            f"candidates, tail: expected no more than {keys} keys together, got {candidates.tolist()}, {tail.tolist()}"
+        )
+    indices, heads, queries = torch.empty(size, dtype=torch.int32), len(q) // groups, _rows(q)
     lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
     native.shared_lists(
-        _rows(q), q_scales, packed, keys=keys, kv_head=kv_head,
+        queries, q_scales, packed, keys=keys, kv_head=kv_head,
         lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
     )  # fmt: skip
-    rows, out = (
-        q.reshape(groups, heads, dim),
-        torch.empty(groups, heads, dim, dtype=q.dtype),
-    )  # a group's heads, rows of one block
+    rows = _rows(queries.reshape(groups, heads, dim))  # a group's heads are the rows of one block
+    out = torch.empty(groups, heads, dim, dtype=q.dtype)
     native.attend(
         rows, _rows(k), _rows(v), out, kv_head=torch.arange(groups), positions=torch.full((heads,), keys - 1), indices=indices,
         indptr=indptr, query_block=heads, scale=scale,
@@ -568,9 +574,7 @@ def _check_estimate(
     _check_quantisable(q, packed, q_scales)
     checks.one_of("pooling", pooling, native.POOLINGS)
     checks.integer("query_block", query_block, least=1)
-    checks.integer("keys", keys, least=1)
-    if -(-keys // 32) * 32 > packed.shape[1] * 16:
-        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
+    _check_room(packed, keys)
     checks.vector("kv_head", kv_head, q.shape[0])
     checks.within("kv_head", kv_head, least=0, most=packed.shape[0] - 1)
     checks.vector("visible", visible, q.shape[1])
@@ -583,12 +587,18 @@ def _check_estimate(
 
 def _check_shared(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Tensor:
     """The key head of each head."""
+    _check_quantisable(q, packed, q_scales)
     groups = len(packed)
-    if q.dim() != 3 or q.shape[1] != 1 or len(q) % groups:
+    if q.shape[1] != 1 or not groups or len(q) % groups:
         raise InputError(f"q: expected [H, 1, D], as many heads for each of {groups} key heads, got {list(q.shape)}")
-    kv_head = torch.arange(groups).repeat_interleave(len(q) // groups)
-    _check_estimate(q, q_scales, packed, keys, kv_head, torch.tensor([keys]), "rows", 1, None)
-    return kv_head
+    _check_room(packed, keys)
+    return torch.arange(groups).repeat_interleave(len(q) // groups)
+
+
+def _check_room(packed: Tensor, keys: int) -> None:
+    checks.integer("keys", keys, least=1)
+    if -(-keys // 32) * 32 > packed.shape[1] * 16:
+        raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
 
 
 def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:

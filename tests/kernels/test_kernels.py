@@ -387,6 +387,9 @@ def test_an_operator_is_dispatched_where_somebody_traces_or_asks_for_gradients()
         ops.attend(q.clone().requires_grad_(), k, v, *arguments).sum().backward()
     with torch.no_grad():
         assert ops.attend(q.clone().requires_grad_(), k, v, *arguments).equal(out)
+    compiled = torch.compile(lambda *tensors: ops.attend(*tensors, *arguments[1:]) * 2, backend="eager", fullgraph=True)
+    assert compiled(q, k, v, arguments[0]).equal(out * 2)
+    assert ops.attend(*(x.to("meta") for x in (q, k, v)), *arguments).is_meta
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert isinstance(ops.attend(q, k, v, *arguments), FakeTensor)
 

@@ -31,7 +31,7 @@ def packed_keys(k):
 @given(
     dim=st.sampled_from([8, 24, 64, 128, 256]),
     heads=st.sampled_from([*HEADS, (14, 2), (20, 2)]),
-    keys=st.sampled_from([2, 31, 200, 2047, 2049, 5000]),
+    keys=st.sampled_from([1, 2, 31, 200, 2047, 2049, 5000]),
     offset=st.sampled_from([0.0, 30.0]),
     seed=st.integers(0, 99),
 )
@@ -44,31 +44,39 @@ def test_scores_are_those_of_the_definition(level, dtype, dim, heads, keys, offs
     spread = products.std(2, keepdim=True, correction=0)
     alike = spread <= 1e-6 * products.abs().amax(2, keepdim=True)
     expected = torch.where(alike, 0.0, products / spread).view(groups, -1, 1, keys).sum(1)
+    with native.forced_level(level):
+        found = ops.shared_scores(q, q_scales, packed_keys(k), keys)
+    largest = float(torch.where(alike, 0.0, products / spread).abs().amax())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * largest * count)
+
+
+def test_threads_change_no_score():
+    q, k, _ = qkv(14, 2, 1, 5000, 256)  # enough for two threads
     before, found = torch.get_num_threads(), []
     try:
-        for threads in (1, 3):
+        for threads in (1, 2):
             torch.set_num_threads(threads)
-            with native.forced_level(level):
-                found.append(ops.shared_scores(q, q_scales, packed_keys(k), keys))
+            found.append(ops.shared_scores(q, absmax_scales(q), packed_keys(k), 5000))
     finally:
         torch.set_num_threads(before)
     assert found[0].equal(found[1])
-    largest = float(torch.where(alike, 0.0, products / spread).abs().amax())
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-6 * largest * count)
 
 
 @pytest.mark.parametrize("level", native.levels())
 @given(
     heads=st.sampled_from([*HEADS, (14, 2)]),
-    keys=st.sampled_from([2, 31, 200, 5000]),
+    keys=st.sampled_from([1, 2, 31, 200, 5000]),
+    strided=st.booleans(),
     sinks=st.sampled_from([0, 2]),
     recent=st.sampled_from([0, 3]),
     retention=st.sampled_from([0.001, 0.2, 1.0]),
     seed=st.integers(0, 99),
 )
-def test_heads_attend_to_the_best_keys_by_these_scores(level, heads, keys, sinks, recent, retention, seed):
+def test_heads_attend_to_the_best_keys_by_these_scores(level, heads, keys, strided, sinks, recent, retention, seed):
     count, groups = heads
     q, k, v = qkv(count, groups, 1, keys, 64, seed=seed)
+    if strided:  # neighbouring dimensions lie apart
+        q, k, v = (x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v))
     chunk, estimator = Chunk.of(q, k, v, scale=0.3), Int8Fused.of(q, k)
     lists = Rule(sinks=sinks, recent=recent).lists(torch.full((groups,), retention, dtype=torch.float64), chunk.positions)
     plan = (lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
@@ -105,6 +113,12 @@ def test_the_operator_says_what_it_makes_and_refuses_what_it_cannot_read():
     )
     with pytest.raises(InputError, match="indptr: expected to rise from 0 to 7"):
         ops.attend_shared(q, k, v, scales, packed, *plan[:3], 7, *plan[4:], 0.3)
+    with pytest.raises(InputError, match="candidates, tail: expected no more than 300 keys together"):
+        ops.attend_shared(q, k, v, scales, packed, plan[0], torch.tensor([1]), *plan[2:], 0.3)
+    with pytest.raises(InputError, match="packed: expected as many key heads as k has, 2, got 1"):
+        ops.attend_shared(q, k, v, scales, packed[:1], *plan, 0.3)
+    with pytest.raises(InputError, match="as many heads for each of 0 key heads"):
+        ops.shared_scores(q, scales, packed[:0], 300)
     with pytest.raises(InputError, match=r"expected q \[H, Q, D\], k and v \[G, K, D\]"):
         ops.attend_shared(q, k, v[:, 1:], scales, packed, *plan, 0.3)
     for wrong, message in (

@@ -11,6 +11,7 @@ from shadowattn.online import attention
 from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts
@@ -135,3 +136,17 @@ def test_refuses_a_request_that_is_none():
     q, k, v = (x[None] for x in qkv(2, 1, 2, 100, 64))
     with pytest.raises(InputError, match="request: expected a Request"):
         SparseAttention([[0.2] * 2], Oracle())(0, q, k, v, 0.125, "decode")
+
+
+def test_an_estimators_own_shared_scores_count():
+    class Last(Int8Fused):
+        """Ranks the last keys first, whatever its products say."""
+
+        def shared_scores(self, chunk):
+            return torch.arange(float(chunk.keys)).expand(len(chunk.k), 1, -1)
+
+    q, k, v = qkv(4, 2, 1, 50, 64)
+    parts = Parts(Last.of(q, k), Rule(), choose("auto", head_dim=64, dtype=torch.float32))
+    out = shared_decode(Chunk.of(q, k, v, retention=0.2, scale=0.125), parts)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k[:, -10:], v[:, -10:], scale=0.125, enable_gqa=True)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)

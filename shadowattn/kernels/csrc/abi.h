@@ -84,6 +84,8 @@ enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2, SA_PROBABILITY = 3 };
 // sum of the rows' softmax, each over the keys it sees.
 // scores != NULL: the products (of rows or pooled lists) are written there as float32, and nothing is selected. With neither
 // scores nor to.indices they are computed and dropped: what the estimate alone costs.
+// shared_lists() takes heads of one row each, of which `query_block` neighbours share a key head and a list; see shared_lists.h. Where
+// scores [G, K] is not NULL, what lists go by is written there, and nothing is selected.
 typedef struct {
   int64_t threads, bfloat16, pooling;
   int64_t heads, rows, keys, dim, query_block;
@@ -97,9 +99,6 @@ typedef struct {
   float* scores;           // [H, B, K] contiguous, or NULL
   SaLists to;
 } SaEstimate;
-
-// As `shared_lists` takes it: heads of one row each, of which `query_block` in a row share a key head and a list; see shared_lists.h.
-// Where `scores` [G, K] is not NULL, what lists go by is written there, and nothing is selected.
 
 // What rows may choose from: the keys that one query for a block of rows lets through, the mean of their integers. See
 // first_look.h.

@@ -15,8 +15,9 @@
 namespace {
 
 constexpr int kByteBits = 7;      // how much narrower than a byte of the whole range the bytes within it are
-// Keys with the byte of the k-th product that are compared one by one; more are not worth that, and a pass over all keys is cheaper.
-constexpr int64_t kFewTies = 64, kFewTiesOf = 64;
+// Keys with the byte of the k-th product are compared one by one where they are at most so many, or at most this part of the keys: a
+// pass over all keys is cheaper than more comparisons.
+constexpr int64_t kFewTies = 64, kFewTiesPart = 64;
 constexpr int64_t kSampleStep = 8;  // the first guess looks at every eighth step of keys
 
 // byte = (product − centre) >> shift.
@@ -221,7 +222,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
         mapping = whole;
         continue;
       }
-      const bool tied = found.from_it != k, many = tied && found.from_it - found.above > max_of(kFewTies, padded / kFewTiesOf);
+      const bool tied = found.from_it != k, many = tied && found.from_it - found.above > max_of(kFewTies, padded / kFewTiesPart);
       if (mapping.shift && (many || (tied && mapping.shift == whole.shift))) {
         mapping = part_of(mapping, found.at, 0);
         continue;

@@ -1,6 +1,6 @@
-// The lists of a decoding step: the heads of a key head share one, by the sum of their INT8 products with the keys, each head's divided
-// by their standard deviation over the keys. First products, some keys a task, so that all threads read packed keys; then a task for
-// a key head makes scores of its heads' products and chooses from them.
+// The lists of a decoding step: the heads of a key head share one, by the sum of their INT8 products with the keys, where each head's
+// products are divided by the standard deviation of these over the keys. First products, some keys a task, so that several threads
+// read packed keys; then a task for a key head makes scores of its heads' products and chooses from them.
 #pragma once
 #include <cmath>
 #include <cstdlib>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kAlike = 1e-6;  // of the largest magnitude: a head whose products differ less has no say
 constexpr int64_t kPartKeys = 2048;  // of a task that multiplies
-constexpr int64_t kProductsAThread = 8 << 20;  // multiplications for which waking another thread pays
+constexpr int64_t kProductsAThread = 8 << 20;  // multiplications from which on another thread is woken
 
 // 1 / the standard deviation of products; 0 where they are alike. Sums of integers, of differences from the first product.
 inline float weight_of(const int32_t* products, int64_t keys) {
@@ -47,7 +47,8 @@ int shared_lists_of(const SaEstimate& a) {
   int failed = run_queue(groups * parts, threads, q_bytes + rows * 4, [&](int64_t t, char* scratch) {
     const int64_t group = t / parts, first = group * heads, from = t % parts * kPartKeys, to = min_of(from + kPartKeys, a.keys);
     const QuantisedRows x{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<int32_t*>(scratch + q_bytes), a.dim};
-    memset(scratch, 0, static_cast<size_t>(q_bytes + rows * 4));  // rows past the last head: whole fours read the keys once
+    // Rows past the last head are 0: products_of() reads the keys once for four rows, and twice for three.
+    memset(scratch, 0, static_cast<size_t>(q_bytes + rows * 4));
     for (int64_t h = 0; h < heads; ++h) quantise_rows<T>(a, first + h, 0, 1, {x.q + h * a.dim, x.biases + h, a.dim});
     const uint8_t* packed = a.packed + a.kv_head[first] * a.packed_head_stride;
     for (int64_t pass = from; pass < to; pass += kKeysPerPass)

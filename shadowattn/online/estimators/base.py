@@ -57,7 +57,7 @@ class Estimator(ABC):
     - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
-    `launches`, `launch`, `select`, `attend_shared`, `attends` and `goes_by`.
+    `launches`, `launch`, `select`, `shared_scores`, `attend_shared`, `attends` and `goes_by`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -87,8 +87,20 @@ class Estimator(ABC):
             cls.is_native = False
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
+        if "shared_scores" in vars(cls) and "attend_shared" not in vars(cls):
+            cls.attend_shared = Estimator.attend_shared
         if "scores" in vars(cls):  # then what its parent made of other scores is not to be asked
-            for name in (*_FLAGS, "units", "launches", "launch", "select", "attend_shared", "attends", "goes_by"):
+            for name in (
+                *_FLAGS,
+                "units",
+                "launches",
+                "launch",
+                "select",
+                "shared_scores",
+                "attend_shared",
+                "attends",
+                "goes_by",
+            ):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Estimator)[name])
         checks.one_of(f"{cls.__name__}.granularity", cls.granularity, GRANULARITIES)
