@@ -4,6 +4,7 @@ Real rows rank keys that lie together and change slowly from row to row; random 
 made and read.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,10 +64,11 @@ class Calibrated(NamedTuple):
 class ActivationSpeed(Study):
     """The last `rows` rows of the first `lengths` tokens of every held-out window, in a dense prefill, of every layer.
 
-    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, which spares the heads that lose most by
-    a first look on calibration text, and for blocks of `query_blocks` rows by estimated probabilities. Candidates take turns
-    layer by layer for `rounds` rounds; a time is the median over rounds of the sum over layers and windows. `mass_recall` is the
-    share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
+    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, whose first look lets `through` times the
+    budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
+    estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
+    sum over layers and windows. `mass_recall` is the share of exact attention that stands on the lists of single rows, the mean
+    over rows, heads, layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -75,6 +77,7 @@ class ActivationSpeed(Study):
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
     rows: int = 512
     rounds: int = 7
+    through: float = candidates.LOOKED["candidates"]
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads", "key_offset")
     headline: ClassVar[tuple[str, ...]] = (
         *("times_faster_than_own_dense", "times_faster_than_sdpa", "break_even_keys", "mass_recall"),
@@ -91,6 +94,8 @@ class ActivationSpeed(Study):
             raise InputError(f"study.retentions: expected shares of the visible keys, in (0, 1), got {list(self.retentions)}")
         check_count("study.rows", self.rows)
         check_count("study.rounds", self.rounds)
+        if not 1 <= self.through < math.inf:
+            raise InputError(f"study.through: expected 1 or more times the budget, got {self.through}")
         for length in self.lengths:
             if length < self.rows or length % self.rows:
                 raise InputError(f"study.lengths: expected multiples of study.rows={self.rows}, got {length}")
@@ -131,11 +136,13 @@ class ActivationSpeed(Study):
 
         def measure_look() -> FirstLookLosses:
             say(f"first look: {lab.shape.layers * lab.shape.heads} heads")
-            looked = {name: candidates.LOOKED[name] for name in ("candidates", "block_rows")}
-            return observe_first_look(lab.loaded.model, text(), key_offset=key_offset, **how, **looked)
+            looked = {"candidates": self.through, "block_rows": candidates.LOOKED["block_rows"], "key_offset": key_offset}
+            return observe_first_look(lab.loaded.model, text(), **how, **looked)
 
         key_offset = None if offset == "none" else lab.stage("key_offset", inputs).result(KeyOffset, measure_offset)
-        first_look = lab.stage("first_look", inputs | candidates.LOOKED).result(FirstLookLosses, measure_look)
+        first_look = lab.stage("first_look", inputs | candidates.LOOKED | {"candidates": self.through}).result(
+            FirstLookLosses, measure_look
+        )
         return Calibrated(first_look, key_offset)
 
     def _measured(self, lab: Lab, window: Tensor, calibrated: Calibrated) -> dict[str, dict[str, list]]:

@@ -140,7 +140,8 @@ def _fused(t: Tensors, name: str, first_look: FirstLookLosses | None, key_offset
     if name == "int8_fused":
         return Int8Fused.of(t.q, t.k, **how)
     first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
-    return replace(Hierarchical.of(t.q, t.k, **how), first_look=first_look, **LOOKED)
+    settings = LOOKED | {"candidates": first_look.candidates, "block_rows": first_look.block_rows}
+    return replace(Hierarchical.of(t.q, t.k, **how), first_look=first_look, **settings)
 
 
 def _fused_total(t: Tensors, rule: Rule, estimator: Int8Fused) -> Call:

@@ -23,7 +23,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             for index, retention in enumerate(retentions):
                 colour = colormaps["viridis"](0.85 * index / max(1, len(retentions) - 1))
                 cell = here[here.retention == retention].sort_values("context_tokens")
-                spread = [cell.value - cell.low, cell.high - cell.value]
+                spread = [(cell.value - cell.low).clip(lower=0), (cell.high - cell.value).clip(lower=0)]  # of few rounds
                 look = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": colour, "capsize": 2}
                 axis.errorbar(cell.context_tokens, cell.value, yerr=spread, label=f"{retention:.0%} of the keys", **look)
                 of = layers[(layers.dtype == dtype) & (layers.method == method) & (layers.retention == retention)]

@@ -54,6 +54,14 @@ def test_rows_are_of_every_length_way_and_layer(folder):
     assert len(ActivationSpeed().table(rows, "tiny").renderables) == 2
 
 
+def test_a_first_look_that_lets_every_key_through_leaves_the_flat_lists(run):
+    few = [*FEW[:1], "study.lengths=[96]", "study.retentions=[0.2]", "study.query_blocks=[]", "study.rounds=1", *FEW[-2:]]
+    rows = pd.read_parquet(run("study_activation_speed", "+exp=study_activation_speed", *few, "study.through=5") / "rows.parquet")
+    mass = rows[rows.metric == "mass_recall"].set_index(["dtype", "method"]).value
+    for dtype in ("float32", "bfloat16"):
+        assert mass[dtype, "hierarchical"] == mass[dtype, "per_row"]
+
+
 def test_an_interrupted_run_goes_on(run, folder, monkeypatch):
     (folder / "rows.parquet").unlink()
     (folder / "meta.json").unlink()
@@ -95,6 +103,7 @@ def test_every_candidate_at_full_retention_is_dense_attention_on_what_the_model_
         (["study.dtypes=[float16]"], "study.dtypes: expected one of float32, bfloat16, got 'float16'"),
         (["study.query_blocks=[1]"], "study.query_blocks: expected at least 2, got 1"),
         (["study.rounds=0"], "study.rounds: expected at least 1, got 0"),
+        (["study.through=0.5"], "study.through: expected 1 or more times the budget, got 0.5"),
         (["retention=0.2"], "retention: study_activation_speed does not use it"),
     ],
 )
