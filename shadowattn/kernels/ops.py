@@ -261,11 +261,8 @@ def attend_shared(
             f"candidates, tail: expected no more than {keys} keys together, got {candidates.tolist()}, {tail.tolist()}"
         )
     indices, heads, queries = torch.empty(size, dtype=torch.int32), len(q) // groups, _rows(q)
-    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
-    native.shared_lists(
-        queries, q_scales, packed, keys=keys, kv_head=kv_head,
-        lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
-    )  # fmt: skip
+    lists = _places(candidates, tail, indptr, indices, sinks, recent, self_first)
+    native.shared_lists(queries, q_scales, packed, keys=keys, kv_head=kv_head, lists=lists)
     rows = _rows(queries.reshape(groups, heads, dim))  # a group's heads are the rows of one block
     out = torch.empty(groups, heads, dim, dtype=q.dtype)
     native.attend(
@@ -303,10 +300,10 @@ def estimate_select(
     _check_estimate(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents)
     _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], _lists(q, pooling, query_block), keys)
     indices = torch.empty(size, dtype=torch.int32)
-    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
+    lists = _places(candidates, tail, indptr, indices, sinks, recent, self_first)
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
-        exponents=exponents, lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first},
+        exponents=exponents, lists=lists,
     )  # fmt: skip
     return indices
 
@@ -361,10 +358,10 @@ def attend_chosen(
     if through is not None or by_key is not None or first_rows:
         first_look = _first_look(first_rows, near, through, by_key, q, k, candidates, indptr, recent)
     out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size if listed else 0, dtype=torch.int32)
-    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices if listed else None}
+    lists = _places(candidates, tail, indptr, indices if listed else None, sinks, recent, self_first)
     native.fused_rows(
         _rows(q), _rows(k), _rows(v), out, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions, scale=scale,
-        lists=lists | {"sinks": sinks, "recent": recent, "self_first": self_first}, first_look=first_look,
+        lists=lists, first_look=first_look,
     )  # fmt: skip
     return out, indices
 
@@ -423,11 +420,11 @@ def attend_chosen_blocks(
     if (candidates + tail > last + 1).any():
         raise InputError("candidates, tail: expected keys up to the last row of each block, got later ones")
     out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size if listed else 0, dtype=torch.int32)
-    to = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices if listed else None}
+    to = _places(candidates, tail, indptr, indices if listed else None, sinks, recent, self_first)
     native.fused_blocks(
         _rows(q), _rows(k), _rows(v), out, scored=_rows(scored), q_scales=q_scales, packed=packed, kv_head=kv_head,
         positions=positions, visible=visible, pooling=pooling, query_block=query_block, exponents=exponents, scale=scale,
-        lists=to | {"sinks": sinks, "recent": recent, "self_first": self_first},
+        lists=to,
     )  # fmt: skip
     return out, indices
 
@@ -482,6 +479,14 @@ def _check_by_key(by_key: Tensor, heads: int, keys: int, dim: int) -> None:
         raise InputError(f"by_key: expected [G, K or more, D] of {[heads, keys, dim]}, got {list(by_key.shape)}")
     if not by_key[0].is_contiguous():
         raise InputError("by_key: expected one key after another")
+
+
+def _places(
+    candidates: Tensor, tail: Tensor, indptr: Tensor, indices: Tensor | None, sinks: int, recent: int, self_first: bool
+) -> dict[str, Tensor | int | None]:
+    """Where lists go and what they keep, as `native` takes it."""
+    lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
+    return lists | {"sinks": sinks, "recent": recent, "self_first": self_first}
 
 
 def _lists(q: Tensor, pooling: str, query_block: int) -> int:
