@@ -59,8 +59,9 @@ class AttentionSpeed(Study):
 
     chunk: all there is, with lists of one row and of `query_block` rows by every block score. machine: the roofs, torch's matrix
     products and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of
-    `gather_keys` keys. keys: against each of `lengths`. retention: against each of `retentions`. decode: one row, `decode_keys`.
-    flex: torch's flex_attention on the same blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
+    `gather_keys` keys. keys: against each of `lengths`, at `retention`, or with `kept_keys` keys of each. retention: against each
+    of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks; compiles for minutes.
+    memory: the peak at `memory_keys` keys.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     """
@@ -76,6 +77,7 @@ class AttentionSpeed(Study):
     retention: float = 0.2
     query_block: int = 32
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096, 8192, 16384, 32768])
+    kept_keys: int | None = None
     retentions: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0])
     gather_rows: int = 256
     gather_keys: int = 2048
@@ -100,6 +102,15 @@ class AttentionSpeed(Study):
         check_count("study.gather_keys", self.gather_keys, least=self.gather_rows)
         for name in ("lengths", "decode_keys"):
             check_count(f"study.{name}", min(getattr(self, name)))
+        if self.kept_keys is not None:
+            if "keys" not in self.parts:
+                raise InputError(f"study.kept_keys: only the part keys uses it, got study.parts={self.parts}; add keys")
+            check_count("study.kept_keys", self.kept_keys)
+            if self.kept_keys > min(self.lengths):
+                raise InputError(
+                    f"study.kept_keys: expected at most {min(self.lengths)}, the shortest of study.lengths, got {self.kept_keys}"
+                    "; keep fewer, or leave short lengths out"
+                )
         for name, values in (("retention", [self.retention]), ("retentions", self.retentions)):
             if not all(0 < value <= 1 for value in values):
                 raise InputError(f"study.{name}: expected shares of the visible keys, in (0, 1], got {values}")
@@ -151,13 +162,16 @@ class AttentionSpeed(Study):
             "chunk": of([self.keys]),
             "machine": of([self.keys], pairs=pairs[:1]),
             "gather": of([self.gather_keys], rows=self.gather_rows, pairs=pairs[: len(self.dtypes)]),
-            "keys": of(self.lengths),
+            "keys": [case for keys in self.lengths for case in of([keys], retentions=(self._kept_of(keys),))],
             "retention": of([self.keys], retentions=self.retentions),
             "decode": of(self.decode_keys, rows=1),
             "flex": of([self.keys]),
             "memory": of([self.memory_keys]),
         }
         return [(part, case) for part in PARTS if part in self.parts for case in every[part]]
+
+    def _kept_of(self, keys: int) -> float:
+        return self.retention if self.kept_keys is None else self.kept_keys / keys
 
     def _figures(self, part: str, case: Case) -> dict[str, list[float]]:
         """Seconds of each candidate in each round; bytes where the part is `memory`."""

@@ -93,12 +93,8 @@ void attend_block(const SaAttend& a, const Block& b, const BlockMemory& m) {
       values[j] = Math::row(v + key * a.v.row_stride, dim, m.values + j * dim);
     }
     for (int64_t j = start + n; j < min_of(start + n + kTile, b.to); ++j) {
-      const char* next = reinterpret_cast<const char*>(k + key_at(j) * a.k.row_stride);
-      const char* next_v = reinterpret_cast<const char*>(v + key_at(j) * a.v.row_stride);
-      for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(T)); byte += 64) {
-        __builtin_prefetch(next + byte, 0, 2);
-        __builtin_prefetch(next_v + byte, 0, 2);
-      }
+      fetch_bytes(k + key_at(j) * a.k.row_stride, dim * static_cast<int64_t>(sizeof(T)));
+      fetch_bytes(v + key_at(j) * a.v.row_stride, dim * static_cast<int64_t>(sizeof(T)));
     }
     for (int64_t lane = 0; lane < lanes;) {
       const bool two = lane + 2 * VL <= lanes;

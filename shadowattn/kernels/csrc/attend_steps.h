@@ -49,11 +49,8 @@ void attend_step_part(const SaAttend& a, int64_t head, int64_t from, int64_t to,
     const T *tile_k = k + start * k_stride, *tile_v = v + start * v_stride;
     // The keys of other heads lie between two of these, which no hardware prefetcher sees through.
     for (int64_t j = start + kStepTile; j < min_of(start + 2 * kStepTile, to); ++j) {
-      const char *next = reinterpret_cast<const char*>(k + j * k_stride), *next_v = reinterpret_cast<const char*>(v + j * v_stride);
-      for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(T)); byte += 64) {
-        __builtin_prefetch(next + byte, 0, 2);
-        __builtin_prefetch(next_v + byte, 0, 2);
-      }
+      fetch_bytes(k + j * k_stride, dim * static_cast<int64_t>(sizeof(T)));
+      fetch_bytes(v + j * v_stride, dim * static_cast<int64_t>(sizeof(T)));
     }
     for (int64_t r = 0; r < a.rows; ++r) {
       const int64_t n = min_of(min_of(to, a.positions[r] + 1) - start, kStepTile);

@@ -65,8 +65,7 @@ struct LetThrough {
     for (int64_t w = 0; w < ceil_div(seen, 64); ++w) count += Isa::list_bits(bits[w], static_cast<int32_t>(64 * w), keys + count);
     for (int64_t j = count; j < round_up(count, 32); ++j) keys[j] = keys[count - 1];
     for (int64_t j = 0; j < round_up(count, 32); j += 16) {
-      for (int64_t i = j + kKeysAhead; i < min_of(j + kKeysAhead + 16, count); ++i)
-        for (int64_t byte = 0; byte < dim; byte += 64) __builtin_prefetch(by_key + keys[i] * dim + byte, 0, 2);
+      for (int64_t i = j + kKeysAhead; i < min_of(j + kKeysAhead + 16, count); ++i) fetch_bytes(by_key + keys[i] * dim, dim);
       Isa::pack_16(by_key, dim / 4, keys + j, packed + j * dim);
     }
   }

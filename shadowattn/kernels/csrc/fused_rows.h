@@ -2,7 +2,9 @@
 // head in one task. Neither scores nor lists reach memory, unless the caller asks for the lists.
 //
 // What a row chose is kept as bits. The rows go through K and V together, in windows of keys that stay in a near cache from row to
-// row, with an online softmax: neither lists nor weights are ever kept, so that many rows share what is read from a far cache.
+// row, with an online softmax: neither lists nor weights are ever kept, so that many rows share what is read from a far cache. Which
+// keys a row keeps is no pattern that hardware foresees. Where the rows together keep as many keys as there are, or more, each has a
+// part of the next window fetched.
 #pragma once
 #include "abi.h"
 #include "attend_rows.h"
@@ -10,10 +12,11 @@
 
 namespace {
 
-constexpr int64_t kBitBytes = 1 << 20;  // of all rows of a task, in the second-level cache
+constexpr int64_t kBitBytes = 8 << 20;  // of all rows of a task; read once, and fetched ahead
 constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
 constexpr int64_t kVisitKeys = 72;  // what a row should find in a window: fewer do not pay for going there
+constexpr int64_t kRowsAhead = 4;   // whose bits are fetched
 
 // A row's attention so far, of unnormalised weights 2^((score − top) · scale).
 struct ChosenRow {
@@ -55,8 +58,13 @@ inline void weigh(float* s, int64_t n, vf scale, ChosenRow* row, float* output, 
   Isa::store(row->totals, totals);
 }
 
+// What rows go through: the first `visible` keys, in windows of `words` words of bits. A row has `fetched` keys of the next one fetched.
+struct Windows {
+  int64_t visible, words, fetched;
+};
+
 template <class T, int DIM>
-void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, const RowBits& bits, int64_t words, int64_t window,
+void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, const RowBits& bits, const Windows& windows,
                    ChosenRow* state, char* scratch) {
   const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32);
   const int64_t k_stride = DIM ? DIM : a.k.row_stride, v_stride = DIM ? DIM : a.v.row_stride;
@@ -74,8 +82,15 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
   const vf scale = Isa::set1(a.scale * kLog2e);
   alignas(64) int32_t keys[64 * kMostWindowWords + Isa::kListStep];
   alignas(64) float weights[64 * kMostWindowWords + Isa::kListStep];
+  const int64_t words = ceil_div(windows.visible, 64), window = windows.words;
   for (int64_t w = 0; w < words; w += window)
     for (int64_t r = 0; r < rows; ++r) {
+      const int64_t first = 64 * (w + window) + r * windows.fetched, next_end = min_of(64 * (w + 2 * window), windows.visible);
+      for (int64_t j = first; j < min_of(first + windows.fetched, next_end); ++j) {
+        fetch_bytes(k + j * k_stride, dim * static_cast<int64_t>(sizeof(T)));
+        fetch_bytes(v + j * v_stride, dim * static_cast<int64_t>(sizeof(T)));
+      }
+      fetch_bytes(bits.row(min_of(r + kRowsAhead, rows - 1)) + w, 8 * window);
       const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), 64 * w, keys);
       if (!n) continue;
       RowMath<T>::template score<DIM>(queries + r * padded, k, k_stride, keys, n, dim, weights);
@@ -132,15 +147,18 @@ class FusedRows {
     for (int64_t r = 0; r < count; ++r)
       if (to.indices) write_list(bits.row(r), bits.stride, to.indices + to.indptr[head * choose_.rows + from + r]);
     if (!attend_.out.data) return;
-    const int64_t used = ceil_div(to.candidates[from + count - 1], 64), dim = choose_.dim;
+    const int64_t visible = to.candidates[from + count - 1], dim = choose_.dim;
+    const int64_t* ends = to.indptr + head * choose_.rows + from;
+    const Windows windows{visible, window_, ends[count] - ends[0] < visible ? 0 : ceil_div(64 * window_, count)};
     const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
-    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, used, window_, state, scratch);
-    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, used, window_, state, scratch);
-    else attend_chosen<T, 0>(attend_, head, from, count, bits, used, window_, state, scratch);
+    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch);
+    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch);
+    else attend_chosen<T, 0>(attend_, head, from, count, bits, windows, state, scratch);
   }
 
  private:
-  static int64_t words_of(const SaEstimate& choose) { return padded_bytes(choose.keys) / 64; }
+  // With a cache line more, so that the rows' words of a window do not share a set of the caches where the keys are a power of two.
+  static int64_t words_of(const SaEstimate& choose) { return padded_bytes(choose.keys) / 64 + 8; }
 
   static int64_t rows_of_task(const SaEstimate& choose, int64_t threads) {
     const int64_t fit = kBitBytes / (8 * words_of(choose)) / kRowsAtOnce * kRowsAtOnce;

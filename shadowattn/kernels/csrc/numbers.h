@@ -1,4 +1,4 @@
-// Single numbers: bfloat16, rounding, and integers. Nothing here depends on the instruction set.
+// Single numbers: bfloat16, rounding, and integers; and fetching ahead. Nothing here depends on the instruction set.
 //
 // Like everything that is compiled once a level, this has internal linkage: a function shared between the levels could be linked
 // from the wrong one and meet a processor that cannot run it. For the same reason the kernels use no header of the C++ library
@@ -44,6 +44,11 @@ inline void from_float(float x, bf16* to) {  // round half to even; NaN stays Na
     return;
   }
   to->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Into the second-level cache, soon.
+inline void fetch_bytes(const void* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
 }
 
 inline int8_t rounded_byte(float x) { return static_cast<int8_t>(static_cast<int32_t>((x + kRounder) - kRounder)); }

@@ -32,7 +32,9 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
     """
     x, label = AXES[part]
     rows = with_graphs_named(rows[rows.part == part])
-    label = label.format(**rows.iloc[-1])
+    if part == "keys" and rows.retention.nunique() > 1:
+        label = "keys ({kept:.0f} of them kept, chunk of {chunk_rows} queries)"
+    label = label.format(**rows.iloc[-1], kept=(rows.retention * rows.context_tokens).iloc[-1])
     shapes, dtypes, ticks = rows["model"].unique(), rows.dtype.unique(), sorted(rows[x].unique())
     # A column a shape; of a single shape the dtypes stand side by side, for the legend's sake, which meets no title then.
     columns, lines = (len(dtypes), 1) if len(shapes) == 1 else (len(shapes), len(dtypes))

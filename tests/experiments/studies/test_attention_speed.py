@@ -98,6 +98,11 @@ def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
     assert json.loads((folder / "meta.json").read_text())["config"]["study"]["rounds"] == 2
 
 
+def test_a_number_of_keys_is_kept_at_every_length():
+    study = AttentionSpeed(parts=["keys"], shapes=["smollm2-135m"], dtypes=["float32"], lengths=[128, 512], kept_keys=32)
+    assert [(case.keys, case.retention * case.keys) for _, case in study.cases()] == [(128, 32), (512, 32)]
+
+
 @needs_kernels
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 def test_flex_is_held_against_our_kernel_on_the_same_blocks():
@@ -121,6 +126,8 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         (["study.retentions=[0.2,1.5]"], "study.retentions: expected shares of the visible keys, in (0, 1], got [0.2, 1.5]"),
         (["study.gather_keys=8"], "study.gather_keys: expected at least 256"),
         (["study.rows=100"], "flex takes multiples of 64"),
+        (["study.kept_keys=2000"], "study.kept_keys: expected at most 1024, the shortest of study.lengths, got 2000"),
+        (["study.kept_keys=64", "study.parts=[chunk]"], "study.kept_keys: only the part keys uses it"),
         (["study.keys=512"], "leave flex out of study.parts"),
         (["model=bundled"], "model: attention_speed does not use it"),
     ],
