@@ -72,17 +72,12 @@ def activation_speed_smollm2_avx512() -> str:
 
 def first_look_speed() -> str:
     """Chunks of many keys with a list for every row, with and without a first look: times and how many times faster."""
-    methods = {
-        "own dense": "our dense attention",
-        "total (int8_fused), per row": "`int8_fused`",
-        "total (hierarchical), per row": "`hierarchical`",
-    }
     tables = {at: rows_of(name) for at, name in _FIRST_LOOK.items()}
     lengths = sorted(tables[0.05].context_tokens.unique())
     lines = []
     for at, rows in tables.items():
         for dtype in ("float32", "bfloat16"):
-            for method, words in methods.items():
+            for method, words in _WHOLE_PATHS.items():
                 cells = []
                 for keys in lengths:
                     where = {"dtype": dtype, "method": method, "context_tokens": keys}
@@ -95,6 +90,19 @@ def first_look_speed() -> str:
     rounds = f"medians of {int(first[first.metric == 'time'].n.min())} rounds or more"
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_FIRST_LOOK.items())[1:]]
     return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], rounds), *others])
+
+
+def first_look_growth() -> str:
+    """How a chunk's time grows from 32768 to 131072 keys, where a share of the keys is kept and where a number of them is."""
+    lengths, lines = (32768, 131072), []
+    for kept, name in (("5%", _FIRST_LOOK[0.05]), (f"{_KEPT_KEYS} keys", _KEPT)):
+        for dtype in ("float32", "bfloat16"):
+            for method, words in _WHOLE_PATHS.items():
+                where = {"dtype": dtype, "method": method, "metric": "time"}
+                short, long = (one(rows_of(name), context_tokens=keys, **where) for keys in lengths)
+                lines.append([kept, dtype, words, f"{short:.1f}", f"{long:.1f}", f"{long / short:.2f}"])
+    header = ["kept", "", "milliseconds", *(f"{keys} keys" for keys in lengths), "times as long"]
+    return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], "5%"), source(_KEPT, f"{_KEPT_KEYS} keys")])
 
 
 def first_look_shapes() -> str:
@@ -114,6 +122,12 @@ def first_look_shapes() -> str:
     return "\n\n".join([table(header, lines, _SHAPES_AT[0.05], "times faster than our dense attention, 32768 keys"), *others])
 
 
+_WHOLE_PATHS = {
+    "own dense": "our dense attention",
+    "total (int8_fused), per row": "`int8_fused`",
+    "total (hierarchical), per row": "`hierarchical`",
+}
+_KEPT, _KEPT_KEYS = "first_look_kept", 1638  # 5 % of 32768
 _SHAPES_AT = {0.05: "first_look_shapes_05", 0.1: "first_look_shapes_1", 0.2: "attention_speed"}
 _FIRST_LOOK = {0.05: "first_look_speed_05", 0.1: "first_look_speed_1", 0.2: "first_look_speed_2"}
 # Times faster than our own dense attention at 8192 keys, by dtype and retention.

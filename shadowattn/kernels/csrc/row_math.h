@@ -137,11 +137,7 @@ inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t 
 #pragma GCC unroll 4
     for (int u = 1; u < U; ++u) low[u][i] = high[u][i] = I::set1(0);
   }
-  const auto pair = [&](int64_t j, int u) {
-    const bool two = j + 1 < n;
-    const bf16 *a = v + idx[j] * stride, *b = two ? v + idx[j + 1] * stride : a;
-    uint16_t weights[2] = {p[j], static_cast<uint16_t>(two ? p[j + 1] : 0)};
-    const typename I::pairs w = I::set1_pair(weights);
+  const auto add_two = [&](int u, const bf16* a, const bf16* b, typename I::pairs w) {
 #pragma GCC unroll 4
     for (int i = 0; i < P; ++i) {
       const typename I::pairs x = END ? I::load_pairs(a + 32 * i, end) : I::load_pairs(a + 32 * i);
@@ -153,9 +149,16 @@ inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t 
   int64_t j = 0;
   for (; j + 2 * U <= n; j += 2 * U) {
 #pragma GCC unroll 4
-    for (int u = 0; u < U; ++u) pair(j + 2 * u, u);
+    for (int u = 0; u < U; ++u) {
+      const int64_t at = j + 2 * u;
+      add_two(u, v + idx[at] * stride, v + idx[at + 1] * stride, I::set1_pair(p + at));
+    }
   }
-  for (; j < n; j += 2) pair(j, 0);
+  for (; j + 1 < n; j += 2) add_two(0, v + idx[j] * stride, v + idx[j + 1] * stride, I::set1_pair(p + j));
+  if (j < n) {
+    const uint16_t last[2] = {p[j], 0};
+    add_two(0, v + idx[j] * stride, v + idx[j] * stride, I::set1_pair(last));
+  }
 #pragma GCC unroll 4
   for (int i = 0; i < P; ++i) {
 #pragma GCC unroll 4
