@@ -237,7 +237,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
     }
   }
   if (lowest > highest) return;
-  const int32_t margin = 2 * (highest - lowest) + 64;
+  const int32_t margin = (highest - lowest) * 3 / 2 + 64;
   int shift = 0;
   while (127 << shift < margin && shift < whole.shift - 1) ++shift;
   *seed = {true, {lowest + (highest - lowest) / 2, shift}, seed->slope};
