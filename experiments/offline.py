@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from experiments.errors import ShardDoneError
+from experiments.first_looks import FirstLook
 from experiments.part_building import OBSERVE, build, by_content, part_name
 from experiments.progress import bar, say, work_bar
 from shadowattn.artifacts import Stage
@@ -21,7 +22,6 @@ from shadowattn.offline import (
     measure_sensitivity,
     observe_block_ranges,
     observe_channels,
-    observe_first_look,
     observe_key_offset,
     observe_scales,
     race_ablations,
@@ -58,7 +58,7 @@ from shadowattn.types import (
 if TYPE_CHECKING:
     from experiments.lab import Lab
 
-_LOOK_WINDOWS = 2  # every list is made twice and weighed against all keys, which takes long
+_LOOK_WINDOWS = 2  # at most
 
 UNIFORM = {"_target_": "shadowattn.offline.allocators.uniform.Uniform"}
 
@@ -152,17 +152,10 @@ class Offline:
 
     def first_look(self, candidates: float, block_rows: int) -> FirstLookLosses:
         """What first looks of these settings cost each head."""
-        lab = self._lab
-        looks = {"candidates": candidates, "block_rows": block_rows}
-        windows = min(_LOOK_WINDOWS, lab.of("graphs").calibration_windows)
-        inputs = self._calibration_inputs | looks | {"windows": windows, "key_offset": lab.of("key_offset")}
-        stage = lab.stage("first_look", inputs)
-
-        def measure() -> FirstLookLosses:
-            say(f"first look: {lab.shape.layers * lab.shape.heads} heads on {windows} windows")
-            return self._observed(observe_first_look, windows=windows, key_offset=self.key_offset, **looks)
-
-        return stage.result(FirstLookLosses, measure)
+        lab, graphs = self._lab, self._lab.of("graphs")
+        windows = min(_LOOK_WINDOWS, graphs.calibration_windows)
+        look = FirstLook(lab.context_tokens, windows, graphs.chunk_tokens, candidates, block_rows, lab.of("key_offset"))
+        return look.losses(lab, self.key_offset)
 
     def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile, rule: Rule) -> float:
         """The share of the weights at which a method of these settings and this rule keeps as many keys as a profile asks for."""

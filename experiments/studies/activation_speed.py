@@ -17,6 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
+from experiments.first_looks import FirstLook
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.random_layers import Case, Tensors
@@ -30,7 +31,7 @@ from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.machine import processor
 from shadowattn.models.load import DTYPES
-from shadowattn.offline import observe_first_look, observe_key_offset
+from shadowattn.offline import observe_key_offset
 from shadowattn.offline.first_looks import list_mass
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
@@ -40,7 +41,7 @@ from shadowattn.types import FirstLookLosses, KeyOffset
 _WARMUP = 1
 _OF_ROWS = ("int8_fused", "hierarchical")  # whose rows have lists of their own
 _SCORE = "probability"  # the block score that loses least
-_LOOK_TOKENS = 2048  # of a calibration window: every list is made twice and weighed against all keys
+_LOOK_TOKENS, _LOOK_WINDOWS = 2048, 2  # of calibration text
 
 
 class Captured(Tensors):
@@ -125,24 +126,24 @@ class ActivationSpeed(Study):
 
     def _calibrated(self, lab: Lab) -> Calibrated:
         """By two windows of calibration text."""
-        tokens, offset = min(lab.context_tokens, _LOOK_TOKENS), lab.of("key_offset")
-        text = partial(lab.calibration, tokens=tokens, windows=2)
-        how = {"chunk_tokens": self.rows, "progress": lambda work: bar(work, "calibrate")}
-        inputs = {"tokens": tokens, "chunk_tokens": self.rows, "how": offset}
+        tokens, how = min(lab.context_tokens, _LOOK_TOKENS), lab.of("key_offset")
 
-        def measure_offset() -> KeyOffset:
-            say(f"key offset: {offset} of the keys of {lab.shape.layers * lab.shape.kv_heads} key heads")
-            return observe_key_offset(lab.loaded.model, text(), **how | {"how": offset})
+        def measure() -> KeyOffset:
+            say(f"key offset: {how} of the keys of {lab.shape.layers * lab.shape.kv_heads} key heads")
+            return observe_key_offset(
+                lab.loaded.model,
+                lab.calibration(tokens=tokens, windows=_LOOK_WINDOWS),
+                chunk_tokens=self.rows,
+                how=how,
+                progress=lambda work: bar(work, "calibrate"),
+            )
 
-        def measure_look() -> FirstLookLosses:
-            say(f"first look: {lab.shape.layers * lab.shape.heads} heads")
-            looked = {"candidates": self.through, "block_rows": candidates.LOOKED["block_rows"], "key_offset": key_offset}
-            return observe_first_look(lab.loaded.model, text(), **how, **looked)
-
-        key_offset = None if offset == "none" else lab.stage("key_offset", inputs).result(KeyOffset, measure_offset)
-        first_look = lab.stage("first_look", inputs | candidates.LOOKED | {"candidates": self.through}).result(
-            FirstLookLosses, measure_look
-        )
+        key_offset = None
+        if how != "none":
+            inputs = {"tokens": tokens, "windows": _LOOK_WINDOWS, "chunk_tokens": self.rows, "how": how}
+            key_offset = lab.stage("key_offset", inputs).result(KeyOffset, measure)
+        look = FirstLook(tokens, _LOOK_WINDOWS, self.rows, self.through, candidates.LOOKED["block_rows"], how)
+        first_look = look.losses(lab, key_offset)
         return Calibrated(first_look, key_offset)
 
     def _measured(self, lab: Lab, window: Tensor, calibrated: Calibrated) -> dict[str, dict[str, list]]:

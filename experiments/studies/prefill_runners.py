@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.engines import build_engine
+from experiments.first_looks import FirstLook
 from experiments.lab import Lab
-from experiments.progress import say
 from experiments.studies import genai_sparse
 from shadowattn import checks
 from shadowattn.engine.engine import Engine
@@ -38,7 +38,6 @@ from shadowattn.graphs.decoder.whole import BEAM, LLM_INPUTS, LOGITS, llm_graph
 from shadowattn.method import Method
 from shadowattn.models.decoder import check_family
 from shadowattn.models.load import DTYPES
-from shadowattn.offline import observe_first_look
 from shadowattn.online.estimators.base import check_rule
 from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.selection import Rule
@@ -200,13 +199,8 @@ class OwnEngine(Runner):
         return Hierarchical(candidates=self.candidates)
 
     def _first_look(self, lab: Lab) -> FirstLookLosses:
-        def measured() -> dict[str, Any]:
-            say(f"first look: {lab.shape.layers * lab.shape.heads} heads on a window of {lab.context_tokens} tokens")
-            windows = lab.calibration(tokens=lab.context_tokens, windows=1)
-            how = {"chunk_tokens": _LOOKED_AT_ONCE, "candidates": self._unspared.candidates}
-            return asdict(observe_first_look(lab.loaded.model, windows, **how))
-
-        return FirstLookLosses(**lab.units("first_looks").get(f"{self._unspared.candidates:g}", measured))
+        unspared = self._unspared
+        return FirstLook(lab.context_tokens, 1, _LOOKED_AT_ONCE, unspared.candidates, unspared.block_rows).losses(lab)
 
     def reader(self, lab: Lab) -> Read:
         engine = self._engine(lab)
