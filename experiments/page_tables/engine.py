@@ -136,6 +136,11 @@ def ttft_qwen2_1_5b() -> str:
     return _ttft("ttft_qwen2_1_5b", _LOOKED, losses=False)
 
 
+def ttft_qwen2_0_5b_trishape() -> str:
+    """The engine beside openvino-genai's tri-shape at the same shares of the keys, on random weights of Qwen2-0.5B's shape."""
+    return _ttft("ttft_qwen2_0_5b_trishape", _LOOKED, losses=False)
+
+
 def ttft_equal_loss() -> str:
     """The engine's lists beside XAttention at equal loss, above each one's dense attention, in chunks of two lengths."""
     lines = []
