@@ -60,6 +60,7 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
             axis.set_title(f"{shape}, {dtype}", fontsize=9)
             axis.set(xscale="log", yscale="log")
             axis.set_xticks(ticks, [f"{v:g}" if x == "retention" else f"{v / 1024:g}k" for v in ticks])
+            axis.xaxis.minorticks_off()  # within one decade they have labels, which meet those of the ticks
             axis.set_yticks([0.5, 1, 2, 4, 8, 16, 32])
     where = "outside right center" if lines == 1 else "outside right upper"
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc=where, fontsize=8)
