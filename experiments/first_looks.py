@@ -1,9 +1,10 @@
 """What a first look costs each head of a lab's model: measured once for its settings, kept, and found again."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from experiments.progress import bar, say
+from shadowattn.artifacts import content_hash
 from shadowattn.offline import observe_first_look
 from shadowattn.types import FirstLookLosses, KeyOffset
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 class FirstLook:
     """The settings of a look, and `windows` of `tokens` tokens of calibration text, read in chunks: every list is made twice and
     weighed against all keys, which takes long.
-
-    `key_offset`: what is taken off K, by name.
     """
 
     tokens: int
@@ -24,10 +23,9 @@ class FirstLook:
     chunk_tokens: int
     candidates: float
     block_rows: int
-    key_offset: str = "none"
 
     def losses(self, lab: "Lab", key_offset: KeyOffset | None = None) -> FirstLookLosses:
-        """Those of every head; `key_offset` is what its name stands for."""
+        """Those of every head, where `key_offset` is taken off K. Its values count: what it was measured on may be other text."""
 
         def measure() -> FirstLookLosses:
             heads = lab.shape.layers * lab.shape.heads
@@ -42,4 +40,5 @@ class FirstLook:
                 progress=lambda work: bar(work, "calibrate"),
             )
 
-        return lab.stage("first_look", vars(self)).result(FirstLookLosses, measure)
+        offset = "none" if key_offset is None else content_hash(asdict(key_offset))
+        return lab.stage("first_look", vars(self) | {"key_offset": offset}).result(FirstLookLosses, measure)

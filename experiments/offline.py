@@ -154,7 +154,7 @@ class Offline:
         """What first looks of these settings cost each head."""
         lab, graphs = self._lab, self._lab.of("graphs")
         windows = min(_LOOK_WINDOWS, graphs.calibration_windows)
-        look = FirstLook(lab.context_tokens, windows, graphs.chunk_tokens, candidates, block_rows, lab.of("key_offset"))
+        look = FirstLook(lab.context_tokens, windows, graphs.chunk_tokens, candidates, block_rows)
         return look.losses(lab, self.key_offset)
 
     def top_p(self, estimator: TopP, part: dict[str, Any], profile: RetentionProfile, rule: Rule) -> float:

@@ -142,7 +142,7 @@ class ActivationSpeed(Study):
         if how != "none":
             inputs = {"tokens": tokens, "windows": _LOOK_WINDOWS, "chunk_tokens": self.rows, "how": how}
             key_offset = lab.stage("key_offset", inputs).result(KeyOffset, measure)
-        look = FirstLook(tokens, _LOOK_WINDOWS, self.rows, self.through, candidates.LOOKED["block_rows"], how)
+        look = FirstLook(tokens, _LOOK_WINDOWS, self.rows, self.through, candidates.LOOKED["block_rows"])
         first_look = look.losses(lab, key_offset)
         return Calibrated(first_look, key_offset)
 

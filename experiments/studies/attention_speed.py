@@ -59,9 +59,9 @@ class AttentionSpeed(Study):
 
     chunk: all there is, with lists of one row and of `query_block` rows by every block score. machine: the roofs, torch's matrix
     products and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of
-    `gather_keys` keys. keys: against each of `lengths`, at `retention`, or with `kept_keys` keys of each. retention: against each
-    of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks; compiles for minutes.
-    memory: the peak at `memory_keys` keys.
+    `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of each.
+    retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks;
+    compiles for minutes. memory: the peak at `memory_keys` keys.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     """
@@ -105,6 +105,10 @@ class AttentionSpeed(Study):
         if self.kept_keys is not None:
             if "keys" not in self.parts:
                 raise InputError(f"study.kept_keys: only the part keys uses it, got study.parts={self.parts}; add keys")
+            if self.parts == ["keys"] and self.retention != type(self).retention:
+                raise InputError(
+                    f"study.retention: study.kept_keys={self.kept_keys} stands in its place, got both; leave one out"
+                )
             check_count("study.kept_keys", self.kept_keys)
             if self.kept_keys > min(self.lengths):
                 raise InputError(

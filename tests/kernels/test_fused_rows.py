@@ -104,6 +104,31 @@ def test_rows_attend_to_their_best_keys(
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("retention", [0.002, 0.05, 0.3])  # with the first, rows together keep fewer keys than there are
+def test_a_task_of_many_rows_goes_through_several_windows(level, dtype, retention):
+    """256 rows of a head are one task where one thread works; the last of 300 are another."""
+    q, k, v = (x.to(dtype) for x in qkv(2, 1, 300, 2048, 64, seed=4))
+    q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (q, k))
+    positions, kv = 1748 + torch.arange(300), Heads.all(2, 1).kv
+    lists = Rule().lists(torch.full((2,), retention, dtype=torch.float64), positions)
+    plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    packed = torch.zeros(1, 128, 16, 16, 4, dtype=torch.uint8)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with native.forced_level(level):
+            ops.pack(k, k_scales, packed, 0, None)
+            out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.125, True)
+    finally:
+        torch.set_num_threads(before)
+    products = quantised(q, q_scales) @ quantised(k, k_scales)[kv].transpose(1, 2)
+    assert indices.equal(TorchKernels().select(products.float(), lists).indices)
+    expected = attention_float64(q, k, v, hidden_by_lists(Selection(indices, lists.indptr, positions, 1), 2048), 0.125)
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype] * 5, rtol=TOLERANCE[dtype])
+
+
 def test_it_is_what_torch_expects_of_an_operator():
     q, k, v = qkv(4, 2, 6, 40, 16)
     kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t kBitBytes = 8 << 20;  // of all rows of a task; read once, and fetched ahead
+constexpr int64_t kBitBytes = 8 << 20;  // of all rows of a task, about; read once, and fetched ahead
 constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
 constexpr int64_t kVisitKeys = 72;  // what a row should find in a window: fewer do not pay for going there
@@ -161,7 +161,7 @@ class FusedRows {
   static int64_t words_of(const SaEstimate& choose) { return padded_bytes(choose.keys) / 64 + 8; }
 
   static int64_t rows_of_task(const SaEstimate& choose, int64_t threads) {
-    const int64_t fit = kBitBytes / (8 * words_of(choose)) / kRowsAtOnce * kRowsAtOnce;
+    const int64_t fit = kBitBytes / (padded_bytes(choose.keys) / 8) / kRowsAtOnce * kRowsAtOnce;
     int64_t rows = max_of<int64_t>(min_of<int64_t>(fit, kFusedRows), kRowsAtOnce);
     while (rows > kRowsAtOnce && choose.heads * ceil_div(choose.rows, rows) < 4 * threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
     return rows;

@@ -11,7 +11,7 @@ from shadowattn.reporting.style import new_figure
 # By part of the study: the column on the horizontal axis, and what it is called.
 AXES = {
     "retention": ("retention", "retention ({context_tokens} keys, chunk of {chunk_rows} queries)"),
-    "keys": ("context_tokens", "keys (retention {retention:g}, chunk of {chunk_rows} queries)"),
+    "keys": ("context_tokens", "keys (retention {retention:.3g}, chunk of {chunk_rows} queries)"),
 }
 SHOWN = {
     "own dense": ("0.4", "-"),

@@ -18,12 +18,14 @@ from experiments.studies.attention_speed import PARTS, AttentionRow, AttentionSp
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
 from shadowattn.reporting.attention_targets import targets_table
-from shadowattn.reporting.figures.attention_speed import break_even
+from shadowattn.reporting.figures.attention_speed import break_even, draw
 from shadowattn.reporting.style import save
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
 __all__ = ["run", "tiny_folder"]  # fixtures
+
+REFERENCE = ROOT / "results" / "reference"
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
 FEW = ["study.shapes=[qwen2-0.5b]", "study.dtypes=[float32]", "study.rounds=2", "study.rows=64", "study.keys=512"]
@@ -100,7 +102,16 @@ def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
 
 def test_a_number_of_keys_is_kept_at_every_length():
     study = AttentionSpeed(parts=["keys"], shapes=["smollm2-135m"], dtypes=["float32"], lengths=[128, 512], kept_keys=32)
-    assert [(case.keys, case.retention * case.keys) for _, case in study.cases()] == [(128, 32), (512, 32)]
+    cases = [case for _, case in study.cases()]
+    assert [(case.keys, case.retention * case.keys) for case in cases] == [(128, 32), (512, 32)]
+
+
+def test_the_axis_says_what_is_kept():
+    """A share of every number of keys, or as many of each."""
+    shared = read_reference(REFERENCE / "first_look_speed_05.csv")
+    counted = read_reference(REFERENCE / "first_look_kept.csv")
+    assert draw(shared, "keys").get_supxlabel() == "keys (retention 0.05, chunk of 512 queries)"
+    assert draw(counted, "keys").get_supxlabel() == "keys (1638 of them kept, chunk of 512 queries)"
 
 
 @needs_kernels
@@ -127,6 +138,10 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         (["study.gather_keys=8"], "study.gather_keys: expected at least 256"),
         (["study.rows=100"], "flex takes multiples of 64"),
         (["study.kept_keys=2000"], "study.kept_keys: expected at most 1024, the shortest of study.lengths, got 2000"),
+        (
+            ["study.kept_keys=64", "study.parts=[keys]", "study.retention=0.1"],
+            "study.retention: study.kept_keys=64 stands in its",
+        ),
         (["study.kept_keys=64", "study.parts=[chunk]"], "study.kept_keys: only the part keys uses it"),
         (["study.keys=512"], "leave flex out of study.parts"),
         (["model=bundled"], "model: attention_speed does not use it"),
@@ -185,9 +200,6 @@ def test_cases_are_the_parts_own():
     assert [part for part, _ in cases] == ["machine"] + ["keys"] * 16 + ["decode"] * 8
     assert {case.rows for part, case in cases if part == "keys"} == {256, 512}  # no more rows than keys
     assert {(case.keys, case.rows) for part, case in cases if part == "decode"} == {(64, 1)}
-
-
-REFERENCE = ROOT / "results" / "reference"
 
 
 @pytest.fixture(scope="module")
