@@ -141,6 +141,11 @@ def ttft_qwen2_0_5b_trishape() -> str:
     return _ttft("ttft_qwen2_0_5b_trishape", _LOOKED, losses=False)
 
 
+def ttft_qwen2_1_5b_trishape() -> str:
+    """The same on random weights of half of Qwen2-1.5B's layers."""
+    return _ttft("ttft_qwen2_1_5b_trishape", _LOOKED, losses=False)
+
+
 def ttft_equal_loss() -> str:
     """The engine's lists beside XAttention at equal loss, above each one's dense attention, in chunks of two lengths."""
     lines = []
