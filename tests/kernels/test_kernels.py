@@ -167,7 +167,7 @@ def test_what_cannot_be_a_tile_is_refused(name):
 @given(
     dim=st.sampled_from([8, 40, 64, 128, 160]),
     heads=st.sampled_from(HEADS),
-    rows=st.sampled_from([1, 1, 2, 5, 8, 9, 20, 32, 65]),
+    rows=st.sampled_from([1, 1, 2, 5, 8, 9, 20, 32, 65, 200]),
     earlier=st.sampled_from([0, 1, 63, 64, 700, 1100]),
     threads=st.integers(1, 3),
     token_major=st.booleans(),
@@ -189,6 +189,24 @@ def test_dense_is_every_key(name, dtype, dim, heads, rows, earlier, threads, tok
     hidden = torch.arange(rows + earlier) > earlier + torch.arange(rows)[:, None]
     expected = attention_float64(q, k, v, hidden.expand(count, -1, -1), dim**-0.5)
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype] * 4, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_scale_may_turn_scores_around(name, scale, dtype):
+    """Keys that a row does not see stay unseen."""
+    q, k, v = (x.to(dtype) for x in qkv(2, 1, 40, 60, 24))
+    made, context = implementation(name)
+    with context:
+        out = made.dense(q, k, v, Heads.all(2, 1), causal_offset=20, scale=scale)
+    hidden = torch.arange(60) > 20 + torch.arange(40)[:, None]
+    torch.testing.assert_close(
+        out.double(),
+        attention_float64(q, k, v, hidden.expand(2, -1, -1), scale),
+        atol=TOLERANCE[dtype] * 4,
+        rtol=TOLERANCE[dtype],
+    )
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

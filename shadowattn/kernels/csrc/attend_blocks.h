@@ -14,133 +14,163 @@
 
 namespace {
 
-constexpr int64_t kTile = 64;      // keys: Qᵀ, the tile's scores and the outputs fit in the first-level cache
-constexpr int64_t kMaxRows = 64;   // of a block
-constexpr int64_t kDenseRows = 32; // of a block whose list is every key
+constexpr int64_t kMaxRows = 64;      // of a block
+constexpr int64_t kSegment = 512;     // keys that blocks whose list is every key go through one after another
 
 struct Block {
   int64_t head, rows, first_query;
   const int32_t* list;      // NULL: keys 0 …
   const uint64_t* members;  // of the list's keys; NULL: all rows keep each
   int64_t from, to;         // of the list
-  int64_t lanes;        // rows, rounded up to whole vectors
+  int64_t lanes;            // rows, rounded up to whole vectors
+
+  int64_t key(int64_t i) const { return list ? list[i] : i; }
 };
 
-// Where a block's work lives, carved out of a thread's scratch.
+// What a block is between two tiles: Qᵀ and the sums, [padded D][lanes], and the largest score and the total weight of each lane.
+template <class T>
 struct BlockMemory {
-  float *queries, *scores, *outputs, *top, *total, *keys, *values;
+  float *queries, *outputs, *top, *total;
 
-  static int64_t floats(int64_t dim, int64_t lanes) { return (2 * dim + kTile + 3) * lanes + 2 * kTile * dim + 64; }
+  static int64_t floats_of_part(int64_t dim, int64_t lanes) { return (BlockMath<T>::padded(dim) + 2) * lanes; }
+  static int64_t bytes(int64_t dim, int64_t lanes) { return (2 * BlockMath<T>::padded(dim) + 2) * lanes * 4; }
 
   BlockMemory(char* scratch, int64_t dim, int64_t lanes) {
     queries = reinterpret_cast<float*>(scratch);
-    scores = queries + dim * lanes;
-    outputs = scores + kTile * lanes;
-    top = outputs + dim * lanes;
+    outputs = queries + BlockMath<T>::padded(dim) * lanes;  // a part of the keys: the sums and what is behind them
+    top = outputs + BlockMath<T>::padded(dim) * lanes;
     total = top + lanes;
-    keys = total + lanes;
-    values = keys + kTile * dim;
   }
 };
 
-// Scores of the rows that do not keep a key become −∞.
-inline void hide_from_others(float* scores, const uint64_t* members, int64_t keys, int64_t lanes) {
-  for (int64_t j = 0; j < keys; ++j) {
-    for (int64_t lane = 0; lane < lanes; lane += VL) {
-      float* s = scores + j * lanes + lane;
-      Isa::store(s, Isa::kept(Isa::load(s), members[j] >> lane));
+// Neighbours of a list and their values, in the form that is multiplied. Slots past the last key repeat the first one.
+template <class T>
+struct Tile {
+  using Math = BlockMath<T>;
+  int64_t start, keys;
+  typename Math::Row key_rows[Math::kTile], value_rows[Math::kTile];
+  typename Math::Values values;
+
+  // Floats of what it copies; of keys and values each.
+  static int64_t copied(int64_t dim) { return Math::kTile * Math::padded(dim); }
+
+  void take(const SaAttend& a, const Block& b, int64_t from, int64_t to, float* copies) {
+    const int64_t dim = a.dim, group = a.kv_head[b.head];
+    const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
+    const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
+    start = from, keys = min_of(Math::kTile, to - from);
+    const int64_t slots = round_up(keys, Math::kKeyStep);
+    for (int64_t j = 0; j < slots; ++j) {
+      const int64_t key = b.key(start + (j < keys ? j : 0));
+      key_rows[j] = Math::key_row(k + key * a.k.row_stride, dim, j, copies);
+      value_rows[j] = Math::value_row(v + key * a.v.row_stride, dim, j, copies + copied(dim));
     }
+    for (int64_t j = start + keys; j < min_of(start + keys + Math::kTile, to); ++j) {
+      fetch_bytes(k + b.key(j) * a.k.row_stride, dim * static_cast<int64_t>(sizeof(T)));
+      fetch_bytes(v + b.key(j) * a.v.row_stride, dim * static_cast<int64_t>(sizeof(T)));
+    }
+    values = Math::values(value_rows, slots, dim, copies + copied(dim));
+  }
+};
+
+template <class T>
+void start_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
+  for (int64_t lane = 0; lane < b.lanes; ++lane) {  // lanes past the last row repeat it
+    const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_query + min_of(lane, b.rows - 1)) * a.q.row_stride;
+    m.top[lane] = kLowest;
+    m.total[lane] = 0;
+    BlockMath<T>::load_query(q, a.dim, a.scale * kLog2e, m.queries + lane, b.lanes);
+  }
+  memset(m.outputs, 0, static_cast<size_t>(BlockMath<T>::padded(a.dim) * b.lanes) * 4);
+}
+
+// Scores become −∞ of the rows that do not keep a key or come before it.
+inline void hide(const SaAttend& a, const Block& b, int64_t start, int64_t keys, int64_t lane, int64_t columns, float* scores) {
+  const int64_t* positions = a.positions + b.first_query;
+  const bool late = b.key(start + keys - 1) > positions[0];
+  if (!b.members && !late) return;
+  int64_t before = 0;  // rows
+  for (int64_t j = 0; j < keys; ++j, scores += columns) {
+    uint64_t rows = b.members ? b.members[start + j] : ~uint64_t{0};
+    if (late) {
+      while (before < b.rows && positions[before] < b.key(start + j)) ++before;
+      rows = before < 64 ? rows >> before << before : 0;
+    }
+    for (int64_t i = 0; i < columns; i += VL) Isa::store(scores + i, Isa::kept(Isa::load(scores + i), rows >> (lane + i)));
   }
 }
 
 // Rescaling factors, running maximum and total of each lane; scores become weights.
 template <class T>
-inline void softmax_tile(const BlockMemory& m, int64_t tile, int64_t lanes, float* keep) {
-  for (int64_t lane = 0; lane < lanes; lane += VL) {
-    const vf old = Isa::load(m.top + lane);
-    vf top = old;
-    for (int64_t j = 0; j < tile; ++j) top = Isa::max(Isa::load(m.scores + j * lanes + lane), top);
-    const vf factor = exp2_nonpositive(old - top);
-    Isa::store(keep + lane, factor);
-    Isa::store(m.top + lane, top);
-    Isa::store(m.total + lane, BlockMath<T>::weigh(m.scores + lane, tile, lanes, top, Isa::load(m.total + lane) * factor));
+inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf factor, float* tops, float* totals, float* keep) {
+  using Math = BlockMath<T>;
+  for (int64_t lane = 0; lane < columns; lane += VL) {
+    const vf old = Isa::load(tops + lane);
+    vf top[kStep];  // a single one would wait for itself
+#pragma GCC unroll 8
+    for (int u = 0; u < kStep; ++u) top[u] = old;
+    for (int64_t j = 0; j < slots; j += kStep)
+#pragma GCC unroll 8
+      for (int u = 0; u < kStep; ++u) top[u] = Isa::max(Math::scaled(Isa::load(scores + (j + u) * columns + lane), factor), top[u]);
+#pragma GCC unroll 8
+    for (int u = 1; u < kStep; ++u) top[0] = Isa::max(top[u], top[0]);
+    const vf shrink = exp2_nonpositive(old - top[0]);
+    Isa::store(keep + lane, shrink);
+    Isa::store(tops + lane, top[0]);
+    Isa::store(totals + lane, Math::weigh(scores + lane, slots, columns, factor, top[0], Isa::load(totals + lane) * shrink));
   }
 }
 
+// Keys of a tile up to the end of the block's list.
 template <class T>
-void attend_block(const SaAttend& a, const Block& b, const BlockMemory& m) {
+void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores) {
   using Math = BlockMath<T>;
-  const int64_t dim = a.dim, lanes = b.lanes, group = a.kv_head[b.head];
-  const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
-  const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
+  const int64_t slots = round_up(tile.keys, Math::kKeyStep);
   const float factor = a.scale * kLog2e;
-  for (int64_t lane = 0; lane < lanes; ++lane) {  // lanes past the last row repeat it
-    const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_query + min_of(lane, b.rows - 1)) * a.q.row_stride;
-    m.top[lane] = kLowest;
-    m.total[lane] = 0;
-    Math::load_query(q, dim, factor, m.queries + lane, lanes);
+  const vf late_factor = Isa::set1(Math::late_factor(factor));
+  alignas(64) float keep[Math::kColumns];
+  for (int64_t lane = 0; lane < b.lanes; lane += Math::kColumns) {
+    const int64_t columns = min_of(Math::kColumns, b.lanes - lane);
+    Math::scores(m.queries + lane, tile.key_rows, slots, a.dim, factor, scores, b.lanes, columns);
+    for (int64_t i = tile.keys * columns; i < slots * columns; ++i) scores[i] = -__builtin_inff();
+    hide(a, b, tile.start, tile.keys, lane, columns, scores);
+    softmax_tile<T>(scores, slots, columns, late_factor, m.top + lane, m.total + lane, keep);
+    Math::add_values(m.outputs + lane, keep, scores, tile.values, slots, a.dim, b.lanes, columns);
   }
-  memset(m.outputs, 0, static_cast<size_t>(dim * lanes) * 4);
-  const int64_t* positions = a.positions + b.first_query;
-  const auto key_at = [&](int64_t i) -> int64_t { return b.list ? b.list[i] : i; };
-  alignas(64) float keep[kMaxRows];
-  typename Math::Row keys[kTile], values[kTile];
-  for (int64_t start = b.from; start < b.to; start += kTile) {
-    const int64_t n = min_of(kTile, b.to - start), tile = round_up(n, kStep);
-    for (int64_t j = 0; j < tile; ++j) {  // slots past the list repeat its first key; their weights are 0
-      const int64_t key = key_at(start + (j < n ? j : 0));
-      keys[j] = Math::row(k + key * a.k.row_stride, dim, m.keys + j * dim);
-      values[j] = Math::row(v + key * a.v.row_stride, dim, m.values + j * dim);
-    }
-    for (int64_t j = start + n; j < min_of(start + n + kTile, b.to); ++j) {
-      fetch_bytes(k + key_at(j) * a.k.row_stride, dim * static_cast<int64_t>(sizeof(T)));
-      fetch_bytes(v + key_at(j) * a.v.row_stride, dim * static_cast<int64_t>(sizeof(T)));
-    }
-    for (int64_t lane = 0; lane < lanes;) {
-      const bool two = lane + 2 * VL <= lanes;
-      for (int64_t j = 0; j < tile; j += kStep) {
-        float* to = m.scores + j * lanes + lane;
-        if (two) Math::template scores<2>(m.queries + lane, keys + j, dim, factor, to, lanes);
-        else Math::template scores<1>(m.queries + lane, keys + j, dim, factor, to, lanes);
-      }
-      lane += two ? 2 * VL : VL;
-    }
-    for (int64_t j = n; j < tile; ++j)
-      for (int64_t lane = 0; lane < lanes; ++lane) m.scores[j * lanes + lane] = -__builtin_inff();
-    if (b.members) hide_from_others(m.scores, b.members + start, n, lanes);
-    if (key_at(start + n - 1) > positions[0]) {
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t key = key_at(start + j);
-        if (key <= positions[0]) continue;
-        for (int64_t lane = 0; lane < lanes; ++lane)
-          if (key > positions[min_of(lane, b.rows - 1)]) m.scores[j * lanes + lane] = -__builtin_inff();
-      }
-    }
-    softmax_tile<T>(m, tile, lanes, keep);
-    const auto tile_values = Math::tile_values(values, tile, dim, m.values);
-    for (int64_t lane = 0; lane < lanes;) {
-      const bool two = lane + 2 * VL <= lanes;
-      for (int64_t d = 0; d < dim; d += kStep) {
-        float* o = m.outputs + lane;
-        if (two) Math::template outputs<2>(o, keep + lane, m.scores + lane, tile_values, d, tile, lanes);
-        else Math::template outputs<1>(o, keep + lane, m.scores + lane, tile_values, d, tile, lanes);
-      }
-      lane += two ? 2 * VL : VL;
-    }
+}
+
+// Room for some blocks that attend to their lists, one after another or `together`.
+template <class T>
+int64_t bytes_of_blocks(int64_t dim, int64_t lanes, int64_t tiles = 1, int64_t together = 1) {
+  return (BlockMath<T>::kTile * BlockMath<T>::kColumns + 2 * tiles * Tile<T>::copied(dim)) * 4 + together * BlockMemory<T>::bytes(dim, lanes);
+}
+
+// A block to its list.
+template <class T>
+BlockMemory<T> attend_block(const SaAttend& a, const Block& b, char* scratch) {
+  float *scores = reinterpret_cast<float*>(scratch), *copies = scores + BlockMath<T>::kTile * BlockMath<T>::kColumns;
+  const BlockMemory<T> m(reinterpret_cast<char*>(copies + 2 * Tile<T>::copied(a.dim)), a.dim, b.lanes);
+  const typename BlockMath<T>::Shapes shapes;
+  Tile<T> tile;
+  start_block(a, b, m);
+  for (int64_t start = b.from; start < b.to; start += BlockMath<T>::kTile) {
+    tile.take(a, b, start, b.to, copies);
+    attend_tile(a, b, tile, m, scores);
   }
+  return m;
 }
 
 // Some dimensions of all rows are scaled and rounded together, whole vectors of rows, and then written row by row.
 template <class T>
-void write_block(const SaAttend& a, const Block& b, const float* outputs, const float* total) {
+void write_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
   constexpr int64_t kTogether = 8;  // divides D
   float inverse[kMaxRows];
   T scaled[kTogether][kMaxRows];
-  for (int64_t row = 0; row < b.rows; ++row) inverse[row] = 1 / total[row];
+  for (int64_t row = 0; row < b.rows; ++row) inverse[row] = 1 / m.total[row];
   T* out = static_cast<T*>(a.out.data) + b.head * a.out.head_stride + b.first_query * a.out.row_stride;
   for (int64_t from = 0; from < a.dim; from += kTogether) {
     for (int64_t d = 0; d < kTogether; ++d) {
-      const float* of_rows = outputs + BlockMath<T>::output_at(from + d, a.dim) * b.lanes;
+      const float* of_rows = m.outputs + BlockMath<T>::output_at(from + d, a.dim) * b.lanes;
       for (int64_t row = 0; row < b.rows; ++row) from_float(of_rows[row] * inverse[row], scaled[d] + row);
     }
     for (int64_t row = 0; row < b.rows; ++row)
@@ -148,13 +178,48 @@ void write_block(const SaAttend& a, const Block& b, const float* outputs, const 
   }
 }
 
+// Blocks of one key head whose lists are every key go through these together, a segment at a time: it is read from a far cache and
+// brought into form once for all of them.
+template <class T>
+void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char* scratch) {
+  constexpr int64_t kTile = BlockMath<T>::kTile, kTiles = kSegment / kTile;
+  float *scores = reinterpret_cast<float*>(scratch), *copies = scores + kTile * BlockMath<T>::kColumns;
+  char* memory = reinterpret_cast<char*>(copies + 2 * kTiles * Tile<T>::copied(a.dim));
+  const int64_t bytes = BlockMemory<T>::bytes(a.dim, blocks[0].lanes);
+  const auto memory_of = [&](int64_t i) { return BlockMemory<T>(memory + i * bytes, a.dim, blocks[i].lanes); };
+  const typename BlockMath<T>::Shapes shapes;
+  Tile<T> tiles[kTiles];
+  int64_t longest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    start_block(a, blocks[i], memory_of(i));
+    longest = max_of(longest, blocks[i].to);
+  }
+  for (int64_t from = 0; from < longest; from += kSegment) {
+    for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, longest); ++t, start += kTile)
+      tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim));
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, blocks[i].to); ++t, start += kTile)
+        attend_tile(a, blocks[i], tiles[t], memory_of(i), scores);
+  }
+  for (int64_t i = 0; i < count; ++i) {  // what is left is less than a tile, and the block's own: it ends where its last row does
+    const int64_t left = blocks[i].to / kTile * kTile;
+    if (left < blocks[i].to) {
+      tiles[0].take(a, blocks[i], left, blocks[i].to, copies);
+      attend_tile(a, blocks[i], tiles[0], memory_of(i), scores);
+    }
+    write_block(a, blocks[i], memory_of(i));
+  }
+}
+
 // Adds part `other` (its sums, maximum and total) to `m`: softmax over the union of both lists.
-inline void merge_parts(int64_t dim, int64_t lanes, const BlockMemory& m, const float* outputs, const float* top, const float* total) {
+template <class T>
+void merge_parts(int64_t dim, int64_t lanes, const BlockMemory<T>& m, const float* outputs) {
+  const float *tops = outputs + BlockMath<T>::padded(dim) * lanes, *totals = tops + lanes;
   for (int64_t lane = 0; lane < lanes; lane += VL) {
-    const vf ours = Isa::load(m.top + lane), theirs = Isa::load(top + lane), both = Isa::max(ours, theirs);
+    const vf ours = Isa::load(m.top + lane), theirs = Isa::load(tops + lane), both = Isa::max(ours, theirs);
     const vf keep = exp2_nonpositive(ours - both), add = exp2_nonpositive(theirs - both);
     Isa::store(m.top + lane, both);
-    Isa::store(m.total + lane, Isa::load(m.total + lane) * keep + Isa::load(total + lane) * add);
+    Isa::store(m.total + lane, Isa::load(m.total + lane) * keep + Isa::load(totals + lane) * add);
     for (int64_t d = 0; d < dim; ++d) {
       float* o = m.outputs + d * lanes + lane;
       Isa::store(o, Isa::load(o) * keep + Isa::load(outputs + d * lanes + lane) * add);
@@ -162,15 +227,46 @@ inline void merge_parts(int64_t dim, int64_t lanes, const BlockMemory& m, const 
   }
 }
 
+// Every row's list is every key.
+template <class T>
+int attend_dense(const SaAttend& a, int64_t rows) {
+  const int64_t lanes = round_up(rows, VL), of_head = ceil_div(a.rows, rows), blocks = a.heads * of_head;
+  int64_t together = BlockMath<T>::kTogether;
+  while (together > 1 && ceil_div(blocks, together) < 8 * a.threads) together /= 2;
+  const int64_t bytes = bytes_of_blocks<T>(a.dim, lanes, kSegment / BlockMath<T>::kTile, together);
+  // Heads of the same keys are neighbours, and so are blocks of the same rows of these: last rows first, which take longest.
+  const auto block_at = [&](int64_t t) {
+    int64_t first = t / of_head, end = first + 1;
+    while (first && a.kv_head[first - 1] == a.kv_head[first]) --first;
+    while (end < a.heads && a.kv_head[end] == a.kv_head[end - 1]) ++end;
+    const int64_t within = t - first * of_head, heads = end - first;
+    const int64_t from = (of_head - 1 - within / heads) * rows, count = min_of(rows, a.rows - from);
+    return Block{first + within % heads, count, from, nullptr, nullptr, 0, a.positions[from + count - 1] + 1, lanes};
+  };
+  return run_queue(ceil_div(blocks, together), a.threads, bytes, [&](int64_t t, char* scratch) {
+    Block some[BlockMath<T>::kTogether];
+    int64_t count = 0;
+    for (int64_t i = t * together; i < min_of((t + 1) * together, blocks); ++i) {
+      some[count++] = block_at(i);
+      if (count == 1 || a.kv_head[some[count - 1].head] == a.kv_head[some[0].head]) continue;
+      attend_together<T>(a, some, count - 1, scratch);
+      some[0] = some[count - 1], count = 1;
+    }
+    attend_together<T>(a, some, count, scratch);
+  });
+}
+
 template <class T>
 int attend_blocks(const SaAttend& a) {
-  const int64_t shared = a.indices ? a.query_block : min_of(kDenseRows, a.rows);  // lanes without rows only cost
+  const int64_t shared = a.indices ? a.query_block : min_of(BlockMath<T>::kDenseRows, a.rows);  // lanes without rows only cost
   const int64_t rows = min_of(shared, kMaxRows), pieces = ceil_div(shared, rows), lists = ceil_div(a.rows, shared);
   const int64_t blocks = a.heads * lists * pieces, lanes = round_up(rows, VL);
   // A decode step on a list has one block a group: the list is cut in parts, so that all threads have work.
   const int64_t longest = a.keys / 256 + 1;
   const int64_t parts = blocks >= 2 * a.threads ? 1 : min_of(ceil_div(2 * a.threads, blocks), longest);
-  const int64_t part_floats = (a.dim + 2) * lanes;
+  if constexpr (BlockMath<T>::kTogether > 1)
+    if (!a.indices && parts == 1) return attend_dense<T>(a, rows);
+  const int64_t part_floats = BlockMemory<T>::floats_of_part(a.dim, lanes);
   float* partial = nullptr;
   if (parts > 1) {
     partial = static_cast<float*>(malloc(static_cast<size_t>(blocks * parts * part_floats) * 4));
@@ -192,30 +288,26 @@ int attend_blocks(const SaAttend& a) {
     }
     return b;
   };
-  const int64_t scratch_bytes = BlockMemory::floats(a.dim, lanes) * 4;
+  const int64_t scratch_bytes = bytes_of_blocks<T>(a.dim, lanes);
   int failed = run_queue(blocks * parts, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {
     Block b = block_at(t / parts);
     if (b.rows <= 0) return;
     const int64_t part = t % parts, keys = b.to;
     b.from = keys * part / parts;
     b.to = keys * (part + 1) / parts;
-    BlockMemory m(scratch, a.dim, lanes);
-    attend_block<T>(a, b, m);
-    if (!partial) return write_block<T>(a, b, m.outputs, m.total);
+    const BlockMemory<T> m = attend_block<T>(a, b, scratch);
+    if (!partial) return write_block(a, b, m);
     memcpy(partial + t * part_floats, m.outputs, static_cast<size_t>(part_floats) * 4);  // outputs, top and total are neighbours
   });
   if (partial && !failed) {
     failed = run_queue(blocks, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {
       const Block b = block_at(t);
       if (b.rows <= 0) return;
-      BlockMemory m(scratch, a.dim, lanes);
+      const BlockMemory<T> m(scratch, a.dim, lanes);
       const float* first = partial + t * parts * part_floats;
       memcpy(m.outputs, first, static_cast<size_t>(part_floats) * 4);
-      for (int64_t part = 1; part < parts; ++part) {
-        const float* other = first + part * part_floats;
-        merge_parts(a.dim, lanes, m, other, other + a.dim * lanes, other + (a.dim + 1) * lanes);
-      }
-      write_block<T>(a, b, m.outputs, m.total);
+      for (int64_t part = 1; part < parts; ++part) merge_parts(a.dim, lanes, m, first + part * part_floats);
+      write_block(a, b, m);
     });
   }
   free(partial);

@@ -1,7 +1,8 @@
 // What attention of blocks that share a list multiplies, a tile of keys at a time: Q with keys, weights with values.
 //
-// Two forms with the same functions, BlockFloats and BlockPairs: load_query(), row() and scores() for Q·K; weigh() for the
-// softmax; tile_values(), outputs() and output_at(), the place of a dimension in the outputs, for weights·V.
+// Three forms with the same functions, BlockFloats, BlockPairs and BlockTiles: load_query(), key_row() and scores() for Q·K; scaled()
+// and weigh() for the softmax; value_row(), values(), add_values() and output_at(), the place of a dimension in the outputs, for
+// weights·V.
 #pragma once
 #include <type_traits>
 
@@ -32,26 +33,77 @@ inline void broadcast_products(vf (*sums)[NV], const float* const* x, const floa
   }
 }
 
+// What those forms share that multiply a vector at a time: `Form` has some_scores() and some_outputs() for kStep keys or dimensions.
+template <class Form>
+struct BlockVectors {
+  static constexpr int64_t kTile = 64;        // keys: Qᵀ, the tile's scores and the outputs fit in the first-level cache
+  static constexpr int64_t kKeyStep = kStep;  // of which a tile is a multiple
+  static constexpr int64_t kColumns = 64;     // rows of a block that go through a tile together
+  static constexpr int64_t kDenseRows = 32;   // of a block whose list is every key
+  static constexpr int64_t kTogether = 1;     // such blocks that go through a segment of the keys one after another
+  struct Shapes {   // of tiles: none
+    ~Shapes() {}    // not trivial: else an object that nobody names would be unused
+  };
+
+  static int64_t padded(int64_t dim) { return dim; }  // dimensions of Qᵀ and of the outputs
+
+  // [tile][lanes]: Q·K, to be scaled(). All lanes are columns.
+  template <class Row>
+  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float factor, float* to, int64_t lanes,
+                     int64_t) {
+    by_two_vectors(lanes, [&](auto vectors, int64_t lane) {
+      for (int64_t j = 0; j < tile; j += kStep)
+        Form::template some_scores<vectors>(queries + lane, keys + j, dim, factor, to + j * lanes + lane, lanes);
+    });
+  }
+
+  // What is left to be done to scores.
+  static float late_factor(float) { return 1; }
+  static vf scaled(vf score, vf) { return score; }
+
+  // outputs = outputs · keep + weights · values.
+  template <class Values>
+  static void add_values(float* outputs, const float* keep, const float* weights, const Values& values, int64_t tile, int64_t dim,
+                         int64_t lanes, int64_t) {
+    by_two_vectors(lanes, [&](auto vectors, int64_t lane) {
+      for (int64_t d = 0; d < dim; d += kStep)
+        Form::template some_outputs<vectors>(outputs + lane, keep + lane, weights + lane, values, d, tile, lanes);
+    });
+  }
+
+ protected:
+  template <class OfVectors>
+  static void by_two_vectors(int64_t lanes, const OfVectors& of_vectors) {
+    int64_t lane = 0;
+    for (; lane + 2 * VL <= lanes; lane += 2 * VL) of_vectors(std::integral_constant<int, 2>(), lane);
+    for (; lane < lanes; lane += VL) of_vectors(std::integral_constant<int, 1>(), lane);
+  }
+};
+
 template <class T>
-struct BlockFloats {
+struct BlockFloats : BlockVectors<BlockFloats<T>> {
   static constexpr int kDegree = sizeof(T) == 2 ? 4 : 6;  // bfloat16 weights keep 8 bits; degree 4 has 14
   using Row = const float*;  // of a tile: where it lies, or converted into a copy that stays in the cache
+  using Values = const Row*;
 
   // `to`: the query's lane of [D][lanes].
   static void load_query(const T* q, int64_t dim, float factor, float* to, int64_t lanes) {
     for (int64_t d = 0; d < dim; ++d) to[d * lanes] = to_float(q[d]) * factor;
   }
 
-  static Row row(const T* x, int64_t dim, float* copy) {
+  // Number j of a tile; `copies` has room for all of it.
+  static Row key_row(const T* x, int64_t dim, int64_t j, float* copies) {
     if constexpr (sizeof(T) == sizeof(float)) return x;
     else {
+      float* copy = copies + j * dim;
       for (int64_t d = 0; d < dim; ++d) copy[d] = to_float(x[d]);
       return copy;
     }
   }
+  static Row value_row(const T* x, int64_t dim, int64_t j, float* copies) { return key_row(x, dim, j, copies); }
 
   template <int NV>
-  static void scores(const float* queries, const Row* keys, int64_t dim, float, float* to, int64_t lanes) {
+  static void some_scores(const float* queries, const Row* keys, int64_t dim, float, float* to, int64_t lanes) {
     vf sums[kStep][NV];
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
@@ -65,7 +117,7 @@ struct BlockFloats {
   }
 
   // The weights of a tile's scores, in place; returns `total` with the weights added to it.
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf top, vf total) {
+  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf, vf top, vf total) {
     for (int64_t j = 0; j < tile; ++j) {
       const vf weight = exp2_nonpositive<kDegree>(Isa::load(scores + j * lanes) - top);
       total += weight;
@@ -74,10 +126,10 @@ struct BlockFloats {
     return total;
   }
 
-  static const Row* tile_values(const Row* rows, int64_t, int64_t, float*) { return rows; }
+  static Values values(const Row* rows, int64_t, int64_t, float*) { return rows; }
 
   template <int NV>
-  static void outputs(float* o, const float* keep, const float* weights, const Row* values, int64_t d, int64_t tile,
+  static void some_outputs(float* o, const float* keep, const float* weights, const Row* values, int64_t d, int64_t tile,
                       int64_t lanes) {
     vf sums[kStep][NV];
 #pragma GCC unroll 8
@@ -107,7 +159,7 @@ struct BlockFloats {
 
 // bfloat16 on a level that multiplies it: two dimensions of Q and K, or two keys' weights and values, share a lane.
 template <class I>
-struct BlockPairs {
+struct BlockPairs : BlockVectors<BlockPairs<I>> {
   static constexpr int kDegree = 4;
   using Row = const bf16*;
   using pairs = typename I::pairs;
@@ -121,10 +173,11 @@ struct BlockPairs {
     for (int64_t d = 0; d < dim / 2; ++d) memcpy(to + d * lanes, q + 2 * d, 4);
   }
 
-  static Row row(const bf16* x, int64_t, float*) { return x; }
+  static Row key_row(const bf16* x, int64_t, int64_t, float*) { return x; }
+  static Row value_row(const bf16* x, int64_t, int64_t, float*) { return x; }
 
   template <int NV>
-  static void scores(const float* queries, const Row* keys, int64_t dim, float factor, float* to, int64_t lanes) {
+  static void some_scores(const float* queries, const Row* keys, int64_t dim, float factor, float* to, int64_t lanes) {
     vf sums[kStep][NV];
     const bf16* row[kStep];
 #pragma GCC unroll 8
@@ -150,24 +203,18 @@ struct BlockPairs {
       for (int i = 0; i < NV; ++i) I::store(to + u * lanes + i * VL, sums[u][i] * I::set1(factor));
   }
 
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf top, vf total) {
-    for (int64_t j = 0; j < tile; j += 2) {
-      const vf a = exp2_nonpositive<kDegree>(I::load(scores + j * lanes) - top);
-      const vf b = exp2_nonpositive<kDegree>(I::load(scores + (j + 1) * lanes) - top);
-      total += a + b;
-      I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
-    }
-    return total;
+  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf, vf top, vf total) {
+    return weigh_pairs(scores, tile, lanes, top, total, [](vf score) { return score; });
   }
 
-  static Values tile_values(const Row* rows, int64_t tile, int64_t dim, float* to) {
+  static Values values(const Row* rows, int64_t tile, int64_t dim, float* to) {
     uint32_t* data = reinterpret_cast<uint32_t*>(to);
     for (int64_t j = 0; j < tile; j += 2) interleave(rows[j], rows[j + 1], dim, data + j / 2 * dim);
     return {data, dim};
   }
 
   template <int NV>
-  static void outputs(float* o, const float* keep, const float* weights, const Values& values, int64_t d, int64_t tile,
+  static void some_outputs(float* o, const float* keep, const float* weights, const Values& values, int64_t d, int64_t tile,
                       int64_t lanes) {
     vf sums[kStep][NV];
 #pragma GCC unroll 8
@@ -194,6 +241,18 @@ struct BlockPairs {
 
   static int64_t output_at(int64_t d, int64_t dim) { return d < dim / 32 * 32 ? I::interleaved_at(d) : d; }
 
+ protected:
+  template <class Scaled>
+  static vf weigh_pairs(float* scores, int64_t tile, int64_t lanes, vf top, vf total, const Scaled& scaled) {
+    for (int64_t j = 0; j < tile; j += 2) {
+      const vf a = exp2_nonpositive<kDegree>(scaled(I::load(scores + j * lanes)) - top);
+      const vf b = exp2_nonpositive<kDegree>(scaled(I::load(scores + (j + 1) * lanes)) - top);
+      total += a + b;
+      I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
+    }
+    return total;
+  }
+
  private:
   static void interleave(const bf16* a, const bf16* b, int64_t dim, uint32_t* to) {
     int64_t d = 0;
@@ -206,7 +265,92 @@ struct BlockPairs {
   }
 };
 
+// bfloat16 on a level with tiles. The keys are rows of a tile and the block's rows its columns, as in the other forms, so that the
+// softmax needs no sums over lanes; V is transposed for the weights' product.
+template <class I>
+struct BlockTiles : BlockPairs<I> {
+  static constexpr int64_t kTile = 128;
+  static constexpr int64_t kKeyStep = 32;
+  static constexpr int64_t kColumns = 32;    // their scores are as many numbers as those of 64 rows and 64 keys
+  static constexpr int64_t kDenseRows = 64;  // what keys cost beside their products is shared by more rows
+  static constexpr int64_t kTogether = 8;    // the products take less time than reading the keys from a far cache
+  using typename BlockPairs<I>::Row;
+  using typename BlockPairs<I>::pairs;
+  using Values = const bf16*;  // [padded D][kTile]
+  using Shapes = typename I::WholeTiles;
+
+  static int64_t padded(int64_t dim) { return round_up(dim, 32); }
+
+  // Of the factor a query has the sign.
+  static void load_query(const bf16* q, int64_t dim, float factor, float* to, int64_t lanes) {
+    for (int64_t d = 0; d < padded(dim) / 2; ++d) {
+      uint32_t pair = 0;
+      if (2 * d < dim) memcpy(&pair, q + 2 * d, 4);
+      pair ^= factor < 0 ? 0x80008000u : 0;
+      memcpy(to + d * lanes, &pair, 4);
+    }
+  }
+
+  static Row key_row(const bf16* x, int64_t dim, int64_t j, float* copies) {
+    bf16* copy = reinterpret_cast<bf16*>(copies) + j * padded(dim);
+    int64_t d = 0;
+    for (; d + 32 <= dim; d += 32) I::store_pairs(copy + d, I::load_pairs(x + d));
+    if (d < dim) I::store_pairs(copy + d, I::load_pairs(x + d, dim - d));
+    return copy;
+  }
+
+  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float, float* to, int64_t lanes,
+                     int64_t columns) {
+    const int64_t steps = padded(dim);
+    BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
+      for (int64_t j = 0; j < tile; j += 32)
+        I::template tile_products<2, vectors, false>(keys[j], 2 * steps, queries + lane, 4 * lanes, steps, to + j * columns + lane,
+                                                     4 * columns);
+    });
+  }
+
+  // Where a score is −∞ it has to stay that.
+  static float late_factor(float factor) { return max_of(factor < 0 ? -factor : factor, __FLT_MIN__); }
+  static vf scaled(vf score, vf factor) { return score * factor; }
+
+  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top, vf total) {
+    return BlockPairs<I>::weigh_pairs(scores, tile, lanes, top, total, [&](vf score) { return score * factor; });
+  }
+
+  static Values values(const Row* rows, int64_t tile, int64_t dim, float* to) {
+    bf16* transposed = reinterpret_cast<bf16*>(to);
+    for (int64_t j = 0; j < tile; j += 32)
+      for (int64_t d = 0; d < dim; d += 32) {
+        const auto row = [&](int64_t i) { return dim - d < 32 ? I::load_pairs(rows[j + i] + d, dim - d) : I::load_pairs(rows[j + i] + d); };
+        const auto at = [&](int64_t dimension) { return transposed + (d + dimension) * kTile + j; };
+        I::transpose_16([&](int i) { return I::interleave_low(row(2 * i), row(2 * i + 1)); },
+                        [&](int i, pairs x) { I::store_pairs(at(i / 4 * 8 + i % 4), x); });
+        I::transpose_16([&](int i) { return I::interleave_high(row(2 * i), row(2 * i + 1)); },
+                        [&](int i, pairs x) { I::store_pairs(at(i / 4 * 8 + i % 4 + 4), x); });
+      }
+    return transposed;
+  }
+
+  static void add_values(float* outputs, const float* keep, const float* weights, Values values, int64_t tile, int64_t dim,
+                         int64_t lanes, int64_t columns) {
+    const int64_t dims = padded(dim);
+    for (int64_t lane = 0; lane < columns; lane += VL) {
+      const vf factor = I::load(keep + lane);
+      if (I::all_ones(factor)) continue;
+      for (int64_t d = 0; d < dims; ++d) I::store(outputs + d * lanes + lane, I::load(outputs + d * lanes + lane) * factor);
+    }
+    BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
+      for (int64_t d = 0; d < dims; d += 32)
+        I::template tile_products<2, vectors, true>(values + d * kTile, 2 * kTile, weights + lane, 4 * columns, tile,
+                                                    outputs + d * lanes + lane, 4 * lanes);
+    });
+  }
+
+  static int64_t output_at(int64_t d, int64_t) { return d; }
+};
+
 template <class T>
-using BlockMath = std::conditional_t<Isa::kBf16Dot && sizeof(T) == 2, BlockPairs<Isa>, BlockFloats<T>>;
+using BlockMath = std::conditional_t<(sizeof(T) > 2 || !Isa::kBf16Dot), BlockFloats<T>,
+                                     std::conditional_t<Isa::kTiles, BlockTiles<Isa>, BlockPairs<Isa>>>;
 
 }  // namespace

@@ -18,10 +18,9 @@ int fused_blocks_of(const SaRows& a) {
   const ListTasks<T> tasks(e, at_once);
   for (int64_t list = 0; list < e.heads * tasks.lists; ++list)
     longest = max_of(longest, e.to.indptr[list + 1] - e.to.indptr[list]);
-  const int64_t list_bytes = round_up(longest * 4, 64), block_bytes = round_up(BlockMemory::floats(e.dim, lanes) * 4, 64);
+  const int64_t list_bytes = round_up(longest * 4, 64), block_bytes = round_up(bytes_of_blocks<T>(e.dim, lanes), 64);
   const int64_t bytes = block_bytes + list_bytes + tasks.bytes_needed();
   return run_queue(e.heads * tasks.count, a.attend.threads, bytes, [&](int64_t t, char* scratch) {
-    const BlockMemory memory(scratch, e.dim, lanes);
     int32_t* own = reinterpret_cast<int32_t*>(scratch + block_bytes);
     tasks.run(t, scratch + block_bytes + list_bytes, [&](int64_t head, int64_t b, int32_t* scores, char* rest) {
       const int64_t start = e.to.indptr[head * tasks.lists + b], length = e.to.indptr[head * tasks.lists + b + 1] - start;
@@ -30,8 +29,7 @@ int fused_blocks_of(const SaRows& a) {
       const int64_t end = min_of((b + 1) * shared, a.attend.rows);
       for (int64_t first = b * shared; first < end; first += rows) {
         const Block block{head, min_of(rows, end - first), first, list, nullptr, 0, length, lanes};
-        attend_block<T>(a.attend, block, memory);
-        write_block<T>(a.attend, block, memory.outputs, memory.total);
+        write_block(a.attend, block, attend_block<T>(a.attend, block, scratch));
       }
     });
   });

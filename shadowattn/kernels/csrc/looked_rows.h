@@ -62,7 +62,7 @@ int looked_rows_of(const SaLookedRows& a) {
   const int64_t through_bytes = round_up(LetThrough::bytes_needed(most, e.dim), 64);
   const FusedRows<T> flat(e, a.attend);
   const int64_t bytes =
-      max_of(round_up(bit_bytes, 64) + choice_bytes + through_bytes + BlockMemory::floats(e.dim, lanes) * 4, flat.bytes_needed());
+      max_of(round_up(bit_bytes, 64) + choice_bytes + through_bytes + bytes_of_blocks<T>(e.dim, lanes), flat.bytes_needed());
   return run_queue(e.heads * tasks, a.attend.threads, bytes, [&](int64_t t, char* scratch) {
     const int64_t head = head_at(e, look, t / tasks);
     const int64_t from = (tasks - 1 - t % tasks) * at_once * look.rows;  // last ones first: they take longest
@@ -75,7 +75,7 @@ int looked_rows_of(const SaLookedRows& a) {
     uint64_t* members = chosen.row(look.rows);
     const ChoiceMemory memory(scratch += round_up(bit_bytes, 64), e.keys, e.dim);
     LetThrough through(scratch += choice_bytes, most, e.dim);
-    const BlockMemory block_memory(scratch += through_bytes, e.dim, lanes);
+    char* block_scratch = scratch + through_bytes;
     const uint8_t* by_key = look.by_key + e.kv_head[head] * look.by_key_head_stride;
     Seed mean_seed, seed;
     look_first<T>(e, look, head, from, rows, &mean_seed, looked, memory);
@@ -95,8 +95,7 @@ int looked_rows_of(const SaLookedRows& a) {
           write_through(chosen.row(r), through, e.to.indices + e.to.indptr[head * e.rows + first + r]);
       members_of(chosen, count, through.count, members);
       const Block block{head, count, first, through.keys, members, 0, through.count, lanes};
-      attend_block<T>(a.attend, block, block_memory);
-      write_block<T>(a.attend, block, block_memory.outputs, block_memory.total);
+      write_block(a.attend, block, attend_block<T>(a.attend, block, block_scratch));
     }
   });
 }

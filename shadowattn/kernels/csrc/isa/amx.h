@@ -1,5 +1,5 @@
-// Level `amx`, also AMX tiles of INT8: the products that rows choose their keys by, where D is a multiple of 64. All else is that of
-// avx512_bf16.h.
+// Level `amx`, also AMX tiles: the INT8 products that rows choose their keys by, where D is a multiple of 64, and the bfloat16
+// products of attention in blocks. All else is that of avx512_bf16.h.
 #pragma once
 #include "avx512_bf16.h"
 
@@ -40,6 +40,60 @@ struct Amx : Avx512Bf16 {
     for (int r = 0; r < 8; ++r)
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) sums[r][half] = load(out[half][r]) + (vi)_mm512_set1_epi32(biases[r]);
+  }
+
+  static bool all_ones(vf x) { return _mm512_cmp_ps_mask(x, set1(1), _CMP_EQ_OQ) == 0xffff; }
+
+  // The shapes of the tiles of tile_products(), for as long as it lives: all of them whole.
+  struct WholeTiles {
+    WholeTiles() {
+      alignas(64) uint8_t config[64] = {1};
+      for (int tile = 0; tile < 8; ++tile) config[16 + 2 * tile] = 64, config[48 + tile] = 16;
+      _tile_loadconfig(config);
+    }
+    ~WholeTiles() { _tile_release(); }
+    WholeTiles(const WholeTiles&) = delete;
+    WholeTiles& operator=(const WholeTiles&) = delete;
+  };
+
+  // sums[m][n] = (ADD: +=) Σ over s of x[m][s] · y[s][n]: M · 16 rows of x, `steps` bfloat16 numbers a row, a multiple of 32, and N · 16
+  // columns of y, in which a lane holds the numbers of two steps. Strides are in bytes.
+  template <int M, int N, bool ADD>
+  static void tile_products(const void* x, int64_t x_stride, const void* y, int64_t y_stride, int64_t steps, float* sums,
+                            int64_t sums_stride) {
+    const char *x0 = static_cast<const char*>(x), *x1 = x0 + 16 * x_stride, *y0 = static_cast<const char*>(y), *y1 = y0 + 64;
+    char *s0 = reinterpret_cast<char*>(sums), *s1 = s0 + 16 * sums_stride;
+    asm volatile("" ::: "memory");  // the tiles' loads are not seen as reads
+    if constexpr (ADD) {
+      _tile_loadd(0, s0, sums_stride);
+      if constexpr (N > 1) _tile_loadd(1, s0 + 64, sums_stride);
+      if constexpr (M > 1) _tile_loadd(2, s1, sums_stride);
+      if constexpr (M > 1 && N > 1) _tile_loadd(3, s1 + 64, sums_stride);
+    } else {
+      _tile_zero(0);
+      if constexpr (N > 1) _tile_zero(1);
+      if constexpr (M > 1) _tile_zero(2);
+      if constexpr (M > 1 && N > 1) _tile_zero(3);
+    }
+    for (int64_t s = 0; s < steps; s += 32, x0 += 64, x1 += 64, y0 += 16 * y_stride, y1 += 16 * y_stride) {
+      _tile_loadd(4, x0, x_stride);
+      _tile_loadd(6, y0, y_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (N > 1) {
+        _tile_loadd(7, y1, y_stride);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if constexpr (M > 1) {
+        _tile_loadd(5, x1, x_stride);
+        _tile_dpbf16ps(2, 5, 6);
+      }
+      if constexpr (M > 1 && N > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, s0, sums_stride);
+    if constexpr (N > 1) _tile_stored(1, s0 + 64, sums_stride);
+    if constexpr (M > 1) _tile_stored(2, s1, sums_stride);
+    if constexpr (M > 1 && N > 1) _tile_stored(3, s1 + 64, sums_stride);
+    asm volatile("" ::: "memory");
   }
 };
 

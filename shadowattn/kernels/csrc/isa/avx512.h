@@ -66,31 +66,35 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
                      _mm512_cvtsepi32_epi8(_mm512_srav_epi32((__m512i)x, _mm512_set1_epi32(shift))));
   }
 
-  // Transposes 16 × 16 quads at a time: 4 × 4 within 128-bit lanes, then the lanes.
+  // Rows 0 … 15 of 16 lanes, and store(j, lane j of each row): 4 × 4 within 128-bit lanes, then those.
+  template <class Row, class Store>
+  static void transpose_16(const Row& row, const Store& store) {
+    __m512i lanes[4][4];  // [four rows][a row's lane in each 128 bits]
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i a = row(4 * i), b = row(4 * i + 1), c = row(4 * i + 2), e = row(4 * i + 3);
+      const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
+      const __m512i ce_low = _mm512_unpacklo_epi32(c, e), ce_high = _mm512_unpackhi_epi32(c, e);
+      lanes[i][0] = _mm512_unpacklo_epi64(ab_low, ce_low), lanes[i][1] = _mm512_unpackhi_epi64(ab_low, ce_low);
+      lanes[i][2] = _mm512_unpacklo_epi64(ab_high, ce_high), lanes[i][3] = _mm512_unpackhi_epi64(ab_high, ce_high);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {  // lanes j, j + 4, j + 8 and j + 12
+      const __m512i a = lanes[0][j], b = lanes[1][j], c = lanes[2][j], e = lanes[3][j];
+      const __m512i low_a = _mm512_shuffle_i32x4(a, b, 0x88), low_b = _mm512_shuffle_i32x4(c, e, 0x88);
+      const __m512i high_a = _mm512_shuffle_i32x4(a, b, 0xdd), high_b = _mm512_shuffle_i32x4(c, e, 0xdd);
+      store(j, _mm512_shuffle_i32x4(low_a, low_b, 0x88));
+      store(j + 4, _mm512_shuffle_i32x4(high_a, high_b, 0x88));
+      store(j + 8, _mm512_shuffle_i32x4(low_a, low_b, 0xdd));
+      store(j + 12, _mm512_shuffle_i32x4(high_a, high_b, 0xdd));
+    }
+  }
+
   static void pack_16(const uint8_t* by_key, int64_t quads, const int32_t* keys, uint8_t* to) {
     int64_t d = 0;
-    for (; d + 16 <= quads; d += 16) {
-      const auto key = [&](int i) { return _mm512_loadu_si512(by_key + 4 * (keys[i] * quads + d)); };
-      __m512i lanes[4][4];  // [four keys][a quad in each lane]
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const __m512i a = key(4 * i), b = key(4 * i + 1), c = key(4 * i + 2), e = key(4 * i + 3);
-        const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
-        const __m512i ce_low = _mm512_unpacklo_epi32(c, e), ce_high = _mm512_unpackhi_epi32(c, e);
-        lanes[i][0] = _mm512_unpacklo_epi64(ab_low, ce_low), lanes[i][1] = _mm512_unpackhi_epi64(ab_low, ce_low);
-        lanes[i][2] = _mm512_unpacklo_epi64(ab_high, ce_high), lanes[i][3] = _mm512_unpackhi_epi64(ab_high, ce_high);
-      }
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {  // quads j, j + 4, j + 8 and j + 12
-        const __m512i a = lanes[0][j], b = lanes[1][j], c = lanes[2][j], e = lanes[3][j];
-        const __m512i low_a = _mm512_shuffle_i32x4(a, b, 0x88), low_b = _mm512_shuffle_i32x4(c, e, 0x88);
-        const __m512i high_a = _mm512_shuffle_i32x4(a, b, 0xdd), high_b = _mm512_shuffle_i32x4(c, e, 0xdd);
-        _mm512_storeu_si512(to + 64 * (d + j), _mm512_shuffle_i32x4(low_a, low_b, 0x88));
-        _mm512_storeu_si512(to + 64 * (d + j + 4), _mm512_shuffle_i32x4(high_a, high_b, 0x88));
-        _mm512_storeu_si512(to + 64 * (d + j + 8), _mm512_shuffle_i32x4(low_a, low_b, 0xdd));
-        _mm512_storeu_si512(to + 64 * (d + j + 12), _mm512_shuffle_i32x4(high_a, high_b, 0xdd));
-      }
-    }
+    for (; d + 16 <= quads; d += 16)
+      transpose_16([&](int i) { return _mm512_loadu_si512(by_key + 4 * (keys[i] * quads + d)); },
+                   [&](int j, __m512i x) { _mm512_storeu_si512(to + 64 * (d + j), x); });
     for (; d < quads; ++d)
       for (int i = 0; i < 16; ++i) memcpy(to + 64 * d + 4 * i, by_key + 4 * (keys[i] * quads + d), 4);
   }
