@@ -111,19 +111,19 @@ _RUNNERS = {
 _LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
 
 
-def ttft_smollm2() -> str:
-    """Seconds to the first token of every runner on SmolLM2."""
-    return _ttft("ttft_smollm2")
-
-
 def ttft_smollm2_epyc() -> str:
-    """The same on a processor without matrix units."""
+    """Seconds to the first token of every runner on SmolLM2, openvino-genai and llama.cpp on a GGUF file."""
     return _ttft("ttft_smollm2_epyc")
 
 
 def ttft_peers() -> str:
     """The same with openvino-genai's sparse modes at measured shares of the keys, and the engine's lists after a first look."""
     return _ttft("ttft_peers", _LOOKED)
+
+
+def ttft_peers_amx() -> str:
+    """The same on a processor with matrix units."""
+    return _ttft("ttft_peers_amx", _LOOKED)
 
 
 def ttft_qwen2_0_5b() -> str:

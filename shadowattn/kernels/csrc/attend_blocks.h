@@ -2,8 +2,9 @@
 //
 // The rows of the block are the lanes. Q and the output are held transposed, [D][rows]; a selected key is read where it lies
 // and its elements are broadcast, so that gathering costs nothing, the softmax needs no sums over lanes, and each element of K
-// and V read serves all rows. Lists are worked off in tiles of 64 keys with an online softmax. Where the list is the union of the
-// rows' own lists, scores of the lanes that do not keep a key become −∞, and each row attends to its own keys alone.
+// and V read serves all rows. Lists are worked off in tiles of 64 keys, of 128 where a level has instructions for tiles, with an
+// online softmax. Where the list is the union of the rows' own lists, scores of the lanes that do not keep a key become −∞, and each
+// row attends to its own keys alone.
 #pragma once
 #include <cstdlib>
 
@@ -14,8 +15,8 @@
 
 namespace {
 
-constexpr int64_t kMaxRows = 64;      // of a block
-constexpr int64_t kSegment = 512;     // keys that blocks whose list is every key go through one after another
+constexpr int64_t kMaxRows = 64;   // of a block
+constexpr int64_t kSegment = 512;  // keys that blocks whose list is every key go through one after another
 
 struct Block {
   int64_t head, rows, first_query;
@@ -87,12 +88,12 @@ void start_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
 // Scores become −∞ of the rows that do not keep a key or come before it.
 inline void hide(const SaAttend& a, const Block& b, int64_t start, int64_t keys, int64_t lane, int64_t columns, float* scores) {
   const int64_t* positions = a.positions + b.first_query;
-  const bool late = b.key(start + keys - 1) > positions[0];
-  if (!b.members && !late) return;
+  const bool unseen = b.key(start + keys - 1) > positions[0];
+  if (!b.members && !unseen) return;
   int64_t before = 0;  // rows
   for (int64_t j = 0; j < keys; ++j, scores += columns) {
     uint64_t rows = b.members ? b.members[start + j] : ~uint64_t{0};
-    if (late) {
+    if (unseen) {
       while (before < b.rows && positions[before] < b.key(start + j)) ++before;
       rows = before < 64 ? rows >> before << before : 0;
     }
@@ -121,7 +122,7 @@ inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf facto
   }
 }
 
-// Keys of a tile up to the end of the block's list.
+// A block to the keys of a tile.
 template <class T>
 void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores) {
   using Math = BlockMath<T>;

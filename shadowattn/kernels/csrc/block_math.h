@@ -41,8 +41,8 @@ struct BlockVectors {
   static constexpr int64_t kColumns = 64;     // rows of a block that go through a tile together
   static constexpr int64_t kDenseRows = 32;   // of a block whose list is every key
   static constexpr int64_t kTogether = 1;     // such blocks that go through a segment of the keys one after another
-  struct Shapes {   // of tiles: none
-    ~Shapes() {}    // not trivial: else an object that nobody names would be unused
+  struct Shapes {  // of tiles: none
+    ~Shapes() {}   // not trivial: else an object that nobody names would be unused
   };
 
   static int64_t padded(int64_t dim) { return dim; }  // dimensions of Qᵀ and of the outputs
