@@ -43,7 +43,7 @@ _BY_RETENTION = {0.2: "per_row_speed_2", 0.1: "per_row_speed_1", 0.05: "per_row_
 
 
 def per_row_speed() -> str:
-    """Dense attention and the whole path where tiles multiply bfloat16: times faster than torch's and than our own dense attention."""
+    """Dense attention and the whole path where tiles multiply bfloat16: times faster than torch's and our own dense attention."""
     tables = {at: rows_of(name) for at, name in _BY_RETENTION.items()}
     lines = []
     for model, dtype in itertools.product(_QWEN, ("float32", "bfloat16")):
