@@ -121,11 +121,6 @@ def ttft_peers() -> str:
     return _ttft("ttft_peers", _LOOKED)
 
 
-def ttft_peers_amx() -> str:
-    """The same on a processor with matrix units."""
-    return _ttft("ttft_peers_amx", _LOOKED)
-
-
 def ttft_qwen2_0_5b() -> str:
     """The same on random weights of Qwen2-0.5B's shape, without losses."""
     return _ttft("ttft_qwen2_0_5b", _LOOKED, losses=False)
@@ -147,9 +142,9 @@ def ttft_qwen2_1_5b_trishape() -> str:
 
 
 def ttft_equal_loss() -> str:
-    """The engine's lists beside XAttention at equal loss, above each one's dense attention, in chunks of two lengths."""
+    """The engine beside XAttention at equal loss, above each one's dense attention, in chunks of two lengths."""
     lines = []
-    for name, chunk in (("ttft_peers", 2048), ("ttft_equal_loss", 4096)):
+    for name, chunk in (("ttft_peers", "2048"), ("ttft_equal_loss", "4096")):
         rows = rows_of(name)
         losses = rows[rows.metric == "loss_increase"].set_index("method").value
         first = rows[(rows.metric == "time_to_first_token") & (rows.context_tokens == rows.context_tokens.max())]
@@ -163,7 +158,7 @@ def ttft_equal_loss() -> str:
         )
         at_limit = {"loss": _LIMIT, "seconds": np.interp(_LIMIT, engine.loss, engine.seconds)}
         for method, loss, taken in [*engine.itertuples(), ("", *at_limit.values())]:
-            line = [str(chunk), f"{method.split('_')[-1]}%" if method else "on a line", f"{loss:+.3f}", f"{taken:.2f}"]
+            line = [chunk, f"{method.split('_')[-1]}%" if method else "on a line", f"{loss:+.3f}", f"{taken:.2f}"]
             if peers.loss.min() <= loss <= peers.loss.max():
                 equal = float(np.interp(loss, peers.loss, peers.seconds))
                 line += [f"{equal:.2f}", f"{equal / taken:.2f}"]
@@ -171,7 +166,8 @@ def ttft_equal_loss() -> str:
     heads = ["tokens of a chunk", "of the keys", "loss above its own dense attention, nat", "seconds"]
     heads += ["XAttention at this loss, s", "times faster"]
     n = "8064 tokens; between two measured losses seconds lie on a line"
-    return f"{table(heads, lines, 'ttft_peers', n)}\n\n{source('ttft_equal_loss', 'the same')}"
+    others = [source(name, "the same") for name in ("ttft_equal_loss",)]
+    return "\n\n".join([table(heads, lines, "ttft_peers", n), *others])
 
 
 def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses: bool = True) -> str:

@@ -2,9 +2,11 @@
 //
 // The rows of the block are the lanes. Q and the output are held transposed, [D][rows]; a selected key is read where it lies
 // and its elements are broadcast, so that gathering costs nothing, the softmax needs no sums over lanes, and each element of K
-// and V read serves all rows. Lists are worked off in tiles of 64 keys, of 128 where a level has instructions for tiles, with an
-// online softmax. Where the list is the union of the rows' own lists, scores of the lanes that do not keep a key become −∞, and each
-// row attends to its own keys alone.
+// and V read serves all rows. Lists are worked off in tiles of keys with an online softmax. Where the list is the union of the rows'
+// own lists, scores of the lanes that do not keep a key become −∞, and each row attends to its own keys alone.
+//
+// Where a level has instructions for tiles, bfloat16 keys are copied together and values are transposed; dense blocks of heads that
+// share keys do that once for all of them.
 #pragma once
 #include <cstdlib>
 
@@ -38,7 +40,7 @@ struct BlockMemory {
 
   BlockMemory(char* scratch, int64_t dim, int64_t lanes) {
     queries = reinterpret_cast<float*>(scratch);
-    outputs = queries + BlockMath<T>::padded(dim) * lanes;  // a part of the keys: the sums and what is behind them
+    outputs = queries + BlockMath<T>::padded(dim) * lanes;  // what a part of the keys makes is outputs, top and total, in this order
     top = outputs + BlockMath<T>::padded(dim) * lanes;
     total = top + lanes;
   }
@@ -76,7 +78,7 @@ struct Tile {
 
 template <class T>
 void start_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
-  for (int64_t lane = 0; lane < b.lanes; ++lane) {  // lanes past the last row repeat it
+  for (int64_t lane = 0; lane < b.lanes; ++lane) {  // lanes past the last row repeat its query, and are not written
     const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_query + min_of(lane, b.rows - 1)) * a.q.row_stride;
     m.top[lane] = kLowest;
     m.total[lane] = 0;
@@ -112,10 +114,10 @@ inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf facto
     for (int u = 0; u < kStep; ++u) top[u] = old;
     for (int64_t j = 0; j < slots; j += kStep)
 #pragma GCC unroll 8
-      for (int u = 0; u < kStep; ++u) top[u] = Isa::max(Math::scaled(Isa::load(scores + (j + u) * columns + lane), factor), top[u]);
+      for (int u = 0; u < kStep; ++u) top[u] = Isa::max(Isa::load(scores + (j + u) * columns + lane), top[u]);
 #pragma GCC unroll 8
     for (int u = 1; u < kStep; ++u) top[0] = Isa::max(top[u], top[0]);
-    const vf shrink = exp2_nonpositive(old - top[0]);
+    const vf shrink = exp2_nonpositive(Math::scaled(old - top[0], factor));
     Isa::store(keep + lane, shrink);
     Isa::store(tops + lane, top[0]);
     Isa::store(totals + lane, Math::weigh(scores + lane, slots, columns, factor, top[0], Isa::load(totals + lane) * shrink));
@@ -184,17 +186,16 @@ void write_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
 template <class T>
 void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char* scratch) {
   constexpr int64_t kTile = BlockMath<T>::kTile, kTiles = kSegment / kTile;
+  static_assert(kSegment % kTile == 0, "whole tiles");
   float *scores = reinterpret_cast<float*>(scratch), *copies = scores + kTile * BlockMath<T>::kColumns;
   char* memory = reinterpret_cast<char*>(copies + 2 * kTiles * Tile<T>::copied(a.dim));
-  const int64_t bytes = BlockMemory<T>::bytes(a.dim, blocks[0].lanes);
+  int64_t lanes = 0, longest = 0;
+  for (int64_t i = 0; i < count; ++i) lanes = max_of(lanes, blocks[i].lanes), longest = max_of(longest, blocks[i].to);
+  const int64_t bytes = BlockMemory<T>::bytes(a.dim, lanes);
   const auto memory_of = [&](int64_t i) { return BlockMemory<T>(memory + i * bytes, a.dim, blocks[i].lanes); };
   const typename BlockMath<T>::Shapes shapes;
   Tile<T> tiles[kTiles];
-  int64_t longest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    start_block(a, blocks[i], memory_of(i));
-    longest = max_of(longest, blocks[i].to);
-  }
+  for (int64_t i = 0; i < count; ++i) start_block(a, blocks[i], memory_of(i));
   for (int64_t from = 0; from < longest; from += kSegment) {
     for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, longest); ++t, start += kTile)
       tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim));
@@ -212,13 +213,16 @@ void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char
   }
 }
 
-// Adds part `other` (its sums, maximum and total) to `m`: softmax over the union of both lists.
+// Adds another part (`outputs`, and its maximum and total behind them) to `m`: softmax over the union of both lists.
 template <class T>
-void merge_parts(int64_t dim, int64_t lanes, const BlockMemory<T>& m, const float* outputs) {
+void merge_parts(const SaAttend& a, int64_t lanes, const BlockMemory<T>& m, const float* outputs) {
+  const int64_t dim = a.dim;
+  const vf factor = Isa::set1(BlockMath<T>::late_factor(a.scale * kLog2e));
   const float *tops = outputs + BlockMath<T>::padded(dim) * lanes, *totals = tops + lanes;
   for (int64_t lane = 0; lane < lanes; lane += VL) {
     const vf ours = Isa::load(m.top + lane), theirs = Isa::load(tops + lane), both = Isa::max(ours, theirs);
-    const vf keep = exp2_nonpositive(ours - both), add = exp2_nonpositive(theirs - both);
+    const vf keep = exp2_nonpositive(BlockMath<T>::scaled(ours - both, factor));
+    const vf add = exp2_nonpositive(BlockMath<T>::scaled(theirs - both, factor));
     Isa::store(m.top + lane, both);
     Isa::store(m.total + lane, Isa::load(m.total + lane) * keep + Isa::load(totals + lane) * add);
     for (int64_t d = 0; d < dim; ++d) {
@@ -242,7 +246,7 @@ int attend_dense(const SaAttend& a, int64_t rows) {
     while (end < a.heads && a.kv_head[end] == a.kv_head[end - 1]) ++end;
     const int64_t within = t - first * of_head, heads = end - first;
     const int64_t from = (of_head - 1 - within / heads) * rows, count = min_of(rows, a.rows - from);
-    return Block{first + within % heads, count, from, nullptr, nullptr, 0, a.positions[from + count - 1] + 1, lanes};
+    return Block{first + within % heads, count, from, nullptr, nullptr, 0, a.positions[from + count - 1] + 1, round_up(count, VL)};
   };
   return run_queue(ceil_div(blocks, together), a.threads, bytes, [&](int64_t t, char* scratch) {
     Block some[BlockMath<T>::kTogether];
@@ -307,7 +311,7 @@ int attend_blocks(const SaAttend& a) {
       const BlockMemory<T> m(scratch, a.dim, lanes);
       const float* first = partial + t * parts * part_floats;
       memcpy(m.outputs, first, static_cast<size_t>(part_floats) * 4);
-      for (int64_t part = 1; part < parts; ++part) merge_parts(a.dim, lanes, m, first + part * part_floats);
+      for (int64_t part = 1; part < parts; ++part) merge_parts(a, lanes, m, first + part * part_floats);
       write_block(a, b, m);
     });
   }

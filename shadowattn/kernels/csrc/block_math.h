@@ -1,8 +1,8 @@
 // What attention of blocks that share a list multiplies, a tile of keys at a time: Q with keys, weights with values.
 //
-// Three forms with the same functions, BlockFloats, BlockPairs and BlockTiles: load_query(), key_row() and scores() for Q·K; scaled()
-// and weigh() for the softmax; value_row(), values(), add_values() and output_at(), the place of a dimension in the outputs, for
-// weights·V.
+// Three forms with the same functions, BlockFloats, BlockPairs and BlockTiles: load_query(), key_row() and scores() for Q·K;
+// late_factor(), scaled() and weigh() for the softmax; value_row(), values(), add_values() and output_at(), the place of a dimension in
+// the outputs, for weights·V.
 #pragma once
 #include <type_traits>
 
@@ -47,7 +47,7 @@ struct BlockVectors {
 
   static int64_t padded(int64_t dim) { return dim; }  // dimensions of Qᵀ and of the outputs
 
-  // [tile][lanes]: Q·K, to be scaled(). All lanes are columns.
+  // [tile][lanes]: Q·K, whose differences are to be scaled(). All lanes are columns.
   template <class Row>
   static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float factor, float* to, int64_t lanes,
                      int64_t) {
@@ -57,9 +57,9 @@ struct BlockVectors {
     });
   }
 
-  // What is left to be done to scores.
+  // What is left to be done to differences of scores: a weight is 2 to the power of that.
   static float late_factor(float) { return 1; }
-  static vf scaled(vf score, vf) { return score; }
+  static vf scaled(vf difference, vf) { return difference; }
 
   // outputs = outputs · keep + weights · values.
   template <class Values>
@@ -204,7 +204,7 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
   }
 
   static vf weigh(float* scores, int64_t tile, int64_t lanes, vf, vf top, vf total) {
-    return weigh_pairs(scores, tile, lanes, top, total, [](vf score) { return score; });
+    return weigh_pairs(scores, tile, lanes, top, total, [](vf difference) { return difference; });
   }
 
   static Values values(const Row* rows, int64_t tile, int64_t dim, float* to) {
@@ -245,8 +245,8 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
   template <class Scaled>
   static vf weigh_pairs(float* scores, int64_t tile, int64_t lanes, vf top, vf total, const Scaled& scaled) {
     for (int64_t j = 0; j < tile; j += 2) {
-      const vf a = exp2_nonpositive<kDegree>(scaled(I::load(scores + j * lanes)) - top);
-      const vf b = exp2_nonpositive<kDegree>(scaled(I::load(scores + (j + 1) * lanes)) - top);
+      const vf a = exp2_nonpositive<kDegree>(scaled(I::load(scores + j * lanes) - top));
+      const vf b = exp2_nonpositive<kDegree>(scaled(I::load(scores + (j + 1) * lanes) - top));
       total += a + b;
       I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
     }
@@ -273,7 +273,7 @@ struct BlockTiles : BlockPairs<I> {
   static constexpr int64_t kKeyStep = 32;
   static constexpr int64_t kColumns = 32;    // their scores are as many numbers as those of 64 rows and 64 keys
   static constexpr int64_t kDenseRows = 64;  // what keys cost beside their products is shared by more rows
-  static constexpr int64_t kTogether = 8;    // the products take less time than reading the keys from a far cache
+  static constexpr int64_t kTogether = 8;    // they bring the keys from a far cache once
   using typename BlockPairs<I>::Row;
   using typename BlockPairs<I>::pairs;
   using Values = const bf16*;  // [padded D][kTile]
@@ -304,17 +304,17 @@ struct BlockTiles : BlockPairs<I> {
     const int64_t steps = padded(dim);
     BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
       for (int64_t j = 0; j < tile; j += 32)
-        I::template tile_products<2, vectors, false>(keys[j], 2 * steps, queries + lane, 4 * lanes, steps, to + j * columns + lane,
-                                                     4 * columns);
+        I::template tile_products<vectors, false>(keys[j], 2 * steps, queries + lane, 4 * lanes, steps, to + j * columns + lane,
+                                                  4 * columns);
     });
   }
 
-  // Where a score is −∞ it has to stay that.
+  // Not 0: a difference of −∞ has to stay that. It comes before the factor, so that none is above 0, however large scores are.
   static float late_factor(float factor) { return max_of(factor < 0 ? -factor : factor, __FLT_MIN__); }
-  static vf scaled(vf score, vf factor) { return score * factor; }
+  static vf scaled(vf difference, vf factor) { return difference * factor; }
 
   static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top, vf total) {
-    return BlockPairs<I>::weigh_pairs(scores, tile, lanes, top, total, [&](vf score) { return score * factor; });
+    return BlockPairs<I>::weigh_pairs(scores, tile, lanes, top, total, [&](vf difference) { return difference * factor; });
   }
 
   static Values values(const Row* rows, int64_t tile, int64_t dim, float* to) {
@@ -341,8 +341,8 @@ struct BlockTiles : BlockPairs<I> {
     }
     BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
       for (int64_t d = 0; d < dims; d += 32)
-        I::template tile_products<2, vectors, true>(values + d * kTile, 2 * kTile, weights + lane, 4 * columns, tile,
-                                                    outputs + d * lanes + lane, 4 * lanes);
+        I::template tile_products<vectors, true>(values + d * kTile, 2 * kTile, weights + lane, 4 * columns, tile,
+                                                 outputs + d * lanes + lane, 4 * lanes);
     });
   }
 

@@ -39,7 +39,8 @@ static bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("bmi2"); }
 static bool has_avx512() { return HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"); }
 static bool has_avx512_bf16() { return HAS("avx512vnni") && HAS("avx512bf16") && HAS("avx512vbmi2"); }
 
-// Whether the processor has AMX tiles of INT8 and bfloat16 and Linux lets this process use them: their registers are large, so it has to be asked.
+// Whether the processor has AMX tiles of INT8 and bfloat16 and Linux lets this process use them: their registers are large, so it has
+// to be asked.
 static bool has_amx() {
 #if defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
