@@ -131,7 +131,9 @@ _WHOLE_PATHS = {
     "total (int8_fused), per row": "`int8_fused`",
     "total (hierarchical), per row": "`hierarchical`",
 }
-_TILE_PATHS = _WHOLE_PATHS | {"total (int8_fused), 32-row blocks, leading_query": "a list for 32 rows (`leading_query`)"}
+_TILE_PATHS = _WHOLE_PATHS | {
+    f"total (int8_fused), 32-row blocks, {score}": f"a list for 32 rows (`{score}`)" for score in ("leading_query", "probability")
+}
 _KEPT, _KEPT_KEYS = "first_look_kept", 1638  # 5 % of 32768
 _SHAPES_AT = {0.05: "first_look_shapes_05", 0.1: "first_look_shapes_1", 0.2: "attention_speed"}
 _FIRST_LOOK = {0.05: "first_look_speed_05", 0.1: "first_look_speed_1", 0.2: "first_look_speed_2"}
