@@ -40,7 +40,7 @@ struct BlockMemory {
 
   BlockMemory(char* scratch, int64_t dim, int64_t lanes) {
     queries = reinterpret_cast<float*>(scratch);
-    outputs = queries + BlockMath<T>::padded(dim) * lanes;  // what a part of the keys makes is outputs, top and total, in this order
+    outputs = queries + BlockMath<T>::padded(dim) * lanes;  // a part of the keys makes outputs, top and total, in this order
     top = outputs + BlockMath<T>::padded(dim) * lanes;
     total = top + lanes;
   }
