@@ -1,6 +1,7 @@
 """Who reads a prompt in `+exp=ttft`: each makes a function of token ids that returns the first token, and then some more."""
 
 import copy
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from experiments.engines import build_engine
 from experiments.first_looks import FirstLook
+from experiments.gguf_files import check_gguf, write_gguf
 from experiments.lab import Lab
 from experiments.studies import genai_sparse
 from shadowattn import checks
@@ -281,6 +283,8 @@ def _step(request: ov.InferRequest, ids: list[int], held: int) -> np.ndarray:
 class GenAI(Runner):
     """openvino-genai on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model; None: that model, exported.
 
+    `weights` of what is exported: float32, or int8, compressed by NNCF as OpenVINO's own exporters do, with an offset a channel.
+
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
@@ -292,6 +296,7 @@ class GenAI(Runner):
     path: str | None = None
     sparse: str = "none"
     keep: float | None = None
+    weights: str = "float32"
     threshold: float = 0.8
     block: int = 64
     stride: int = 8
@@ -302,6 +307,9 @@ class GenAI(Runner):
     properties: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
+        checks.one_of("weights", self.weights, ("float32", "int8"))
+        if self.path is not None and self.weights != "float32":
+            raise InputError(f"weights: expected path=null beside it, where a model is exported, got {self.path!r}")
         checks.one_of("sparse", self.sparse, ("none", "xattention", "trishape"))
         checks.integer("piece", self.piece, least=1)
         if self.cache_gb is not None:
@@ -402,7 +410,7 @@ class GenAI(Runner):
             yield str(Path(self.path).expanduser())
             return
         with TemporaryDirectory() as folder:
-            export(_in_float32(lab), lab.loaded.tokenizer, Path(folder))
+            export(_in_float32(lab), lab.loaded.tokenizer, Path(folder), weights=self.weights)
             yield folder
 
     @property
@@ -427,16 +435,22 @@ class GenAI(Runner):
 
 @dataclass(frozen=True)
 class LlamaCpp(Runner):
-    """llama.cpp by llama-cpp-python on the CPU, of `path`: a GGUF file of the lab's model, `batch` tokens at a time."""
+    """llama.cpp by llama-cpp-python on the CPU, of `path`: a GGUF file of the lab's model; None: that model, written in Q8_0.
 
-    path: str
+    It reads `batch` tokens at a time.
+    """
+
+    path: str | None = None
     batch: int = 512
 
     def __post_init__(self):
         checks.integer("batch", self.batch, least=1)
 
     def check(self, lab: Lab) -> None:
-        _check_path(self.path)
+        if self.path is None:
+            check_gguf(lab.loaded.model.config)
+        else:
+            _check_path(self.path)
         _llama_cpp()
 
     def reader(self, lab: Lab) -> Read:
@@ -458,10 +472,14 @@ class LlamaCpp(Runner):
 
     def _model(self, lab: Lab, **options: bool) -> Any:
         threads = torch.get_num_threads()
-        return _llama_cpp().Llama(
-            str(Path(self.path).expanduser()), n_ctx=lab.shape.context_tokens, n_threads=threads, n_threads_batch=threads,
-            n_batch=self.batch, verbose=False, **options,
-        )  # fmt: skip
+        with TemporaryDirectory() as folder:  # whose file llama.cpp keeps open
+            path = Path(folder) / "model.gguf" if self.path is None else Path(self.path).expanduser()
+            if self.path is None:
+                write_gguf(lab.loaded.model, path)
+            return _llama_cpp().Llama(
+                str(path), n_ctx=lab.shape.context_tokens, n_threads=threads, n_threads_batch=threads, n_batch=self.batch,
+                verbose=False, **options,
+            )  # fmt: skip
 
 
 def _in_float32(lab: Lab) -> PreTrainedModel:
@@ -469,15 +487,25 @@ def _in_float32(lab: Lab) -> PreTrainedModel:
     return lab.loaded.model if lab.loaded.model.dtype == torch.float32 else _cast(lab, "float32")
 
 
-def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a model with its tokenizer as openvino-genai reads them, weights in the model's dtype."""
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, weights: str = "float32") -> None:
+    """Writes a float32 model with its tokenizer as openvino-genai reads them; `weights` as `GenAI` says."""
     from openvino_tokenizers import convert_tokenizer  # comes with openvino-genai
 
-    ov.save_model(llm_graph(model), folder / "openvino_model.xml", compress_to_fp16=False)
+    ov.save_model(exported(model, weights), folder / "openvino_model.xml", compress_to_fp16=False)
     for name, graph in zip(("tokenizer", "detokenizer"), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True):
         ov.save_model(graph, folder / f"openvino_{name}.xml")
     model.config.save_pretrained(folder)
     GenerationConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
+
+
+def exported(model: PreTrainedModel, weights: str) -> ov.Model:
+    """The graph that openvino-genai is given."""
+    if weights == "float32":
+        return llm_graph(model)
+    import nncf  # a second to import, and only for this
+
+    nncf.set_log_level(logging.ERROR)
+    return nncf.compress_weights(llm_graph(model), mode=nncf.CompressWeightsMode.INT8_ASYM)
 
 
 def _check_path(path: str) -> None:

@@ -2,9 +2,11 @@
 
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import openvino as ov
 import pandas as pd
 import pytest
 import torch
@@ -12,10 +14,11 @@ import torch
 from experiments.engines import build_engine
 from experiments.own_process import in_own_process
 from experiments.studies import prefill_runners, ttft
-from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled
+from experiments.studies.prefill_runners import GenAI, LlamaCpp, Stateful, _pulled, exported
 from experiments.studies.ttft import reading_bytes
 from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.whole import llm_graph
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -183,6 +186,41 @@ def test_a_model_in_bfloat16_is_converted_in_float32(monkeypatch):
     assert model.dtype == torch.bfloat16  # a copy's
     expected = window_losses(model.to(torch.float32), windows, chunk_tokens=60).float()
     torch.testing.assert_close(torch.tensor(found), expected, atol=1e-4, rtol=0)
+
+
+def test_int8_weights_of_a_peer_are_compressed_and_cost_little():
+    model, ids = tiny_model(), torch.randint(0, 128, (1, 40), generator=torch.Generator().manual_seed(7))
+    expected = model(ids).logits[0].detach()
+    found = {}
+    for weights in ("float32", "int8"):
+        graph = exported(model, weights)
+        constants = [node for node in graph.get_ops() if node.get_type_name() == "Constant"]
+        assert any(node.get_element_type() == ov.Type.u8 for node in constants) == (weights == "int8")
+        request = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        found[weights] = torch.from_numpy(prefill_runners._step(request, ids[0].tolist(), 40)[0].copy())
+    torch.testing.assert_close(found["float32"], expected, atol=1e-4, rtol=0)
+    assert 0 < (found["int8"] - expected).norm() < 0.05 * expected.norm()
+
+
+def test_weights_are_those_of_an_exported_model(tiny_folder):
+    with pytest.raises(InputError, match="weights: expected one of float32, int8, got 'int4'"):
+        GenAI(weights="int4")
+    with pytest.raises(InputError, match="weights: expected path=null beside it"):
+        GenAI(str(tiny_folder), weights="int8")
+
+
+def test_llama_cpp_without_a_file_reads_one_that_is_written(monkeypatch):
+    given = []
+
+    def llama(path, **options):
+        given.append((Path(path).read_bytes()[:4], options["n_ctx"]))
+        return SimpleNamespace(generate=lambda prompt, **_: iter(prompt))
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=llama))
+    lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=64), loaded=SimpleNamespace(model=tiny_model()))
+    LlamaCpp().check(lab)
+    assert list(LlamaCpp().reader(lab)([5, 6, 7], 2)) == [5, 6]
+    assert given == [(b"GGUF", 64)]
 
 
 def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):

@@ -1,0 +1,83 @@
+"""A Llama or Qwen2 as a GGUF file without a tokenizer, for peers that read no other."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from experiments.progress import bar
+from shadowattn.errors import InputError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+_FAMILIES = ("llama", "qwen2")
+_PLAIN_ROPE = "default"
+
+
+def check_gguf(config: PreTrainedConfig) -> None:
+    """Raises `InputError` where no file of such a model can be written."""
+    if find_spec("gguf") is None:
+        raise InputError("gguf: expected the package, found none; install it with: pip install gguf")
+    if config.model_type not in _FAMILIES:
+        raise InputError(
+            f"gguf: expected a model of the family {' or '.join(_FAMILIES)}, got {config.model_type}; set path to a file of it"
+        )
+    if (rope := config.rope_parameters.get("rope_type", _PLAIN_ROPE)) != _PLAIN_ROPE:
+        raise InputError(f"gguf: expected plain rotary positions, got {rope}; set path to a file of the model")
+
+
+def write_gguf(model: PreTrainedModel, path: Path, *, weights: str = "Q8_0") -> None:
+    """Writes `model`, its matrices in `weights`, a type of ggml such as Q8_0 or F32, norms and biases in float32.
+
+    Tokens are numbers alone in it: a reader is given ids. Raises `InputError` where the model's family or its rotary positions
+    are not among those that are written.
+    """
+    check_gguf(model.config)
+    import gguf
+
+    config, kind = model.config, gguf.GGMLQuantizationType[weights]
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, config.model_type.upper()), config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, config.model_type)
+    _describe(writer, config)
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if not (_tied(config) and name == "lm_head.weight")}
+    for name, tensor in bar(tensors.items(), "GGUF file"):
+        values, stored = _ordered(name, tensor.float(), config).numpy(), names.get_name(name, (".weight", ".bias"))
+        stored_kind = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(stored, gguf.quants.quantize(np.ascontiguousarray(values), stored_kind), raw_dtype=stored_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _describe(writer: "GGUFWriter", config: PreTrainedConfig) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+
+
+def _tied(config: PreTrainedConfig) -> bool:
+    return bool(config.tie_word_embeddings)
+
+
+def _ordered(name: str, values: Tensor, config: PreTrainedConfig) -> Tensor:
+    """Q and K of a Llama as llama.cpp turns them: neighbours in pairs, where transformers pairs the two halves of a head."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if config.model_type != "llama" or heads is None:
+        return values
+    return values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
