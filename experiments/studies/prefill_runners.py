@@ -48,7 +48,7 @@ from shadowattn.types import FirstLookLosses
 _LOGITS_AT_ONCE = 512  # rows
 _LOOKED_AT_ONCE = 512  # rows; each holds several float32 a head and key
 _LEAST_LOOKED_AT = 256  # tokens: in shorter windows a first look leaves hardly a key out
-_SPARE_PAGES = 8  # of a KV cache, beyond those of a whole context
+_SPARE_PAGES = 8  # of a KV cache, beyond those of a whole prompt
 _SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
 Read = Callable[[list[int], int], Iterable[int]]
@@ -89,8 +89,8 @@ class Runner(ABC):
         return self
 
     @abstractmethod
-    def reader(self, lab: Lab) -> Read:
-        """What reads prompts with the lab's model."""
+    def reader(self, lab: Lab, most_tokens: int) -> Read:
+        """What reads prompts with the lab's model, up to so many tokens with the new ones."""
 
     @abstractmethod
     def quality(self, lab: Lab, windows: Tensor) -> Quality:
@@ -106,7 +106,7 @@ class Transformers(Runner):
     def __post_init__(self):
         checks.one_of("dtype", self.dtype, tuple(DTYPES))
 
-    def reader(self, lab: Lab) -> Read:
+    def reader(self, lab: Lab, most_tokens: int) -> Read:
         model = lab.loaded.model if lab.loaded.model.dtype == DTYPES[self.dtype] else _cast(lab, self.dtype)
 
         @torch.no_grad()
@@ -204,7 +204,7 @@ class OwnEngine(Runner):
         unspared = self._unspared
         return FirstLook(lab.context_tokens, 1, _LOOKED_AT_ONCE, unspared.candidates, unspared.block_rows).losses(lab)
 
-    def reader(self, lab: Lab) -> Read:
+    def reader(self, lab: Lab, most_tokens: int) -> Read:
         engine = self._engine(lab)
         engine.compile(self.chunk_tokens)
         return lambda prompt, new_tokens: engine.generate(prompt, new_tokens=new_tokens)
@@ -241,7 +241,7 @@ class Stateful(Runner):
                 f"properties: OpenVINO refuses {dict(self.properties)} ({said}); give properties of its CPU device"
             ) from None
 
-    def reader(self, lab: Lab) -> Read:
+    def reader(self, lab: Lab, most_tokens: int) -> Read:
         request = self._request(lab, last_token=True)
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
@@ -288,8 +288,8 @@ class GenAI(Runner):
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what a prompt of the model's
-    whole context takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what the longest prompt
+    takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
     INFERENCE_PRECISION_HINT: f32.
     """
 
@@ -351,9 +351,9 @@ class GenAI(Runner):
         key = f"{self.keep}-{self.block}-{self.stride}"
         return replace(self, threshold=lab.units("thresholds").get(key, partial(self._threshold, lab)))
 
-    def reader(self, lab: Lab) -> Read:
+    def reader(self, lab: Lab, most_tokens: int) -> Read:
         genai = _openvino_genai()
-        options = {"scheduler_config": self._scheduler(genai, lab)} | self._properties
+        options = {"scheduler_config": self._scheduler(genai, most_tokens)} | self._properties
         with self._model(lab) as path:
             pipeline = genai.LLMPipeline(path, "CPU", options)
 
@@ -370,7 +370,7 @@ class GenAI(Runner):
         keys is that of the first window, by the queries and keys of the lab's model in a dense prefill.
         """
         genai = _openvino_genai()
-        scheduler = self._scheduler(genai, lab)
+        scheduler = self._scheduler(genai, windows.shape[1] + 1)
         with self._model(lab) as path:
             pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", self._properties)
         how = genai.GenerationConfig(max_new_tokens=1, echo=True, logprobs=1, ignore_eos=True, do_sample=False)
@@ -417,12 +417,12 @@ class GenAI(Runner):
     def _properties(self) -> dict[str, Any]:
         return {"INFERENCE_NUM_THREADS": torch.get_num_threads()} | self.properties
 
-    def _scheduler(self, genai: ModuleType, lab: Lab) -> Any:
+    def _scheduler(self, genai: ModuleType, most_tokens: int) -> Any:
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size, scheduler.enable_prefix_caching = self.cache_gb or 0, False
         if self.cache_gb is None:
-            scheduler.num_kv_blocks = math.ceil(lab.shape.context_tokens / genai_sparse.PAGE) + _SPARE_PAGES
-        scheduler.max_num_batched_tokens = self.piece if self.sparse == "trishape" else lab.shape.context_tokens
+            scheduler.num_kv_blocks = math.ceil(most_tokens / genai_sparse.PAGE) + _SPARE_PAGES
+        scheduler.max_num_batched_tokens = self.piece if self.sparse == "trishape" else most_tokens
         if self.sparse != "none":
             scheduler.use_sparse_attention = True
             sparse = scheduler.sparse_attention_config
@@ -453,8 +453,8 @@ class LlamaCpp(Runner):
             _check_path(self.path)
         _llama_cpp()
 
-    def reader(self, lab: Lab) -> Read:
-        model = self._model(lab)
+    def reader(self, lab: Lab, most_tokens: int) -> Read:
+        model = self._model(lab, most_tokens)
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
             return islice(model.generate(prompt, top_k=1, temp=0.0), new_tokens)
@@ -462,7 +462,7 @@ class LlamaCpp(Runner):
         return read
 
     def quality(self, lab: Lab, windows: Tensor) -> Quality:
-        model, found = self._model(lab, logits_all=True), []
+        model, found = self._model(lab, windows.shape[1], logits_all=True), []
         for window in windows:
             model.reset()
             model.eval(window.tolist())
@@ -470,14 +470,14 @@ class LlamaCpp(Runner):
             found.append(float(torch.nn.functional.cross_entropy(logits, window[1:])))
         return Quality(found)
 
-    def _model(self, lab: Lab, **options: bool) -> Any:
+    def _model(self, lab: Lab, most_tokens: int, **options: bool) -> Any:
         threads = torch.get_num_threads()
         with TemporaryDirectory() as folder:  # whose file llama.cpp keeps open
             path = Path(folder) / "model.gguf" if self.path is None else Path(self.path).expanduser()
             if self.path is None:
                 write_gguf(lab.loaded.model, path)
             return _llama_cpp().Llama(
-                str(path), n_ctx=lab.shape.context_tokens, n_threads=threads, n_threads_batch=threads, n_batch=self.batch,
+                str(path), n_ctx=most_tokens, n_threads=threads, n_threads_batch=threads, n_batch=self.batch,
                 verbose=False, **options,
             )  # fmt: skip
 

@@ -175,7 +175,7 @@ def taken_seconds(lab: Lab, runners: dict[str, Runner], prompts: list[list[int]]
 
     Runners take turns on each of the prompts, which are equally long.
     """
-    readers = {name: runner.reader(lab) for name, runner in runners.items()}
+    readers = {name: runner.reader(lab, len(prompts[0]) + new_tokens) for name, runner in runners.items()}
     taken = {name: {"first": [], "cpu": [], "rate": []} for name in runners}
     for index, prompt in enumerate(prompts):
         for name, read in readers.items():
@@ -188,7 +188,7 @@ def taken_seconds(lab: Lab, runners: dict[str, Runner], prompts: list[list[int]]
 
 def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> int:
     """What a runner needs at most for a prompt, keys and values included, beyond what this process holds once it can read one."""
-    read = runner.reader(lab)
+    read = runner.reader(lab, len(prompt) + 1)
     list(read(prompt[:_SHORT], 1))
     return peak_bytes(lambda: list(read(prompt, 1)))
 

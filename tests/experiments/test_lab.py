@@ -99,8 +99,8 @@ def test_times_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("name", choices()["exp"])
 def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tmp_path, monkeypatch):
     """With the settings of importance that ask for most; where the experiment's model or tasks have to be fetched, with
-    the bundled one and windows that fit it, with tasks of local files, and as if the NPU's compiler and openvino-genai were set
-    up and the processor multiplied in bfloat16.
+    the bundled one and windows that fit it, with tasks of local files, and as if the NPU's compiler, openvino-genai and llama.cpp
+    were set up and the processor multiplied in bfloat16.
     """
     for study in ("blocks", "roofline"):
         monkeypatch.setattr(f"experiments.studies.{study}.multiplies_in_bfloat16", lambda: True)
@@ -118,10 +118,12 @@ def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tm
         wine.parent.mkdir(parents=True)
         wine.touch()
         (compiler_folder() / MANIFEST).write_text(json.dumps({"openvino": version("openvino")}))
-    if name == "ttft_peers":
-        monkeypatch.setattr("experiments.studies.prefill_runners._openvino_genai", lambda: None)
-        # The first keys and the last piece are more of so short a prompt than these shares.
-        most += ["study.prompts=[512]", *(f"~study.runners.genai_own_trishape_{share}" for share in (20, 10))]
+    if name in ("ttft_peers", "ttft_shapes"):
+        for package in ("openvino_genai", "llama_cpp"):
+            monkeypatch.setattr(f"experiments.studies.prefill_runners._{package}", lambda: None)
+        # The first keys and the last piece are more of so short a prompt than a tri-shape's share.
+        most += ["study.prompts=[512]", "evaluation.context_tokens=1024"]
+        most += [f"~study.runners.{one}" for one in chosen.study.runners if "trishape" in one]
     most += ["prompt=def"] if "prompt" in needs else []
     config = composed([f"+exp={name}", *most])
     complete(config)

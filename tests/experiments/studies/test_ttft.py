@@ -129,7 +129,7 @@ def test_memory_is_what_reading_a_prompt_takes():
         made.append(np.ones((4 if len(prompt) <= 16 else 8) << 20))  # 32 and 64 MiB
         return [1]
 
-    held = reading_bytes(None, SimpleNamespace(reader=lambda lab: read), list(range(48)))
+    held = reading_bytes(None, SimpleNamespace(reader=lambda lab, most_tokens: read), list(range(48)))
     assert 60 << 20 < held < 90 << 20
 
 
@@ -167,7 +167,7 @@ def test_the_stateful_graph_reads_and_loses_as_the_model_does(prompt):
         ids[None], attention_mask=torch.ones(1, prompt, dtype=torch.int64), max_new_tokens=6, min_new_tokens=6, do_sample=False,
         pad_token_id=0,
     )[0, prompt:].tolist()  # fmt: skip
-    read = runner.reader(lab)
+    read = runner.reader(lab, prompt + 6)
     assert [list(read(ids.tolist(), 6)) for _ in range(2)] == [expected, expected]
     windows = torch.randint(0, 128, (2, 30), generator=torch.Generator().manual_seed(9))
     with pytest.MonkeyPatch.context() as patch:
@@ -217,10 +217,10 @@ def test_llama_cpp_without_a_file_reads_one_that_is_written(monkeypatch):
         return SimpleNamespace(generate=lambda prompt, **_: iter(prompt))
 
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=llama))
-    lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=64), loaded=SimpleNamespace(model=tiny_model()))
+    lab = SimpleNamespace(loaded=SimpleNamespace(model=tiny_model()))
     LlamaCpp().check(lab)
-    assert list(LlamaCpp().reader(lab)([5, 6, 7], 2)) == [5, 6]
-    assert given == [(b"GGUF", 64)]
+    assert list(LlamaCpp().reader(lab, 5)([5, 6, 7], 2)) == [5, 6]
+    assert given == [(b"GGUF", 5)]  # a context of 131072 tokens would take the memory of one
 
 
 def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
@@ -229,9 +229,8 @@ def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
         SchedulerConfig=lambda: SimpleNamespace(sparse_attention_config=SimpleNamespace()),
         SparseAttentionMode=SimpleNamespace(XATTENTION="x", TRISHAPE="t"),
     )
-    lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=4096))
     pieces = {
-        sparse: GenAI(str(tiny_folder), sparse)._scheduler(genai, lab).max_num_batched_tokens
+        sparse: GenAI(str(tiny_folder), sparse)._scheduler(genai, 4096).max_num_batched_tokens
         for sparse in ("none", "xattention", "trishape")
     }
     assert pieces == {"none": 4096, "xattention": 4096, "trishape": 512}
@@ -240,9 +239,8 @@ def test_trishape_reads_a_prompt_in_pieces_and_others_in_one(tiny_folder):
 def test_a_cache_holds_one_prompt_unless_its_size_is_asked(tiny_folder):
     """Pages are used in turn: a larger cache fills, for each runner beside others."""
     genai = SimpleNamespace(SchedulerConfig=lambda: SimpleNamespace(num_kv_blocks=0))
-    lab = SimpleNamespace(shape=SimpleNamespace(context_tokens=4096))
-    own = GenAI(str(tiny_folder))._scheduler(genai, lab)
-    asked = GenAI(str(tiny_folder), cache_gb=2)._scheduler(genai, lab)
+    own = GenAI(str(tiny_folder))._scheduler(genai, 4096)
+    asked = GenAI(str(tiny_folder), cache_gb=2)._scheduler(genai, 4096)
     assert own.num_kv_blocks * 32 >= 4096
     assert own.cache_size == 0
     assert asked.cache_size == 2
@@ -283,12 +281,12 @@ def test_losses_of_the_peers_are_those_of_the_tokens_after_the_first(tiny_folder
     settings = SimpleNamespace(SchedulerConfig=SimpleNamespace, GenerationConfig=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "openvino_genai", SimpleNamespace(ContinuousBatchingPipeline=Prophet, **vars(settings)))
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Prophet))
-    lab, windows = SimpleNamespace(shape=SimpleNamespace(context_tokens=64)), torch.randint(0, 2, (3, 40))
+    lab, windows = None, torch.randint(0, 2, (3, 40))
     with_hint = GenAI(str(tiny_folder), properties={"INFERENCE_PRECISION_HINT": "f32"})
     assert with_hint._properties == {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     for runner in (with_hint, LlamaCpp(str(tiny_folder))):
         assert runner.quality(lab, windows).losses == pytest.approx([math.log(2)] * 3)
-    assert list(LlamaCpp(str(tiny_folder)).reader(lab)([1, 2], 4)) == [0, 1, 2, 3]
+    assert list(LlamaCpp(str(tiny_folder)).reader(lab, 6)([1, 2], 4)) == [0, 1, 2, 3]
 
 
 def test_tokens_are_pulled_from_a_streamer_as_they_come():
