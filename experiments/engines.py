@@ -5,16 +5,29 @@ from typing import Any
 
 from experiments.lab import Lab
 from experiments.part_building import part_name
+from shadowattn import checks
 from shadowattn.engine.engine import Engine, cannot_look_ahead
 from shadowattn.errors import InputError
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.method import Method
+from shadowattn.models.decoder import check_family
+from shadowattn.models.load import DTYPES
 
 
 def block_form(lab: Lab) -> BlockForm:
     """Raises `InputError` on settings that do not fit."""
     settings = lab.of("engine")
     return BlockForm(**{one.name: settings[one.name] for one in fields(BlockForm)})
+
+
+def check_engine(lab: Lab) -> None:
+    """Raises `InputError` where the settings ask for an engine that the lab's model does not give, before any calibration."""
+    settings, config = lab.of("engine"), lab.loaded.model.config
+    check_family(lab.loaded.model)
+    checks.integer("engine.chunk_tokens", settings.chunk_tokens, least=1)
+    checks.one_of("engine.attention_dtype", settings.attention_dtype, tuple(DTYPES))
+    block_form(lab).check_channels({config.hidden_size, config.intermediate_size, lab.shape.heads * lab.shape.head_dim})
+    check_look_ahead(lab)
 
 
 def check_look_ahead(lab: Lab) -> None:

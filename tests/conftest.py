@@ -19,6 +19,11 @@ import pytest
 import transformers
 from hypothesis import HealthCheck, settings
 
+from shadowattn.artifacts import cache_folder
+from shadowattn.models import load_known
+
+FETCHED = cache_folder()  # of the user, before tests have one of their own
+
 transformers.utils.logging.disable_progress_bar()
 # Shared machines stall; a deadline would make a correct test fail.
 settings.register_profile("default", deadline=None, max_examples=40)
@@ -46,6 +51,15 @@ def own_modules(tmp_path):
 def own_cache(tmp_path_factory):
     """What is measured of this machine, once for all tests of a process, and nothing of the user's."""
     os.environ.setdefault("SHADOWATTN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def smollm2(monkeypatch):
+    """The real model, where it was fetched."""
+    if not (FETCHED / "smollm2").is_dir():
+        pytest.skip("SmolLM2 is not in the user's cache; python -m experiments.fetch smollm2 downloads it")
+    monkeypatch.setenv("SHADOWATTN_CACHE", str(FETCHED))
+    return load_known("smollm2", source="fetched")
 
 
 @pytest.fixture(scope="session")

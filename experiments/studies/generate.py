@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.cells import attachment, method_row
-from experiments.engines import block_form, build_engine, check_look_ahead
+from experiments.engines import build_engine, check_engine
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
@@ -84,8 +84,11 @@ class Generate(Study):
         Sampling(self.temperature, self.top_k, self.top_p)
 
     def check(self, lab: Lab) -> None:
-        block_form(lab)
-        check_look_ahead(lab)
+        check_engine(lab)
+        if self.drafts >= (chunk := lab.of("engine").chunk_tokens):
+            raise InputError(
+                f"study.drafts: expected fewer than engine.chunk_tokens={chunk}, which check them at once, got {self.drafts}"
+            )
         tokens = self._tokens(lab)
         lab.asked_tokens = [len(tokens)]
         most = lab.shape.context_tokens

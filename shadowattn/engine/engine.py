@@ -1,6 +1,5 @@
 """The engine: static decoder blocks on a device, attention between them, a KV cache, prefill in chunks, and generation."""
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,8 +72,9 @@ class Engine:
         self._dtype = DTYPES[checks.one_of("attention_dtype", attention_dtype, tuple(DTYPES))]
         if form.needs_ranges:
             _check_ranges(ranges, self.decoder)
-        if form.precision == "w4":
-            _check_group(form.group, self.decoder)
+        form.check_channels(
+            {self.decoder.hidden, self.decoder.intermediate, self.decoder.shape.heads * self.decoder.shape.head_dim}
+        )
         half = self.decoder.shape.head_dim // 2
         self._sin = torch.cat([-self.decoder.sin[:, :half], self.decoder.sin[:, half:]], 1)
         self._attention = _in_chunks(method or Method(1.0), chunk_tokens).attention(model)
@@ -118,16 +118,20 @@ class Engine:
         """The tokens after a prompt of token ids, one by one: iterate over the result, whose `spent` says what they took.
 
         It ends behind the first token of `stop`, or after `new_tokens`. A `cache` of an earlier generation is gone on from as far
-        as the prompt begins with its tokens. `drafts` are checked several at a time, and change no token but where two are
-        equally likely up to rounding. `progress` is told of each chunk's tokens. Raises `InputError` on a prompt that the model's
+        as the prompt begins with its tokens. `drafts` are checked several at a time, and change no token, greedy or drawn, but
+        where rounding decides. `progress` is told of each chunk's tokens. Raises `InputError` on a prompt that the model's
         context does not hold together with the new tokens, before any work.
         """
         cache = self.cache() if cache is None else cache
         return Generation(self, list(prompt), new_tokens, frozenset(stop), sampling or Sampling(), cache, drafts, progress)
 
     def prefill_chunks(self, tokens: Tensor, cache: KVCache | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T]."""
+        """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T].
+
+        Raises `InputError` before the first where the model's context does not hold them all.
+        """
         cache = self.cache() if cache is None else cache
+        cache.reserve(len(cache) + len(tokens))  # refuses too many before any work
         for start in range(0, len(tokens), self.chunk_tokens):
             chunk = slice(start, min(start + self.chunk_tokens, len(tokens)))
             yield chunk, self.logits(self.forward(cache, tokens[chunk].tolist()))
@@ -271,15 +275,6 @@ def cannot_look_ahead(sees: str, estimator: str, pipeline: str) -> str:
     if pipeline != "batched":
         return f"expected pipeline=batched, since lists are there before their layer's stages begin, got {pipeline}"
     return ""
-
-
-def _check_group(group: int, decoder: Decoder) -> None:
-    channels = {decoder.hidden, decoder.intermediate, decoder.shape.heads * decoder.shape.head_dim}
-    if any(count % group for count in channels):
-        raise InputError(
-            f"engine.group: expected a divisor of every projection's channels ({', '.join(map(str, sorted(channels)))}), got "
-            f"{group}; set engine.group={math.gcd(*channels, group)}"
-        )
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

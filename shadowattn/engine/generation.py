@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from shadowattn import checks
 from shadowattn.engine.drafts import PromptLookup
@@ -55,6 +55,7 @@ class Generation:
     drafts: PromptLookup | None
     progress: Callable[[int], None]
     spent: Spent = field(default_factory=Spent)
+    _draws: Generator = field(init=False, repr=False)
 
     def __post_init__(self):
         checks.integer("new_tokens", self.new_tokens, least=1)
@@ -69,19 +70,18 @@ class Generation:
                 f"prompt: the model's context is {most} tokens, got a prompt of {len(self.prompt)} and {self.new_tokens} new "
                 "ones; shorten the prompt or set fewer new tokens"
             )
-        if self.drafts is not None and not self.sampling.is_greedy:
-            raise InputError("drafts: expected greedy decoding, whose tokens drafts do not change, got a temperature above 0")
         if self.drafts is not None and self.drafts.most >= self.engine.chunk_tokens:
             raise InputError(
                 f"drafts: expected fewer than the engine's chunk_tokens={self.engine.chunk_tokens}, which check them at once, "
                 f"got {self.drafts.most}"
             )
+        self._draws = self.sampling.draws()
 
     def __iter__(self) -> Iterator[int]:
         if self.spent.prompt_tokens:
             raise InputError("generation: it was iterated over before; call engine.generate again, with the same cache to go on")
         began, cpu = time.perf_counter(), time.process_time()
-        token = self.sampling.next(self._prefill())
+        token = self._sampled(self._prefill())
         self.spent.first_token = time.perf_counter() - began
         if self.drafts is not None:
             self.drafts.add(self.prompt)
@@ -104,6 +104,7 @@ class Generation:
         # At least one token goes through, for its logits.
         spent.reused_tokens = min(self.cache.shared_with(list(self.prompt)), len(self.prompt) - 1)
         self.cache.crop(spent.reused_tokens)
+        self.cache.reserve(len(self.prompt) + self.new_tokens)  # once, and not while the first token is waited for
         for start in range(spent.reused_tokens, len(self.prompt), chunk_tokens):
             chunk = list(self.prompt[start : start + chunk_tokens])
             hidden = self.engine.forward(self.cache, chunk, stages=spent.prefill)
@@ -118,10 +119,16 @@ class Generation:
             room = self.new_tokens - self.spent.new_tokens - 1  # behind the drafts comes one more token
             drafted = self.drafts.draft()[:room]
         hidden = self.engine.forward(self.cache, [made[-1], *drafted], decode=True, stages=self.spent.decode)
-        logits = self.engine.logits(hidden, stages=self.spent.decode)
-        tokens = [self.sampling.next(row) for row in logits]
-        accepted = next((at for at, token in enumerate(drafted) if token != tokens[at]), len(drafted))
+        logits, tokens = self.engine.logits(hidden, stages=self.spent.decode), []
+        for row, draft in zip(logits, [*drafted, None], strict=True):
+            tokens.append(self._sampled(row))  # a draw a token that stays, as without drafts
+            if tokens[-1] != draft:
+                break
+        accepted = len(tokens) - 1
         self.spent.drafted_tokens += len(drafted)
         self.spent.accepted_tokens += accepted
         self.cache.crop(len(self.cache) - (len(drafted) - accepted))
-        return tokens[: accepted + 1]
+        return tokens
+
+    def _sampled(self, logits: Tensor) -> int:
+        return self.sampling.next(logits, self._draws)

@@ -1,6 +1,6 @@
 """Which token comes next, of the model's logits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    _generator: torch.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if checks.number("temperature", self.temperature) < 0:
@@ -27,18 +26,21 @@ class Sampling:
         checks.integer("top_k", self.top_k)
         if not 0 < checks.number("top_p", self.top_p) <= 1:
             raise InputError(f"top_p: expected a share above 0 and at most 1, got {self.top_p}")
-        object.__setattr__(self, "_generator", torch.Generator().manual_seed(checks.integer("seed", self.seed)))
+        checks.integer("seed", self.seed)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def next(self, logits: Tensor) -> int:
-        """A token id, for logits [V]."""
+    def draws(self) -> torch.Generator:
+        """What the tokens of one answer are drawn by, from its first on."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def next(self, logits: Tensor, draws: torch.Generator) -> int:
+        """A token id, for logits [V]: one draw, where it is not greedy."""
         if self.is_greedy:
             return int(logits.argmax())
-        probabilities = self.probabilities(logits)
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+        return int(torch.multinomial(self.probabilities(logits), 1, generator=draws))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What is drawn from, float32 [V], for a temperature above 0."""

@@ -246,10 +246,40 @@ def test_sampling_keeps_the_likeliest(seed, top_k, top_p, temperature):
 
 def test_a_seed_draws_the_same_tokens_again():
     engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(20)
-    drawn = [list(engine.generate(tokens, new_tokens=20, sampling=Sampling(1.0, seed=seed))) for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    first, other = Sampling(1.0, seed=0), Sampling(1.0, seed=1)
+    drawn = [list(engine.generate(tokens, new_tokens=20, sampling=sampling)) for sampling in (first, first, Sampling(1.0), other)]
+    assert drawn[0] == drawn[1] == drawn[2] != drawn[3]
     likeliest = list(engine.generate(tokens, new_tokens=20))
     assert list(engine.generate(tokens, new_tokens=20, sampling=Sampling(5.0, top_k=1))) == likeliest
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7])
+def test_drafts_change_no_token_that_is_drawn(temperature):
+    """Also where some drafts are drawn and some are not."""
+    engine, tokens, sampling = Engine(tiny_model(), chunk_tokens=16), [*range(5, 15)] * 4, Sampling(temperature, seed=3)
+    plain = engine.generate(tokens, new_tokens=60, sampling=sampling)
+    drafted = engine.generate(tokens, new_tokens=60, sampling=sampling, drafts=PromptLookup(1, 4))
+    assert list(drafted) == list(plain)
+    assert 0 < drafted.spent.accepted_tokens < drafted.spent.drafted_tokens
+    assert drafted.cache.tokens == plain.cache.tokens
+
+
+def test_a_prompt_takes_its_memory_once():
+    engine = Engine(tiny_model(), chunk_tokens=16)
+    run = engine.generate(prompt(400), new_tokens=8)
+    token = iter(run)
+    next(token)
+    held = [memory.data_ptr() for memory in run.cache._held]
+    assert run.cache.capacity == 408
+    list(token)
+    assert [memory.data_ptr() for memory in run.cache._held] == held
+
+
+def test_logits_of_too_long_a_prompt_are_refused_before_the_first_chunk():
+    engine = Engine(tiny_model(), chunk_tokens=16)
+    most = engine.decoder.shape.context_tokens
+    with pytest.raises(InputError, match=f"context is {most} tokens, got {most + 1}"):
+        next(engine.prefill_chunks(torch.zeros(most + 1, dtype=torch.int64)))
 
 
 def ranges(model):
@@ -340,10 +370,6 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
         (lambda model: Engine(model).generate(prompt(500), new_tokens=13), "the model's context is 512 tokens"),
         (lambda model: Engine(model).generate([]), "expected at least one token"),
         (lambda model: Engine(model).generate([128]), "expected token ids from 0 to 127"),
-        (
-            lambda model: Engine(model).generate([1], sampling=Sampling(1.0), drafts=PromptLookup()),
-            "drafts: expected greedy decoding",
-        ),
         (
             lambda model: Engine(model, chunk_tokens=4).generate([1], drafts=PromptLookup(most=4)),
             "drafts: expected fewer than the engine's chunk_tokens=4",

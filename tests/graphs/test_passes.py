@@ -28,6 +28,11 @@ def compiled(graph: ov.Model) -> ov.CompiledModel:
     return core().compile_model(graph, "CPU", FLOAT32)
 
 
+def compressed(graph: ov.Model, compression: str) -> ov.Model:
+    options = COMPRESSIONS[compression]
+    return graph if options is None else nncf.compress_weights(graph, **options)
+
+
 def causal_mask(rows: int, before: int) -> torch.Tensor:
     return torch.triu(torch.full((1, 1, rows, before + rows), torch.finfo(torch.float32).min), before + 1)
 
@@ -37,7 +42,8 @@ def inputs(model, rows: int, before: int, seed: int = 0) -> list[np.ndarray]:
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     ids = torch.randint(0, config.vocab_size, (1, rows), generator=generator)
-    size = (1, config.num_key_value_heads, before, config.head_dim)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = (1, config.num_key_value_heads, before, head_dim)
     past = [torch.randn(size, generator=generator) for _ in range(2 * config.num_hidden_layers)]
     return [one.numpy() for one in (ids, causal_mask(rows, before), torch.arange(before, before + rows)[None], *past)]
 
@@ -72,9 +78,7 @@ def test_the_whole_graph_computes_what_the_model_does(name):
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_the_last_tokens_logits_are_the_same_bits(together, compression, tmp_path):
     model = tied(tiny_model(), together)
-    graph = whole_graph(model)
-    if COMPRESSIONS[compression]:
-        graph = nncf.compress_weights(graph, **COMPRESSIONS[compression])
+    graph = compressed(whole_graph(model), compression)
     given = inputs(model, 5, 3)
     before = compiled(graph)(given)[LOGITS]
     first = LastTokenSlice()
@@ -93,6 +97,17 @@ def test_the_last_tokens_logits_are_the_same_bits(together, compression, tmp_pat
     read, once_more = core().read_model(tmp_path / "graph.xml"), LastTokenSlice()
     np.testing.assert_allclose(compiled(rewritten(read, once_more))(given)[LOGITS], after, atol=1e-4)
     assert once_more.changed == 0
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_last_tokens_logits_of_a_trained_model_are_the_same_bits(compression):
+    graph = compressed(whole_graph(load_bundled().model), compression)
+    given = inputs(load_bundled().model, 7, 20)
+    before, slice_ = compiled(graph)(given)[LOGITS], LastTokenSlice()
+    after = compiled(rewritten(graph, slice_))(given)[LOGITS]
+    assert slice_.changed == 1
+    exact = compression == "float32" or multiplies_exactly()
+    np.testing.assert_allclose(after, before[:, -1:], atol=0 if exact else 1e-4, rtol=0)
 
 
 def test_a_head_behind_a_soft_cap_and_a_bias_is_found_and_a_graph_without_one_is_refused():
@@ -150,6 +165,35 @@ def test_packed_weights_of_four_bits_are_replaced():
     values = np.where(values > 7, values - 16, values) if kind == ov.Type.i4 else values
     unpacked = ov.Model([ov.opset13.convert(new, "f32")], [])
     assert np.array_equal(compiled(unpacked)([])[0].flatten(), values)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_all_weights_of_four_bits_of_another_model_are_taken_over(saved, tmp_path):
+    """Packed values and their scales, in inference: the graph then computes what the other one does, also read from a file."""
+    other = tiny_model()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.ndim == 2:  # of the others the converter keeps no names
+                parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    graph, target = (compressed(whole_graph(model), "int4") for model in (tiny_model(), other))
+    given, old = inputs(other, 4, 2), {node.get_friendly_name() for node in graph.get_ops()}
+    constants = [node for node in target.get_ops() if node.get_type_name() == "Constant"]
+    weights = {
+        node.get_friendly_name(): np.array(node.data).view(np.uint8 if node.get_element_type().bitwidth == 4 else node.data.dtype)
+        for node in constants
+        if node.get_friendly_name().startswith(("model.", "lm_head."))
+    }
+    assert sum(name.endswith("/scale") for name in weights) == 16  # embedding, output head, and seven matrices a layer
+    assert set(weights) <= old
+    expected, before = compiled(target)(given)[LOGITS], compiled(graph)(given)[LOGITS]
+    replace = ReplaceWeights(weights)
+    rewritten(graph, replace)
+    assert replace.changed == len(weights)
+    if saved:
+        ov.save_model(graph, tmp_path / "graph.xml", compress_to_fp16=False)
+        graph = core().read_model(tmp_path / "graph.xml")
+    np.testing.assert_allclose(compiled(graph)(given)[LOGITS], expected, atol=1e-5)
+    assert np.abs(before - expected).max() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """In which arithmetic a decoder's blocks and its output layer run, and where the blocks' weights are."""
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from shadowattn import checks
@@ -49,6 +51,14 @@ class BlockForm:
             raise InputError(
                 f"engine.weights: {self.precision} compresses constants, got inputs; set engine.weights=constants, or "
                 "engine.precision=w8a8"
+            )
+
+    def check_channels(self, channels: Collection[int]) -> None:
+        """Raises `InputError` where groups of 4-bit weights do not divide the channels that enter every projection."""
+        if self.precision == "w4" and any(count % self.group for count in channels):
+            raise InputError(
+                f"engine.group: expected a divisor of every projection's channels ({', '.join(map(str, sorted(channels)))}), got "
+                f"{self.group}; set engine.group={math.gcd(*channels, self.group)}"
             )
 
     @property

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from experiments.studies.generate import Generate
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
@@ -55,14 +56,19 @@ def test_drafts_change_no_token(run):
         (["prompt=a", "study.new_tokens=0"], "study.new_tokens: expected at least 1"),
         (["prompt=a", "study.chat=true"], "study.chat: expected a tokenizer with a chat template"),
         (["prompt=a", "study.temperature=-1"], "temperature: expected a number of at least 0"),
-        (["prompt=a", "study.drafts=2", "study.temperature=1"], "drafts: expected greedy decoding"),
         (["prompt=a", "engine.precision=int3"], "engine.precision: expected one of float32"),
         (["prompt=a", "engine.precision=w4"], "set engine.weights=constants"),
-        (["prompt=a", "engine.chunk_tokens=0"], "chunk_tokens: expected an integer of 1"),
-        (["prompt=a", "engine.attention_dtype=float16"], "attention_dtype: expected one of float32, bfloat16"),
+        (
+            ["prompt=a", "engine.precision=w4", "engine.weights=constants", "engine.group=40"],
+            "engine.group: expected a divisor of",
+        ),
+        (["prompt=a", "engine.chunk_tokens=0"], "engine.chunk_tokens: expected an integer of 1"),
+        (["prompt=a", "engine.attention_dtype=float16"], "engine.attention_dtype: expected one of float32, bfloat16"),
+        (["prompt=a", "study.drafts=8", "engine.chunk_tokens=8"], "study.drafts: expected fewer than engine.chunk_tokens=8"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(run, capsys, settings, message):
+def test_what_cannot_be_answered_is_refused_before_any_work(run, capsys, monkeypatch, settings, message):
+    monkeypatch.setattr(Generate, "measure", None)
     with pytest.raises(SystemExit):
         run("generate", *FIRST, *settings)
     assert message in capsys.readouterr().err
