@@ -93,9 +93,13 @@ _RUNNERS = {
     "engine_w8a8_10": "engine, W8A8, 10 % of the keys",
     "engine_w8a8_5": "engine, W8A8, 5 % of the keys",
     "engine_w8a8_10_flat": "engine, W8A8, 10 % of the keys, by a flat estimate",
+    "engine_w8a8_down": "engine, W8A8 but the down projection in float32, dense",
     "engine_w8a8_10_ahead": "engine, W8A8, 10 % of the keys, lists ahead",
     "stateful": "OpenVINO, stateful graph, float32",
     "genai_own": "openvino-genai, exported, dense",
+    "genai_own_int8": "openvino-genai, exported, INT8 weights, dense",
+    "genai_own_int8_xattention_20": "openvino-genai, exported, INT8 weights, XAttention for 20 % of the keys",
+    "genai_own_int8_trishape_20": "openvino-genai, exported, INT8 weights, tri-shape for 20 % of the keys",
     "genai_own_xattention": "openvino-genai, exported, XAttention",
     "genai_own_xattention_20": "openvino-genai, exported, XAttention for 20 % of the keys",
     "genai_own_xattention_10": "openvino-genai, exported, XAttention for 10 % of the keys",
@@ -105,9 +109,12 @@ _RUNNERS = {
     "genai_own_trishape_10": "openvino-genai, exported, tri-shape for 10 % of the keys",
     "genai": "openvino-genai, GGUF, dense",
     "genai_xattention": "openvino-genai, GGUF, XAttention",
+    "genai_xattention_20": "openvino-genai, GGUF, XAttention for 20 % of the keys",
+    "genai_xattention_10": "openvino-genai, GGUF, XAttention for 10 % of the keys",
     "genai_trishape": "openvino-genai, GGUF, tri-shape",
     "llama_cpp": "llama.cpp, GGUF",
 }
+_WRITTEN = {"llama_cpp": "llama.cpp, 8-bit weights"}
 _LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
 
 
@@ -124,6 +131,21 @@ def ttft_peers() -> str:
 def ttft_peers_amx() -> str:
     """The same on a processor with matrix units."""
     return _ttft("ttft_peers_amx", _LOOKED)
+
+
+def ttft_gguf_amx() -> str:
+    """Peers that read weights of 4 and 8 bits, on a processor with matrix units."""
+    return _ttft("ttft_gguf_amx", _LOOKED)
+
+
+def ttft_shapes_qwen2_0_5b() -> str:
+    """The engine and all peers on random weights of Qwen2-0.5B's shape."""
+    return _ttft("ttft_shapes_qwen2_0_5b", _LOOKED | _WRITTEN, losses=False)
+
+
+def ttft_shapes_qwen2_1_5b() -> str:
+    """The same on random weights of half of Qwen2-1.5B's layers."""
+    return _ttft("ttft_shapes_qwen2_1_5b", _LOOKED | _WRITTEN, losses=False)
 
 
 def ttft_qwen2_0_5b() -> str:
@@ -202,10 +224,17 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses
     header += ["MB for a prompt"] if "reading_bytes" in at else []
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
     tokens = int(lost.n.iloc[0]) // windows + 1
-    header += [*([f"of the keys, {tokens}"] if len(density) else []), *(["loss above transformers, nat"] if losses else [])]
+    header += [*([f"of the keys, {tokens}"] if len(density) else []), *([f"loss above {_base(rows)}, nat"] if losses else [])]
     n = f"medians of {rounds} interleaved rounds"
     n += f"; losses of {windows} windows of {tokens} tokens, ± one standard error, paired" if losses else ", random weights"
     return table(header, lines, name, n)
+
+
+def _base(rows: pd.DataFrame) -> str:
+    """What the others are held to."""
+    times = rows[rows.metric == "times_faster"].groupby("method").value
+    base = next(method for method, values in times if (values == 1).all())
+    return "transformers" if base.startswith("transformers") else _RUNNERS[base]
 
 
 def roofline() -> str:

@@ -35,13 +35,15 @@ from shadowattn.reporting.rows import SpreadRow
 
 FORMS = tuple(BUILDERS)
 PHASES = ("decode", "prefill")
+_LEAST_OF_PROMPTS = 6  # layers that NPUW's LLM mode was seen to run
 _TOLERANCE = 2e-3  # of the largest value; other orders of summation
 _LEGEND = (
     "graphs: compiled bodies; calls: of them in a step; outputs: tensors that leave a call, in a step\n"
     "compile, cached: seconds without and with what an earlier compilation left (OpenVINO's cache; of NPUW its plan)\n"
     "memory: held after compiling; step: times that of the whole graph, `converted` for NPUW, both taking turns\n"
     "NPUW LLM: compiled are the graphs of both phases and the output layer; counted is the phase's, of a prefill one chunk;\n"
-    "  a step of prefill is a whole prompt, beside `stateful` on the same one"
+    "  a step of prefill is a whole prompt, beside `stateful` on the same one; in rows first_step_s is the first decoding step\n"
+    "  behind a prompt, which takes its keys and values from the prompt's graph"
 )
 
 
@@ -68,6 +70,7 @@ class Measured:
     held_bytes: int
     seconds: list[float]
     whole_seconds: list[float]
+    first_seconds: list[float]  # empty where no prompt comes before a step
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,12 @@ class IrReuse(Study):
         check_count("study.layers", min(self.layers), least=2)
         for name in ("chunk_tokens", "past", "rounds"):
             check_count(f"study.{name}", getattr(self, name))
-        if set(OF_PROMPTS) & set(self.forms):
+        if asked := set(OF_PROMPTS) & set(self.forms):
+            if min(self.layers) < _LEAST_OF_PROMPTS:
+                raise InputError(
+                    f"study.layers: expected at least {_LEAST_OF_PROMPTS} for {', '.join(sorted(asked))}, since NPUW's LLM mode "
+                    f"fails on a decoder of 4, got {min(self.layers)}; use more layers, or leave those out of study.forms"
+                )
             if self.chunk_tokens & (self.chunk_tokens - 1):
                 raise InputError(
                     f"study.chunk_tokens: expected a power of two, which NPUW's LLM mode needs, got {self.chunk_tokens}"
@@ -154,7 +162,9 @@ def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
             continue
         rows.append(replace(row, metric=metric, unit=unit, n=1, value=value, low=value, high=value))
     ratios = np.divide(measured.seconds, measured.whole_seconds)
-    for metric, unit, values in (("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)):
+    spread = [("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)]
+    spread += [("first_step_s", "s", measured.first_seconds)] if measured.first_seconds else []
+    for metric, unit, values in spread:
         low, median, high = (float(x) for x in np.percentile(values, (25, 50, 75)))
         rows.append(replace(row, metric=metric, unit=unit, value=median, low=low, high=high))
     return rows
@@ -183,4 +193,5 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
     times = interleave(turns, rounds=rounds, warmup=1, before=before)
     seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
     costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
-    return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)
+    first = [run.first() for _ in range(rounds)] if run.first else []
+    return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds, first_seconds=first)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -36,7 +37,8 @@ from shadowattn.types import BLOCK_POINTS
 PRECISIONS = {"float32": 4, "bfloat16": 4, "w8a8": 1}  # and the bytes of a weight: the graphs of bfloat16 read float32
 ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "w8a8": "int8"}
 _HEAD = "output layer"
-_SPARSE = ("estimate + select", "select", "attend sparse", "one task")
+_DENSE, _TASK = "attend dense", "one task"
+_PREFILL = (*(f"blocks {one}" for one in PRECISIONS), _DENSE, f"{_DENSE} bfloat16", _TASK, f"{_TASK} bfloat16")
 _LEGEND = (
     "operations: products and sums, two for each multiply-accumulate; bytes: every tensor read or written once\n"
     "all layers: the stage's time in a step of the whole model\n"
@@ -68,6 +70,7 @@ class Stage:
     arithmetic: str
     operations: float
     bytes: float
+    sparse: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,9 @@ class Roofline(Study):
     keys, and a decoding step of each of `batches` sequences there.
 
     Blocks in each of `precisions`; of attention the dense form and, at `retention` in float32, INT8 estimate with selection,
-    attention to what it kept, both in one task, and selection alone from float16 scores as an NPU returns them; the output layer
-    for a step's last rows. Peaks are those of `machine_peaks`. All take turns for
-    `rounds` rounds.
+    attention to what it kept, both in one task, and selection alone from float16 scores as an NPU returns them; with bfloat16
+    among the precisions also dense attention and the one task in it; the output layer for a step's last rows. Peaks are those of
+    `machine_peaks`. All take turns for `rounds` rounds.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 8192])
@@ -128,10 +131,9 @@ class Roofline(Study):
             key = f"{phase}_{batch}_{keys}"
             timings = _timings(units.get(key, lambda s=stages: _seconds({n: one.call for n, one in s.items()}, self.rounds)))
             for name, stage in stages.items():
-                sparse = name in _SPARSE
                 about = replace(
                     row, method=name, phase=phase, stage=name, batch=batch, context_tokens=keys, arithmetic=stage.arithmetic,
-                    operations=stage.operations, bytes=stage.bytes, retention=lab.of("retention") if sparse else 1.0,
+                    operations=stage.operations, bytes=stage.bytes, retention=lab.of("retention") if stage.sparse else 1.0,
                     chunk_rows=rows if phase == "prefill" else 1,
                 )  # fmt: skip
                 times = 1 if name == _HEAD else decoder.shape.layers
@@ -162,21 +164,45 @@ class Roofline(Study):
                     bound_by(row.operations / row.bytes, row.arithmetic, peaks),
                 )  # fmt: skip
             tables.append(table)
-        return Group(*tables, f"peaks: {shown}", _LEGEND)
+        return Group(*tables, _prefill_table(rows), f"peaks: {shown}", _LEGEND)
 
     def _stages(self, decoder: Decoder, retention: float, phase: str, rows: int, batch: int, keys: int) -> dict[str, Stage]:
         """One layer's stages by name; `rows` of each of `batch` sequences."""
         stages = {f"blocks {one}": _blocks(decoder, one, rows * batch) for one in self.precisions}
         stages |= _attention(decoder, retention, rows, batch, keys)
+        if "bfloat16" in self.precisions:
+            found = _attention(decoder, retention, rows, batch, keys, torch.bfloat16)
+            stages |= {f"{name} bfloat16": found[name] for name in (_DENSE, _TASK)}
         hidden, head = torch.randn(batch, decoder.hidden), decoder.head.float()
         operations, moved = 2.0 * batch * head.numel(), 4.0 * (head.numel() + batch * sum(head.shape))
         return stages | {_HEAD: Stage(lambda: hidden @ head.T, "float32", operations, moved)}
+
+
+def _prefill_table(rows: pd.DataFrame) -> Table:
+    seconds = prefill_seconds(rows)
+    table = Table("stage", "tokens", "seconds", "by the roof", title="a whole prompt, by its last chunk", title_justify="left")
+    for (stage, tokens), of in seconds.iterrows():
+        table.add_row(stage, f"{tokens}", f"{of.taken:.3g}", f"{of.least:.3g}")
+    return table
 
 
 def bound_by(intensity: float, arithmetic: str, peaks: pd.DataFrame) -> str:
     """What limits a stage of so many operations a byte: the arithmetic, or the memory's bandwidth."""
     of = peaks.set_index("metric").value
     return "arithmetic" if intensity * of["bandwidth"] >= of[f"peak {arithmetic}"] else "bandwidth"
+
+
+def prefill_seconds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of a whole prompt by each stage of a prefill: at the rate measured in its last chunk (`taken`), and at the roof of
+    that chunk (`least`); index stage, context_tokens. Attention's share of a prompt is counted by the keys that its rows see.
+    """
+    of = rows[(rows.phase == "prefill") & rows.stage.isin(_PREFILL)]
+    values = of.pivot_table(index=["stage", "context_tokens", "chunk_rows"], columns="metric", values="value", sort=False)
+    keys, height = (values.index.get_level_values(name).to_numpy(float) for name in ("context_tokens", "chunk_rows"))
+    blocks = values.index.get_level_values("stage").str.startswith("blocks")
+    seen = (keys * (keys + 1)) / (height * (2 * keys - height + 1))  # by all rows, over those that the last chunk sees
+    taken = values["time in all layers"] / 1e3 * np.where(blocks, keys / height, seen)
+    return pd.DataFrame({"taken": taken, "least": taken * values["of the roof"]}).droplevel("chunk_rows")
 
 
 def _blocks(decoder: Decoder, precision: str, rows: int) -> Stage:
@@ -200,10 +226,13 @@ def _blocks(decoder: Decoder, precision: str, rows: int) -> Stage:
     return Stage(call, ARITHMETIC[precision], 2.0 * rows * weights, moved)
 
 
-def _attention(decoder: Decoder, retention: float, rows: int, batch: int, keys: int) -> dict[str, Stage]:
+def _attention(
+    decoder: Decoder, retention: float, rows: int, batch: int, keys: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Stage]:
     """Dense attention, and sparse attention's parts, apart and as one task; `batch` caches one after the other."""
     shape, kernels, rule = decoder.shape, NativeKernels(), Rule()
-    chunks = [_chunk(decoder, retention, rows, keys, seed) for seed in range(batch)]
+    chunks = [_chunk(decoder, retention, rows, keys, seed, dtype) for seed in range(batch)]
+    arithmetic, size = ("float32", 4) if dtype == torch.float32 else ("bfloat16", 2)
     estimators = [Int8Fused.of(chunk.q, chunk.k) for chunk in chunks]
     lists = rule.lists(chunks[0].retention, chunks[0].positions)
     kept = [one.select(chunk, rule, lists, kernels) for one, chunk in zip(estimators, chunks, strict=True)]
@@ -236,20 +265,21 @@ def _attention(decoder: Decoder, retention: float, rows: int, batch: int, keys: 
     entries = share * visible  # of all lists
     read = min(2 * k_size, 2 * entries * shape.head_dim)  # of K and V, where lists hold fewer than all keys together
     return {
-        "attend dense": Stage(dense, "float32", 2 * operations, 4 * (2 * q_size + 2 * k_size)),
-        "estimate + select": Stage(estimate, "int8", operations, 4 * q_size + k_size + 4 * entries),
-        "select": Stage(select, "float32", visible, 2 * batch * shape.heads * rows * keys + 4 * entries),  # a comparison a score
-        "attend sparse": Stage(attend, "float32", 2 * operations * share, 4 * (2 * q_size + read + entries)),
+        _DENSE: Stage(dense, arithmetic, 2 * operations, size * (2 * q_size + 2 * k_size)),
+        "estimate + select": Stage(estimate, "int8", operations, size * q_size + k_size + 4 * entries, sparse=True),
+        # A comparison a score.
+        "select": Stage(select, "float32", visible, 2 * batch * shape.heads * rows * keys + 4 * entries, sparse=True),
+        "attend sparse": Stage(attend, arithmetic, 2 * operations * share, size * (2 * q_size + read) + 4 * entries, sparse=True),
         # Most of its operations are the estimate's.
-        "one task": Stage(together, "int8", operations * (1 + 2 * share), 4 * (2 * q_size + read) + k_size),
+        _TASK: Stage(together, "int8", operations * (1 + 2 * share), size * (2 * q_size + read) + k_size, sparse=True),
     }
 
 
-def _chunk(decoder: Decoder, retention: float, rows: int, keys: int, seed: int) -> Chunk:
+def _chunk(decoder: Decoder, retention: float, rows: int, keys: int, seed: int, dtype: torch.dtype) -> Chunk:
     shape, generator = decoder.shape, torch.Generator().manual_seed(seed)
 
     def random(count: int, length: int) -> Tensor:
-        return torch.randn(count, length, shape.head_dim, generator=generator)
+        return torch.randn(count, length, shape.head_dim, generator=generator).to(dtype)
 
     return Chunk.of(random(shape.heads, rows), random(shape.kv_heads, keys), random(shape.kv_heads, keys), retention=retention)
 

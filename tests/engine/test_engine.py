@@ -15,7 +15,10 @@ from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.engine.sampling import Sampling
 from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
+from shadowattn.graphs.cpu import multiplies_exactly
+from shadowattn.graphs.decoder import runner
 from shadowattn.graphs.decoder.form import BlockForm
+from shadowattn.graphs.decoder.runner import products
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.method import CHUNK_TOKENS
 from shadowattn.models.decoder import read_decoder
@@ -341,6 +344,21 @@ def test_int8_blocks_stay_near_float32(family, weights, smooth):
     found = logits(Engine(model, form=form, ranges=ranges(model), chunk_tokens=32), tokens)
     error = (found - exact).norm() / exact.norm()
     assert 1e-4 < error < 0.15
+
+
+@pytest.mark.parametrize("weights", ["inputs", "constants"])
+def test_every_projection_is_multiplied_in_int8_or_it_is_an_error(weights, monkeypatch):
+    """Without exact INT8 products the same integers are multiplied in float32."""
+    model, found = tiny_model(), []
+    monkeypatch.setattr(runner, "products", lambda compiled: found.append(products(compiled)) or found[-1])
+    form, options = BlockForm("w8a8", weights), {"ranges": ranges(model), "chunk_tokens": 16}
+    logits(Engine(model, form=form, **options), prompt(16))
+    assert [len(of) for of in found if of] == [1, 4] * (len(found) // 2)  # Q, K and V in one; output, gate, up, down
+    assert {kind.rpartition("_")[2] for of in found for kind in of} == {"i8" if multiplies_exactly() else "f32"}
+    if multiplies_exactly():
+        monkeypatch.setattr(runner, "products", lambda compiled: ["brgemm_avx512_f32"])
+        with pytest.raises(InputError, match="expected 1 products in INT8, but the CPU plugin compiled brgemm_avx512_f32"):
+            logits(Engine(model, form=form, **options), prompt(16))
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("w8", 1e-4, 0.05), ("w4", 0.02, 0.5), ("bfloat16", 1e-4, 0.05)])

@@ -34,6 +34,9 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
     assert "5·(1 + 1)" in prompts["NPUW LLM chunked"]  # attention of every layer by itself
     times = rows[rows.metric.isin(["compile_s", "cached_s", "step_s", "step_times_whole"])]
     assert (times.value > 0).all()
+    first = rows[rows.metric == "first_step_s"]
+    assert set(zip(first.phase, first.method, strict=True)) == {("decode", form) for form in FORMS if "LLM" in form}
+    assert (first.value > 0).all()
     assert (rows.path_kind == "timing").all()
     assert (folder / "ir_reuse.png").is_file()
     assert "one graph for all" in capsys.readouterr().out
@@ -45,6 +48,7 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
         ("study.forms=[folded]", "study.forms: expected one of whole"),
         ("study.layers=[]", "study.layers: expected one or more"),
         ("study.layers=[1]", "study.layers: expected at least 2"),
+        ("study.layers=[6,4]", "study.layers: expected at least 6 for NPUW LLM, NPUW LLM chunked, NPUW LLM chunked REP"),
         ("study.chunk_tokens=100", "study.chunk_tokens: expected a power of two"),
         ("study.rounds=63", "study.rounds: expected at most 62"),
         ("study.shape=gpt5", "study.shape: expected one of smollm2"),

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from experiments.publish import ROOT, read_reference
-from experiments.studies.npu_ttft import CPU_DENSE, NPU_FULL, ONE_TASK, OURS, NpuTtft, NpuTtftRow
+from experiments.studies.npu_ttft import AHEAD, CPU_DENSE, NPU_FULL, ONE_TASK, OURS, NpuTtft, NpuTtftRow
 from shadowattn.artifacts import read_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu.compiler import PLATFORMS
@@ -51,6 +51,19 @@ def test_blocks_and_attention_add_up_and_launches_are_counted():
     assert values[ONE_TASK, 100.0] - values[ONE_TASK, 0.0] == pytest.approx(1e-6 * times * 2 * 100)
     pairs = 256 * 256 - 256 * 255 / 2 + 256 * 512 - 256 * 255 / 2
     assert values[ONE_TASK, 0.0] == pytest.approx(1e-6 * times * 400 + 1e-6 * 30 * 9 * (2 * 20 + 2e-5 * 64 * pairs))
+
+
+def test_estimates_a_layer_ahead_pass_beside_attention_and_cost_a_second_projection():
+    """At least what the longer of both takes in all layers, and at most what both take one after the other."""
+    made = rows_of(NpuTtft(tokens=[512], launch_us=[0.0])).set_index("method")
+    ours, ahead, layers, chunks = made.loc[OURS], made.loc[AHEAD], 30, 2
+    blocks, again = 1e-6 * layers * chunks * 400, 1e-6 * (layers - 1) * chunks * 100
+    npu = ahead.npu_share * ahead.value - blocks - again  # of the estimates
+    cpu = ahead.cpu_share * ahead.value
+    assert npu == pytest.approx(ours.npu_share * ours.value - blocks)
+    assert cpu == pytest.approx(ours.cpu_share * ours.value)
+    longer, shorter = max(npu, cpu), min(npu, cpu)
+    assert ahead.value == pytest.approx(blocks + again + longer * (layers - 1) / layers + (longer + shorter) / layers)
 
 
 def test_a_last_chunk_of_fewer_rows_takes_less_of_the_processor_and_as_much_of_the_npu():

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from experiments.studies.roofline import bound_by
+from experiments.studies.roofline import bound_by, prefill_seconds
 from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -27,6 +27,7 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
         "attend sparse",
         "one task",
         "output layer",
+        *(("attend dense bfloat16", "one task bfloat16") if "bfloat16" in PRECISIONS else ()),
     }
     for phase, batch in (("prefill", 1), ("decode", 1), ("decode", 3)):
         assert set(cells.loc["time", phase, batch].index) == stages
@@ -45,8 +46,29 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     assert of["rate"] == pytest.approx(operations / of["time"] / 1e6)
     roof = min(peaks["peak float32"], operations / moved * peaks["bandwidth"])
     assert of["of the roof"] == pytest.approx(of["rate"] / roof)
+    for name in ("attend dense", "one task") if "bfloat16" in PRECISIONS else ():
+        half, whole = (cells.loc["rate", "prefill", 1, stage] for stage in (f"{name} bfloat16", name))
+        assert half.operations == whole.operations
+        assert whole.bytes / 2 <= half.bytes < whole.bytes
     assert (folder / "roofline.png").is_file()
-    assert "bandwidth" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "bandwidth" in said
+    assert "a whole prompt, by its last chunk" in said
+
+
+def test_a_prompt_takes_its_blocks_as_often_as_it_has_chunks_and_attention_by_the_keys_that_rows_see():
+    """Of 64 tokens in chunks of 32 the last chunk's rows see 33 to 64 keys, all rows 1 to 64."""
+    about = {"phase": "prefill", "context_tokens": 64, "chunk_rows": 32}
+    made = [
+        {**about, "stage": stage, "metric": metric, "value": value}
+        for stage in ("blocks w8a8", "attend dense", "select")
+        for metric, value in (("time in all layers", 2000.0), ("of the roof", 0.5), ("rate", 7.0))
+    ]
+    seconds = prefill_seconds(pd.DataFrame(made))
+    assert set(seconds.index) == {("blocks w8a8", 64), ("attend dense", 64)}
+    assert seconds.taken["blocks w8a8", 64] == pytest.approx(2 * 2)
+    assert seconds.taken["attend dense", 64] == pytest.approx(2 * sum(range(1, 65)) / sum(range(33, 65)))
+    assert (seconds.least == seconds.taken / 2).all()
 
 
 def test_what_binds_a_stage_is_the_lesser_roof():
