@@ -10,7 +10,7 @@ from shadowattn.engine.engine import Engine, cannot_look_ahead
 from shadowattn.errors import InputError
 from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.method import Method
-from shadowattn.models.decoder import check_family
+from shadowattn.models.decoder import check_decoder
 from shadowattn.models.load import DTYPES
 
 
@@ -22,12 +22,19 @@ def block_form(lab: Lab) -> BlockForm:
 
 def check_engine(lab: Lab) -> None:
     """Raises `InputError` where the settings ask for an engine that the lab's model does not give, before any calibration."""
-    settings, config = lab.of("engine"), lab.loaded.model.config
-    check_family(lab.loaded.model)
+    settings = lab.of("engine")
     checks.integer("engine.chunk_tokens", settings.chunk_tokens, least=1)
     checks.one_of("engine.attention_dtype", settings.attention_dtype, tuple(DTYPES))
-    block_form(lab).check_channels({config.hidden_size, config.intermediate_size, lab.shape.heads * lab.shape.head_dim})
+    check_forms(lab, block_form(lab))
     check_look_ahead(lab)
+
+
+def check_forms(lab: Lab, *forms: BlockForm) -> None:
+    """Raises `InputError` where no engine runs the lab's model, or its channels do not fit one of the forms."""
+    check_decoder(lab.loaded.model)
+    config = lab.loaded.model.config.get_text_config()
+    for form in forms:
+        form.check_channels({config.hidden_size, config.intermediate_size, lab.shape.heads * lab.shape.head_dim})
 
 
 def check_look_ahead(lab: Lab) -> None:

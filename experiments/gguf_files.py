@@ -9,34 +9,43 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiments.progress import bar
+from shadowattn import checks
 from shadowattn.errors import InputError
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 _FAMILIES = ("llama", "qwen2")
-_PLAIN_ROPE = "default"
+_WEIGHTS = {"F32": 1, "F16": 1, "Q8_0": 32}  # and how many numbers of a row share a scale
+_REMEDY = "set path to a file of the model, or leave the runner out"
 
 
-def check_gguf(config: PreTrainedConfig) -> None:
-    """Raises `InputError` where no file of such a model can be written."""
+def check_gguf(config: PreTrainedConfig, *, weights: str = "Q8_0") -> None:
+    """Raises `InputError` where a file of such a model cannot be written, or would be read as another model."""
     if find_spec("gguf") is None:
         raise InputError("gguf: expected the package, found none; install it with: pip install gguf")
     if config.model_type not in _FAMILIES:
+        raise InputError(f"gguf: expected a model of the family {' or '.join(_FAMILIES)}, got {config.model_type}; {_REMEDY}")
+    kinds = {*(getattr(config, "layer_types", None) or ()), config.rope_parameters.get("rope_type", "default"), config.hidden_act}
+    if others := kinds - {"full_attention", "default", "silu"}:
         raise InputError(
-            f"gguf: expected a model of the family {' or '.join(_FAMILIES)}, got {config.model_type}; set path to a file of it"
+            f"gguf: expected full attention, plain rotary positions and the activation silu, got {', '.join(sorted(others))}; "
+            f"{_REMEDY}"
         )
-    if (rope := config.rope_parameters.get("rope_type", _PLAIN_ROPE)) != _PLAIN_ROPE:
-        raise InputError(f"gguf: expected plain rotary positions, got {rope}; set path to a file of the model")
+    rows = {config.hidden_size, config.intermediate_size, config.num_attention_heads * _head_dim(config)}
+    if any(count % _WEIGHTS[checks.one_of("weights", weights, tuple(_WEIGHTS))] for count in rows):
+        raise InputError(
+            f"gguf: expected channels that are multiples of {_WEIGHTS[weights]} for {weights}, got "
+            f"{', '.join(map(str, sorted(rows)))}; {_REMEDY}"
+        )
 
 
 def write_gguf(model: PreTrainedModel, path: Path, *, weights: str = "Q8_0") -> None:
-    """Writes `model`, its matrices in `weights`, a type of ggml such as Q8_0 or F32, norms and biases in float32.
+    """Writes `model`, its matrices in `weights` (F32, F16 or Q8_0), norms and biases in float32.
 
-    Tokens are numbers alone in it: a reader is given ids. Raises `InputError` where the model's family or its rotary positions
-    are not among those that are written.
+    Tokens are numbers alone in it: a reader is given ids. Raises `InputError` as `check_gguf` does.
     """
-    check_gguf(model.config)
+    check_gguf(model.config, weights=weights)
     import gguf
 
     config, kind = model.config, gguf.GGMLQuantizationType[weights]
@@ -55,7 +64,7 @@ def write_gguf(model: PreTrainedModel, path: Path, *, weights: str = "Q8_0") -> 
 
 
 def _describe(writer: "GGUFWriter", config: PreTrainedConfig) -> None:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = _head_dim(config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -69,6 +78,10 @@ def _describe(writer: "GGUFWriter", config: PreTrainedConfig) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _tied(config: PreTrainedConfig) -> bool:

@@ -224,17 +224,18 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses
     header += ["MB for a prompt"] if "reading_bytes" in at else []
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
     tokens = int(lost.n.iloc[0]) // windows + 1
-    header += [*([f"of the keys, {tokens}"] if len(density) else []), *([f"loss above {_base(rows)}, nat"] if losses else [])]
+    header += [f"of the keys, {tokens}"] if len(density) else []
+    header += [f"loss above {_base(rows, others)}, nat"] if losses else []
     n = f"medians of {rounds} interleaved rounds"
     n += f"; losses of {windows} windows of {tokens} tokens, ± one standard error, paired" if losses else ", random weights"
     return table(header, lines, name, n)
 
 
-def _base(rows: pd.DataFrame) -> str:
+def _base(rows: pd.DataFrame, others: Mapping[str, str]) -> str:
     """What the others are held to."""
     times = rows[rows.metric == "times_faster"].groupby("method").value
     base = next(method for method, values in times if (values == 1).all())
-    return "transformers" if base.startswith("transformers") else _RUNNERS[base]
+    return "transformers" if base.startswith("transformers") else (_RUNNERS | others)[base]
 
 
 def roofline() -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from experiments.cells import attachment, method_row, paired_error
 from experiments.comparisons import comparison_rows
-from experiments.engines import build_engine, check_look_ahead, refuse_form
+from experiments.engines import build_engine, check_forms, check_look_ahead, refuse_form
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.studies.base import Study
@@ -67,6 +67,7 @@ class BlocksStudy(Study):
     def check(self, lab: Lab) -> None:
         check_look_ahead(lab)
         refuse_form(lab, "use study.forms")
+        check_forms(lab, *self.forms.values())
         for name, form in self.forms.items():
             if form.precision == "bfloat16" and not multiplies_in_bfloat16():
                 raise InputError(

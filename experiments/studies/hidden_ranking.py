@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.cells import attachment, method_row, paired_error
-from experiments.engines import block_form, build_engine, check_ranks_early, refuse_look_ahead
+from experiments.engines import build_engine, check_engine, check_ranks_early, refuse_look_ahead
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
@@ -60,12 +60,12 @@ class HiddenRanking(Study):
             raise InputError(f"study.firsts: expected numbers of layers, at least 1 each, got {self.firsts or 'none'}")
 
     def check(self, lab: Lab) -> None:
-        block_form(lab)
+        refuse_look_ahead(lab, "use study.firsts")
+        check_engine(lab)
         if max(self.firsts) >= lab.shape.layers:
             raise InputError(f"study.firsts: expected less than the model's {lab.shape.layers} layers, got {max(self.firsts)}")
         if min(lab.retentions) >= 1:
             raise InputError(f"retentions: expected one below 1, where lists leave keys out, got {lab.retentions}")
-        refuse_look_ahead(lab, "use study.firsts")
         check_ranks_early(lab, "study.firsts")
         lab.heldout(windows=self.rounds + 1)
 

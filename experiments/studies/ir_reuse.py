@@ -70,7 +70,8 @@ class Measured:
     held_bytes: int
     seconds: list[float]
     whole_seconds: list[float]
-    first_seconds: list[float]  # empty where no prompt comes before a step
+    first_seconds: list[float] = field(default_factory=list)  # empty where no prompt comes before a step
+    whole_first_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,9 @@ def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
         rows.append(replace(row, metric=metric, unit=unit, n=1, value=value, low=value, high=value))
     ratios = np.divide(measured.seconds, measured.whole_seconds)
     spread = [("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)]
-    spread += [("first_step_s", "s", measured.first_seconds)] if measured.first_seconds else []
+    if measured.first_seconds:
+        first = np.divide(measured.first_seconds, measured.whole_first_seconds)
+        spread += [("first_step_s", "s", measured.first_seconds), ("first_step_times_whole", "1", first)]
     for metric, unit, values in spread:
         low, median, high = (float(x) for x in np.percentile(values, (25, 50, 75)))
         rows.append(replace(row, metric=metric, unit=unit, value=median, low=low, high=high))
@@ -193,5 +196,6 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
     times = interleave(turns, rounds=rounds, warmup=1, before=before)
     seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
     costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
-    first = [run.first() for _ in range(rounds)] if run.first else []
-    return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds, first_seconds=first)
+    pairs = [(run.first(), whole.first()) for _ in range(rounds)] if run.first else []
+    first = dict(zip(("first_seconds", "whole_first_seconds"), map(list, zip(*pairs, strict=True)), strict=False))
+    return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds, **first)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -23,7 +24,7 @@ from shadowattn.graphs.npu.compiler import PLATFORMS
 from shadowattn.models.known import KNOWN_MODELS
 from shadowattn.online.simulation.description import save_device
 from shadowattn.online.simulation.device import ChunkShape, Device, Layer
-from shadowattn.online.simulation.methods import ours, prompt_cost
+from shadowattn.online.simulation.methods import ahead, ours, prompt_cost
 from shadowattn.online.simulation.npu import ESTIMATE, Line, npu_device, processor_line, with_launch
 from shadowattn.reporting.figures.npu_ttft import draw as draw_npu_ttft
 from shadowattn.reporting.rows import Row
@@ -171,11 +172,10 @@ class NpuTtft(Study):
                 cost = prompt_cost(slower, layer, ours, tokens=tokens, chunk_tokens=self.rows, retention=retention)
                 dense_s = 1e-6 * known.layers * layer.heads * sum(slower.head_dense_us(layer, one) for one in chunks)
                 task_s = 1e-6 * known.layers * layer.heads * sum(one_task.us(one.pairs * layer.head_dim) for one in chunks)
-                # A second projection to Q, K and V of each layer but the first; then its estimate passes beside the attention of
-                # the layer before, which waits for neither.
-                again_s = 1e-6 * len(chunks) * (known.layers - 1) * (projection_us + launch_us)
-                estimate_s, core_s = 1e-6 * cost.estimate_us, 1e-6 * cost.core_us  # of one layer
-                beside_s = again_s + estimate_s + (known.layers - 1) * max(core_s, estimate_s) + core_s
+                # Beside a layer's attention the next layer's input is projected to Q, K and V a second time, and estimated.
+                early = partial(ahead, before_us=projection_us + launch_us)
+                beside = prompt_cost(slower, layer, early, tokens=tokens, chunk_tokens=self.rows, retention=retention)
+                early_us = [a + (known.layers - 1) * b for a, b in zip(vars(cost).values(), vars(beside).values(), strict=True)]
                 about = replace(row, context_tokens=tokens, launch_us=launch_us)
                 made += [
                     _row(about, OURS, block_s, 1e-6 * known.layers * cost.total_us, 1e-6 * known.layers * cost.estimate_us,
@@ -183,7 +183,7 @@ class NpuTtft(Study):
                     _row(about, NPU_FULL, block_s, npu_s, npu_s, 0.0, 1.0),
                     _row(about, CPU_DENSE, block_s, dense_s, 0.0, dense_s, 1.0),
                     _row(about, ONE_TASK, block_s, task_s, 0.0, task_s, retention),
-                    _row(about, AHEAD, block_s, beside_s, again_s + known.layers * estimate_s, known.layers * core_s, retention),
+                    _row(about, AHEAD, block_s, *(1e-6 * us for us in early_us), retention),
                 ]  # fmt: skip
         return made
 

@@ -23,7 +23,7 @@ from openvino import opset13 as op
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from experiments.engines import build_engine
+from experiments.engines import build_engine, check_forms
 from experiments.first_looks import FirstLook
 from experiments.gguf_files import check_gguf, write_gguf
 from experiments.lab import Lab
@@ -90,7 +90,7 @@ class Runner(ABC):
 
     @abstractmethod
     def reader(self, lab: Lab, most_tokens: int) -> Read:
-        """What reads prompts with the lab's model, up to so many tokens with the new ones."""
+        """What reads prompts with the lab's model. `most_tokens`: of a prompt and its new tokens, for which memory is held."""
 
     @abstractmethod
     def quality(self, lab: Lab, windows: Tensor) -> Quality:
@@ -159,6 +159,7 @@ class OwnEngine(Runner):
                 raise InputError("look_ahead: expected a share of the keys below 1, where there are lists; set keep, such as 0.2")
 
     def check(self, lab: Lab) -> None:
+        check_forms(lab, self.form)
         if self.look_ahead is not None:
             checks.integer("look_ahead", self.look_ahead, least=1, most=lab.shape.layers - 1)
         if self.flat_share and lab.context_tokens < _LEAST_LOOKED_AT:
@@ -283,13 +284,13 @@ def _step(request: ov.InferRequest, ids: list[int], held: int) -> np.ndarray:
 class GenAI(Runner):
     """openvino-genai on the CPU, of `path`: a GGUF file or an OpenVINO folder of the lab's model; None: that model, exported.
 
-    `weights` of what is exported: float32, or int8, compressed by NNCF as OpenVINO's own exporters do, with an offset a channel.
+    `weights` of what is exported: float32, or int8, compressed by NNCF with an offset a channel, as optimum-intel does.
 
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
     it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
     number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
-    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what the longest prompt
-    takes, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
+    pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what a prompt and its new
+    tokens take, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
     INFERENCE_PRECISION_HINT: f32.
     """
 
@@ -466,13 +467,12 @@ class LlamaCpp(Runner):
         for window in windows:
             model.reset()
             model.eval(window.tolist())
-            logits = torch.from_numpy(model.scores[: len(window) - 1])
-            found.append(float(torch.nn.functional.cross_entropy(logits, window[1:])))
+            found.append(_mean_loss(torch.from_numpy(model.scores), window))
         return Quality(found)
 
     def _model(self, lab: Lab, most_tokens: int, **options: bool) -> Any:
         threads = torch.get_num_threads()
-        with TemporaryDirectory() as folder:  # whose file llama.cpp keeps open
+        with TemporaryDirectory() as folder:  # llama.cpp maps the file, which POSIX keeps as long as that
             path = Path(folder) / "model.gguf" if self.path is None else Path(self.path).expanduser()
             if self.path is None:
                 write_gguf(lab.loaded.model, path)
@@ -480,6 +480,13 @@ class LlamaCpp(Runner):
                 str(path), n_ctx=most_tokens, n_threads=threads, n_threads_batch=threads, n_batch=self.batch,
                 verbose=False, **options,
             )  # fmt: skip
+
+
+def _mean_loss(logits: Tensor, window: Tensor) -> float:
+    """Of a window [T]'s tokens behind the first, by logits [T or more, V]; some rows at a time, since these take gigabytes."""
+    rows = [slice(start, min(start + _LOGITS_AT_ONCE, len(window) - 1)) for start in range(0, len(window) - 1, _LOGITS_AT_ONCE)]
+    losses = [torch.nn.functional.cross_entropy(logits[of], window[1:][of], reduction="sum") for of in rows]
+    return float(sum(losses)) / (len(window) - 1)
 
 
 def _in_float32(lab: Lab) -> PreTrainedModel:

@@ -51,7 +51,7 @@ class RooflineRow(SpreadRow):
     """A stage of one layer, or a peak of the machine (`stage` empty).
 
     `phase` prefill or decode; `batch` sequences, each with a cache of its own; `arithmetic` float32, bfloat16 or int8: whose peak
-    is the roof; `operations` and `bytes` are counted, of one call.
+    is the roof, with the other arithmetic's where a stage has two; `operations` and `bytes` are counted, of one call.
     """
 
     phase: str = ""
@@ -64,13 +64,19 @@ class RooflineRow(SpreadRow):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of one layer: its call, and what it has to compute and to move."""
+    """One stage of one layer: its call, and what it has to compute and to move. `more`: operations in other arithmetics."""
 
     call: Callable[[], object]
     arithmetic: str
     operations: float
     bytes: float
     sparse: bool = False
+    more: Mapping[str, float] = field(default_factory=dict)
+
+    def least_seconds(self, peaks: Mapping[str, float]) -> float:
+        """By the arithmetics' peaks, one after the other, or by the bandwidth."""
+        computed = sum(count / peaks[f"peak {name}"] for name, count in ({self.arithmetic: self.operations} | self.more).items())
+        return max(computed, self.bytes / peaks["bandwidth"]) / 1e9
 
 
 @dataclass(frozen=True)
@@ -128,16 +134,17 @@ class Roofline(Study):
         peaks = {one.metric: one.value for one in made}
         for phase, batch, keys in bar(cases, "cases"):
             stages = self._stages(decoder, lab.of("retention"), phase, rows if phase == "prefill" else 1, batch, keys)
-            key = f"{phase}_{batch}_{keys}"
+            key = f"{phase}_{batch}_{keys}_{len(stages)}"
             timings = _timings(units.get(key, lambda s=stages: _seconds({n: one.call for n, one in s.items()}, self.rounds)))
             for name, stage in stages.items():
                 about = replace(
                     row, method=name, phase=phase, stage=name, batch=batch, context_tokens=keys, arithmetic=stage.arithmetic,
-                    operations=stage.operations, bytes=stage.bytes, retention=lab.of("retention") if stage.sparse else 1.0,
+                    operations=stage.operations + sum(stage.more.values()), bytes=stage.bytes,
+                    retention=lab.of("retention") if stage.sparse else 1.0,
                     chunk_rows=rows if phase == "prefill" else 1,
                 )  # fmt: skip
                 times = 1 if name == _HEAD else decoder.shape.layers
-                made += _stage_rows(about, timings[name], times, peaks)
+                made += _stage_rows(about, timings[name], times, stage.least_seconds(peaks))
         return made
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
@@ -193,15 +200,17 @@ def bound_by(intensity: float, arithmetic: str, peaks: pd.DataFrame) -> str:
 
 
 def prefill_seconds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of a whole prompt by each stage of a prefill: at the rate measured in its last chunk (`taken`), and at the roof of
-    that chunk (`least`); index stage, context_tokens. Attention's share of a prompt is counted by the keys that its rows see.
+    """Seconds of a whole prompt in the blocks, in dense attention and in the one task: index stage, context_tokens.
+
+    `taken`: as if all chunks went at the rate of the last, which was measured; `least`: at that chunk's roof. Blocks take whole
+    chunks, and attention what its rows see: the keys up to their own.
     """
     of = rows[(rows.phase == "prefill") & rows.stage.isin(_PREFILL)]
     values = of.pivot_table(index=["stage", "context_tokens", "chunk_rows"], columns="metric", values="value", sort=False)
     keys, height = (values.index.get_level_values(name).to_numpy(float) for name in ("context_tokens", "chunk_rows"))
     blocks = values.index.get_level_values("stage").str.startswith("blocks")
     seen = (keys * (keys + 1)) / (height * (2 * keys - height + 1))  # by all rows, over those that the last chunk sees
-    taken = values["time in all layers"] / 1e3 * np.where(blocks, keys / height, seen)
+    taken = values["time in all layers"] / 1e3 * np.where(blocks, np.ceil(keys / height), seen)
     return pd.DataFrame({"taken": taken, "least": taken * values["of the roof"]}).droplevel("chunk_rows")
 
 
@@ -263,6 +272,7 @@ def _attention(
 
     operations = 2.0 * visible * shape.head_dim
     entries = share * visible  # of all lists
+    attends = {arithmetic: 2 * operations * share}
     read = min(2 * k_size, 2 * entries * shape.head_dim)  # of K and V, where lists hold fewer than all keys together
     return {
         _DENSE: Stage(dense, arithmetic, 2 * operations, size * (2 * q_size + 2 * k_size)),
@@ -270,8 +280,7 @@ def _attention(
         # A comparison a score.
         "select": Stage(select, "float32", visible, 2 * batch * shape.heads * rows * keys + 4 * entries, sparse=True),
         "attend sparse": Stage(attend, arithmetic, 2 * operations * share, size * (2 * q_size + read) + 4 * entries, sparse=True),
-        # Most of its operations are the estimate's.
-        _TASK: Stage(together, "int8", operations * (1 + 2 * share), size * (2 * q_size + read) + k_size, sparse=True),
+        _TASK: Stage(together, "int8", operations, size * (2 * q_size + read) + k_size, True, attends),
     }
 
 
@@ -284,15 +293,14 @@ def _chunk(decoder: Decoder, retention: float, rows: int, keys: int, seed: int, 
     return Chunk.of(random(shape.heads, rows), random(shape.kv_heads, keys), random(shape.kv_heads, keys), retention=retention)
 
 
-def _stage_rows(row: RooflineRow, timing: Timing, times: int, peaks: Mapping[str, float]) -> Iterator[RooflineRow]:
+def _stage_rows(row: RooflineRow, timing: Timing, times: int, least_s: float) -> Iterator[RooflineRow]:
     """`times`: how often a step of the whole model has the stage."""
     low, high = timing.quartiles_s
     for metric, factor in (("time", 1e3), ("time in all layers", 1e3 * times)):
         yield replace(row, metric=metric, value=factor * timing.median_s, low=factor * low, high=factor * high, unit="ms")
     rates = [row.operations / seconds / 1e9 for seconds in (timing.median_s, high, low)]
     yield replace(row, metric="rate", value=rates[0], low=rates[1], high=rates[2], unit="GOP/s")
-    roof = min(peaks[f"peak {row.arithmetic}"], row.operations / row.bytes * peaks["bandwidth"])
-    shares = [rate / roof for rate in rates]
+    shares = [least_s / seconds for seconds in (timing.median_s, high, low)]
     yield replace(row, metric="of the roof", value=shares[0], low=shares[1], high=shares[2], unit="1")
 
 

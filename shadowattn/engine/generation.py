@@ -55,7 +55,7 @@ class Generation:
     drafts: PromptLookup | None
     progress: Callable[[int], None]
     spent: Spent = field(default_factory=Spent)
-    _draws: Generator = field(init=False, repr=False)
+    _generator: Generator = field(init=False, repr=False)
 
     def __post_init__(self):
         checks.integer("new_tokens", self.new_tokens, least=1)
@@ -75,7 +75,7 @@ class Generation:
                 f"drafts: expected fewer than the engine's chunk_tokens={self.engine.chunk_tokens}, which check them at once, "
                 f"got {self.drafts.most}"
             )
-        self._draws = self.sampling.draws()
+        self._generator = self.sampling.generator()
 
     def __iter__(self) -> Iterator[int]:
         if self.spent.prompt_tokens:
@@ -104,7 +104,7 @@ class Generation:
         # At least one token goes through, for its logits.
         spent.reused_tokens = min(self.cache.shared_with(list(self.prompt)), len(self.prompt) - 1)
         self.cache.crop(spent.reused_tokens)
-        self.cache.reserve(len(self.prompt) + self.new_tokens)  # once, and not while the first token is waited for
+        self.cache.reserve(len(self.prompt) + self.new_tokens)  # once, instead of at each doubling
         for start in range(spent.reused_tokens, len(self.prompt), chunk_tokens):
             chunk = list(self.prompt[start : start + chunk_tokens])
             hidden = self.engine.forward(self.cache, chunk, stages=spent.prefill)
@@ -131,4 +131,4 @@ class Generation:
         return tokens
 
     def _sampled(self, logits: Tensor) -> int:
-        return self.sampling.next(logits, self._draws)
+        return self.sampling.next(logits, self._generator)

@@ -45,10 +45,11 @@ class KVCache:
         if tokens <= self.capacity:
             return
         capacity = min(most, max(tokens, 2 * self.capacity, _LEAST))
-        for layer, held in enumerate(self._held):
-            grown = self._memory(capacity)
-            grown[:, : len(self)] = held[:, : len(self)]
-            self._held[layer] = grown
+        with torch.inference_mode(False):  # torch forbids to write later to what was made in inference mode
+            for layer, held in enumerate(self._held):
+                grown = self._memory(capacity)
+                grown[:, : len(self)] = held[:, : len(self)]
+                self._held[layer] = grown
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Takes in k and v [n, G, D] behind the tokens held, and returns all keys and values, [G, K, D] each: views, no copies.

@@ -32,15 +32,15 @@ class Sampling:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def draws(self) -> torch.Generator:
-        """What the tokens of one answer are drawn by, from its first on."""
+    def generator(self) -> torch.Generator:
+        """What one answer's tokens are drawn by. Each answer begins anew with the seed; other answers take other seeds."""
         return torch.Generator().manual_seed(self.seed)
 
-    def next(self, logits: Tensor, draws: torch.Generator) -> int:
+    def next(self, logits: Tensor, generator: torch.Generator) -> int:
         """A token id, for logits [V]: one draw, where it is not greedy."""
         if self.is_greedy:
             return int(logits.argmax())
-        return int(torch.multinomial(self.probabilities(logits), 1, generator=draws))
+        return int(torch.multinomial(self.probabilities(logits), 1, generator=generator))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What is drawn from, float32 [V], for a temperature above 0."""

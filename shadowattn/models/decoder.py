@@ -65,17 +65,8 @@ def read_decoder(model: PreTrainedModel) -> Decoder:
     Raises `InputError` on another family, on sliding windows, on another rotary embedding or activation than are known here, on
     biases that the families' published models do not have, and on weights that are not in the CPU's memory.
     """
-    check_family(model)
-    config = model.config.get_text_config()
-    if (device := check_device(model)).type != "cpu":
-        raise InputError(f"engine: expected the model in the CPU's memory, got {device}; load it with device=cpu")
-    if windows := [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]:
-        raise InputError(f"engine: expected full attention in every layer, got {windows[0]} in {len(windows)} layers")
-    if config.hidden_act not in ACTIVATIONS:
-        raise InputError(f"engine: expected an activation of {', '.join(ACTIVATIONS)}, got {config.hidden_act}")
-    if (rope := config.rope_parameters["rope_type"]) not in _ROPES:
-        raise InputError(f"engine: expected a rotary embedding of {', '.join(_ROPES)}, got {rope}, which depends on the length")
-    body, shape = model.get_decoder(), model_shape(model)
+    check_decoder(model)
+    config, body, shape = model.config.get_text_config(), model.get_decoder(), model_shape(model)
     layers = tuple(_layer(layer) for layer in body.layers)
     positions = torch.arange(shape.context_tokens)[None]
     with torch.no_grad():
@@ -96,6 +87,26 @@ def read_decoder(model: PreTrainedModel) -> Decoder:
     )
 
 
+def check_decoder(model: PreTrainedModel) -> None:
+    """Raises `InputError` as `read_decoder` does, and reads no weights."""
+    check_family(model)
+    config = model.config.get_text_config()
+    if (device := check_device(model)).type != "cpu":
+        raise InputError(f"engine: expected the model in the CPU's memory, got {device}; load it with device=cpu")
+    if windows := [kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"]:
+        raise InputError(f"engine: expected full attention in every layer, got {windows[0]} in {len(windows)} layers")
+    if config.hidden_act not in ACTIVATIONS:
+        raise InputError(f"engine: expected an activation of {', '.join(ACTIVATIONS)}, got {config.hidden_act}")
+    if (rope := config.rope_parameters["rope_type"]) not in _ROPES:
+        raise InputError(f"engine: expected a rotary embedding of {', '.join(_ROPES)}, got {rope}, which depends on the length")
+    for layer in model.get_decoder().layers:
+        for name in _UNIT_BIASES:
+            if layer.get_submodule(name).bias is not None:
+                raise InputError(
+                    f"engine: expected no bias in {name}, got one; use shadowattn.attach, which runs the model's own layers"
+                )
+
+
 def check_family(model: PreTrainedModel) -> None:
     """Raises `InputError` on a model of another family than `FAMILIES`."""
     kind = model.config.get_text_config().model_type
@@ -108,11 +119,6 @@ def check_family(model: PreTrainedModel) -> None:
 
 def _layer(layer: nn.Module) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
-    for name in _UNIT_BIASES:
-        if layer.get_submodule(name).bias is not None:
-            raise InputError(
-                f"engine: expected no bias in {name}, got one; use shadowattn.attach, which runs the model's own layers"
-            )
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in projections]
     norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))

@@ -278,6 +278,15 @@ def test_a_prompt_takes_its_memory_once():
     assert [memory.data_ptr() for memory in run.cache._held] == held
 
 
+def test_inference_mode_changes_nothing():
+    """Torch forbids to write to what was made in it, and the cache is written to."""
+    engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(40)
+    expected, answer = logits(engine, tokens), list(engine.generate(tokens, new_tokens=6))
+    with torch.inference_mode():
+        assert logits(engine, tokens).equal(expected)
+        assert list(engine.generate(tokens, new_tokens=6)) == answer
+
+
 def test_logits_of_too_long_a_prompt_are_refused_before_the_first_chunk():
     engine = Engine(tiny_model(), chunk_tokens=16)
     most = engine.decoder.shape.context_tokens

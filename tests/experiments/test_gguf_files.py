@@ -44,11 +44,25 @@ def test_matrices_are_of_eight_bits_and_vectors_of_float32(tmp_path):
     torch.testing.assert_close(torch.from_numpy(tensors["output_norm.weight"].data.copy()), model.model.norm.weight.detach())
 
 
-def test_other_models_are_refused_before_a_file_is_there(tmp_path):
-    with pytest.raises(InputError, match="expected a model of the family llama or qwen2, got qwen3; set path"):
-        check_gguf(SimpleNamespace(model_type="qwen3"))
-    model = tiny_model()
-    model.config.rope_parameters = {"rope_type": "linear", "factor": 2.0}
-    with pytest.raises(InputError, match="expected plain rotary positions, got linear"):
-        write_gguf(model, tmp_path / "model.gguf")
+@pytest.mark.parametrize(
+    ("changed", "weights", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "F32", "plain rotary positions .*got linear; set path"),
+        ({"hidden_act": "gelu"}, "F32", "the activation silu, got gelu"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "F32", "expected full attention, .*got sliding_attention"),
+        ({"intermediate_size": 100}, "Q8_0", "multiples of 32 for Q8_0, got 64, 100"),
+        ({}, "Q4_K", "weights: expected one of F32, F16, Q8_0, got 'Q4_K'"),
+    ],
+)
+def test_other_models_are_refused_before_a_file_is_there(changed, weights, message, tmp_path):
+    model = model_of("llama")
+    for name, value in changed.items():
+        setattr(model.config, name, value)
+    with pytest.raises(InputError, match=message):
+        write_gguf(model, tmp_path / "model.gguf", weights=weights)
     assert not any(tmp_path.iterdir())
+
+
+def test_another_family_is_refused():
+    with pytest.raises(InputError, match="expected a model of the family llama or qwen2, got qwen3; set path to a file"):
+        check_gguf(SimpleNamespace(model_type="qwen3"))

@@ -81,6 +81,17 @@ def _pipelined(device: Device, layer: Layer, chunk: ChunkShape, retention: float
     return Cost(timeline.makespan_us, sum(launch.estimate_us for launch in work.launches), sum(work.select_us + work.attend_us))
 
 
+def ahead(device: Device, layer: Layer, chunk: ChunkShape, retention: float, *, before_us: float = 0.0) -> Cost:
+    """The next layer's estimate on the device beside this layer's selection and attention on one core, which waits for nothing.
+
+    `before_us`: what the device computes first, such as what the estimate is made of. Launches are of four heads, since no core
+    waits for the first.
+    """
+    one = _pipelined(device, layer, chunk, retention, 4, 1)
+    device_us = before_us + one.estimate_us
+    return Cost(max(device_us, one.core_us), device_us, one.core_us)
+
+
 def pooled(device: Device, layer: Layer, chunk: ChunkShape, retention: float) -> Cost:
     """Ours with lists shared by 32 rows, scored by the first: estimate and selection cost a thirty-second."""
     return ours(device, layer, chunk, retention, query_block=32)

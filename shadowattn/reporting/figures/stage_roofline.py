@@ -28,7 +28,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             colour = _COLOURS[row.arithmetic]
             filled = colour if row.context_tokens == points.context_tokens.max() else "none"
             size = 20 * (1 + np.log2(row.batch))
-            marker = _STAGES[stages.index(row.stage)]
+            marker = _STAGES[stages.index(row.stage) % len(_STAGES)]
             axis.scatter(row.operations / row.bytes, row.value, s=size, marker=marker, color=colour, facecolor=filled)
         first = points.iloc[0]
         title = f"{phase}, {first.chunk_rows} rows" if phase == "prefill" else f"{phase}, batches of {_said(points.batch)}"
@@ -37,7 +37,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             xscale="log", yscale="log", xlabel="operations for each byte that must be moved", ylabel="10⁹ operations a second"
         )
     for index, stage in enumerate(stages):
-        np.atleast_1d(axes)[0].scatter([], [], marker=_STAGES[index], color="0.4", label=stage)
+        np.atleast_1d(axes)[0].scatter([], [], marker=_STAGES[index % len(_STAGES)], color="0.4", label=stage)
     drawn.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
     drawn.suptitle(f"{subject(rows)}, one layer · measured, medians of {rates.n.iloc[0]} rounds", fontsize=9)
     return drawn

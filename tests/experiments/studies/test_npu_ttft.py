@@ -11,8 +11,8 @@ from shadowattn.artifacts import read_json
 from shadowattn.errors import InputError
 from shadowattn.graphs.npu.compiler import PLATFORMS
 from shadowattn.online.simulation.description import load_device
-from shadowattn.online.simulation.device import Layer
-from shadowattn.online.simulation.npu import npu_device, processor_line
+from shadowattn.online.simulation.device import ChunkShape, Layer
+from shadowattn.online.simulation.npu import npu_device, processor_line, with_launch
 from shadowattn.reporting.figures.npu_ttft import draw
 from tests.online.simulation.test_npu import compiled, measured
 
@@ -53,17 +53,22 @@ def test_blocks_and_attention_add_up_and_launches_are_counted():
     assert values[ONE_TASK, 0.0] == pytest.approx(1e-6 * times * 400 + 1e-6 * 30 * 9 * (2 * 20 + 2e-5 * 64 * pairs))
 
 
-def test_estimates_a_layer_ahead_pass_beside_attention_and_cost_a_second_projection():
-    """At least what the longer of both takes in all layers, and at most what both take one after the other."""
-    made = rows_of(NpuTtft(tokens=[512], launch_us=[0.0])).set_index("method")
-    ours, ahead, layers, chunks = made.loc[OURS], made.loc[AHEAD], 30, 2
-    blocks, again = 1e-6 * layers * chunks * 400, 1e-6 * (layers - 1) * chunks * 100
-    npu = ahead.npu_share * ahead.value - blocks - again  # of the estimates
-    cpu = ahead.cpu_share * ahead.value
-    assert npu == pytest.approx(ours.npu_share * ours.value - blocks)
-    assert cpu == pytest.approx(ours.cpu_share * ours.value)
-    longer, shorter = max(npu, cpu), min(npu, cpu)
-    assert ahead.value == pytest.approx(blocks + again + longer * (layers - 1) / layers + (longer + shorter) / layers)
+@pytest.mark.parametrize("launch_us", [0.0, 100.0, 3000.0])
+def test_estimates_a_layer_ahead_pass_beside_attention_chunk_by_chunk(launch_us):
+    """The longer of both in each chunk, of every layer but the last, whose attention nothing passes beside."""
+    ours, early = (rows_of(NpuTtft(tokens=[512], launch_us=[launch_us])).set_index("method").loc[name] for name in (OURS, AHEAD))
+    device = with_launch(npu_device("4000", compiled(), measured(), Layer(9, 3, 64), "two cores"), launch_us)
+    layer, layers, projection_us = Layer(9, 3, 64), 30, 100 + launch_us
+    longer = device_us = core_us = 0.0
+    for keys in (256, 512):
+        chunk = ChunkShape(256, keys)
+        estimate = sum(device.estimate_us(layer, chunk, heads) for heads in (4, 4, 1))
+        core = 9 * (device.head_select_us(chunk, 0.2) + device.head_attend_us(layer, chunk, 0.2))
+        longer, device_us, core_us = longer + max(projection_us + estimate, core), device_us + estimate, core_us + core
+    assert early.value - ours.value / layers == pytest.approx(
+        1e-6 * (layers - 1) * (longer + 2 * (400 + 2 * launch_us)), rel=1e-6
+    )
+    assert early.cpu_share * early.value == pytest.approx(1e-6 * layers * core_us)
 
 
 def test_a_last_chunk_of_fewer_rows_takes_less_of_the_processor_and_as_much_of_the_npu():

@@ -46,6 +46,11 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     assert of["rate"] == pytest.approx(operations / of["time"] / 1e6)
     roof = min(peaks["peak float32"], operations / moved * peaks["bandwidth"])
     assert of["of the roof"] == pytest.approx(of["rate"] / roof)
+    task = cells.loc["rate", "prefill", 1, "one task"]
+    counted = estimate.operations / peaks["peak int8"] + sparse.operations / peaks["peak float32"]
+    least = max(counted, task.bytes / peaks["bandwidth"]) / 1e6
+    found = {metric: cells.loc[metric, "prefill", 1, "one task"].value for metric in ("time", "of the roof")}
+    assert found["of the roof"] == pytest.approx(least / found["time"])
     for name in ("attend dense", "one task") if "bfloat16" in PRECISIONS else ():
         half, whole = (cells.loc["rate", "prefill", 1, stage] for stage in (f"{name} bfloat16", name))
         assert half.operations == whole.operations
@@ -57,15 +62,17 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
 
 
 def test_a_prompt_takes_its_blocks_as_often_as_it_has_chunks_and_attention_by_the_keys_that_rows_see():
-    """Of 64 tokens in chunks of 32 the last chunk's rows see 33 to 64 keys, all rows 1 to 64."""
-    about = {"phase": "prefill", "context_tokens": 64, "chunk_rows": 32}
+    """Of 64 tokens in chunks of 32 the last chunk's rows see 33 to 64 keys, all rows 1 to 64; 70 tokens take three chunks."""
     made = [
-        {**about, "stage": stage, "metric": metric, "value": value}
+        {"phase": "prefill", "context_tokens": keys, "chunk_rows": 32, "stage": stage, "metric": metric, "value": value}
+        for keys in (64, 70)
         for stage in ("blocks w8a8", "attend dense", "select")
         for metric, value in (("time in all layers", 2000.0), ("of the roof", 0.5), ("rate", 7.0))
     ]
     seconds = prefill_seconds(pd.DataFrame(made))
-    assert set(seconds.index) == {("blocks w8a8", 64), ("attend dense", 64)}
+    assert set(seconds.index) == {(stage, keys) for stage in ("blocks w8a8", "attend dense") for keys in (64, 70)}
+    assert seconds.taken["blocks w8a8", 70] == pytest.approx(3 * 2)
+    assert seconds.taken["attend dense", 70] == pytest.approx(2 * sum(range(1, 71)) / sum(range(39, 71)))
     assert seconds.taken["blocks w8a8", 64] == pytest.approx(2 * 2)
     assert seconds.taken["attend dense", 64] == pytest.approx(2 * sum(range(1, 65)) / sum(range(33, 65)))
     assert (seconds.least == seconds.taken / 2).all()

@@ -284,6 +284,7 @@ def test_losses_of_the_peers_are_those_of_the_tokens_after_the_first(tiny_folder
     lab, windows = None, torch.randint(0, 2, (3, 40))
     with_hint = GenAI(str(tiny_folder), properties={"INFERENCE_PRECISION_HINT": "f32"})
     assert with_hint._properties == {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    monkeypatch.setattr(prefill_runners, "_LOGITS_AT_ONCE", 16)
     for runner in (with_hint, LlamaCpp(str(tiny_folder))):
         assert runner.quality(lab, windows).losses == pytest.approx([math.log(2)] * 3)
     assert list(LlamaCpp(str(tiny_folder)).reader(lab, 6)([1, 2], 4)) == [0, 1, 2, 3]
