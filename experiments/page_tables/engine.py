@@ -114,7 +114,6 @@ _RUNNERS = {
     "genai_trishape": "openvino-genai, GGUF, tri-shape",
     "llama_cpp": "llama.cpp, GGUF",
 }
-_WRITTEN = {"llama_cpp": "llama.cpp, 8-bit weights"}
 _LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
 
 
@@ -131,21 +130,6 @@ def ttft_peers() -> str:
 def ttft_peers_amx() -> str:
     """The same on a processor with matrix units."""
     return _ttft("ttft_peers_amx", _LOOKED)
-
-
-def ttft_gguf_amx() -> str:
-    """Peers that read weights of 4 and 8 bits, on a processor with matrix units."""
-    return _ttft("ttft_gguf_amx", _LOOKED)
-
-
-def ttft_shapes_qwen2_0_5b() -> str:
-    """The engine and all peers on random weights of Qwen2-0.5B's shape."""
-    return _ttft("ttft_shapes_qwen2_0_5b", _LOOKED | _WRITTEN, losses=False)
-
-
-def ttft_shapes_qwen2_1_5b() -> str:
-    """The same on random weights of half of Qwen2-1.5B's layers."""
-    return _ttft("ttft_shapes_qwen2_1_5b", _LOOKED | _WRITTEN, losses=False)
 
 
 def ttft_qwen2_0_5b() -> str:
