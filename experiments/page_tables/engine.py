@@ -132,6 +132,11 @@ def ttft_peers_amx() -> str:
     return _ttft("ttft_peers_amx", _LOOKED)
 
 
+def ttft_gguf_amx() -> str:
+    """Peers that read weights of 4 and 8 bits, on a processor with matrix units."""
+    return _ttft("ttft_gguf_amx", _LOOKED)
+
+
 def ttft_qwen2_0_5b() -> str:
     """The same on random weights of Qwen2-0.5B's shape, without losses."""
     return _ttft("ttft_qwen2_0_5b", _LOOKED, losses=False)
