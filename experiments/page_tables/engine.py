@@ -157,10 +157,18 @@ def ttft_qwen2_1_5b_trishape() -> str:
     return _ttft("ttft_qwen2_1_5b_trishape", _LOOKED, losses=False)
 
 
+_EQUAL_LOSS = (  # rows, chunks and processor, and the dense form of the peer
+    ("ttft_peers", "2048", "genai_own"),
+    ("ttft_equal_loss", "4096", "genai_own"),
+    ("ttft_peers_amx", "2048, matrix units", "genai_own"),
+    ("ttft_gguf_amx", "2048, matrix units, XAttention on the GGUF file", "genai"),
+)
+
+
 def ttft_equal_loss() -> str:
-    """The engine beside XAttention at equal loss, above each one's dense attention: two lengths of chunks, two processors."""
+    """The engine beside XAttention at equal loss, above each one's dense attention: lengths of chunks, processors, files."""
     lines = []
-    for name, chunk in (("ttft_peers", "2048"), ("ttft_equal_loss", "4096"), ("ttft_peers_amx", "2048, matrix units")):
+    for name, chunk, dense_peer in _EQUAL_LOSS:
         rows = rows_of(name)
         losses = rows[rows.metric == "loss_increase"].set_index("method").value
         first = rows[(rows.metric == "time_to_first_token") & (rows.context_tokens == rows.context_tokens.max())]
@@ -168,7 +176,7 @@ def ttft_equal_loss() -> str:
         peers, engine = (
             pd.DataFrame({"loss": losses[names] - losses[dense], "seconds": seconds[names]}).sort_values("loss")
             for dense, names in (
-                ("genai_own", [one for one in losses.index if "xattention" in one]),
+                (dense_peer, [one for one in losses.index if re.fullmatch(rf"{dense_peer}_xattention_\d+", one)]),
                 ("engine_w8a8", [one for one in losses.index if re.fullmatch(r"engine_w8a8_\d+", one)]),
             )
         )
@@ -182,7 +190,7 @@ def ttft_equal_loss() -> str:
     heads = ["tokens of a chunk", "of the keys", "loss above its own dense attention, nat", "seconds"]
     heads += ["XAttention at this loss, s", "times faster"]
     n = "8064 tokens; between two measured losses seconds lie on a line"
-    others = [source(name, "the same") for name in ("ttft_equal_loss", "ttft_peers_amx")]
+    others = [source(name, "the same") for name in dict.fromkeys(name for name, *_ in _EQUAL_LOSS[1:])]
     return "\n\n".join([table(heads, lines, "ttft_peers", n), *others])
 
 
