@@ -22,6 +22,7 @@ _REMEDY = "set path to a file of the model, or leave the runner out"
 
 def check_gguf(config: PreTrainedConfig, *, weights: str = "Q8_0") -> None:
     """Raises `InputError` where a file of such a model cannot be written, or would be read as another model."""
+    checks.one_of("weights", weights, tuple(_WEIGHTS))
     if find_spec("gguf") is None:
         raise InputError("gguf: expected the package, found none; install it with: pip install gguf")
     if config.model_type not in _FAMILIES:
@@ -33,7 +34,7 @@ def check_gguf(config: PreTrainedConfig, *, weights: str = "Q8_0") -> None:
             f"{_REMEDY}"
         )
     rows = {config.hidden_size, config.intermediate_size, config.num_attention_heads * _head_dim(config)}
-    if any(count % _WEIGHTS[checks.one_of("weights", weights, tuple(_WEIGHTS))] for count in rows):
+    if any(count % _WEIGHTS[weights] for count in rows):
         raise InputError(
             f"gguf: expected channels that are multiples of {_WEIGHTS[weights]} for {weights}, got "
             f"{', '.join(map(str, sorted(rows)))}; {_REMEDY}"
@@ -52,7 +53,9 @@ def write_gguf(model: PreTrainedModel, path: Path, *, weights: str = "Q8_0") -> 
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, config.model_type.upper()), config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, config.model_type)
     _describe(writer, config)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if not (_tied(config) and name == "lm_head.weight")}
+    tensors = model.state_dict()
+    if config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
     for name, tensor in bar(tensors.items(), "GGUF file"):
         values, stored = _ordered(name, tensor.float(), config).numpy(), names.get_name(name, (".weight", ".bias"))
         stored_kind = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
@@ -82,10 +85,6 @@ def _describe(writer: "GGUFWriter", config: PreTrainedConfig) -> None:
 
 def _head_dim(config: PreTrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def _tied(config: PreTrainedConfig) -> bool:
-    return bool(config.tie_word_embeddings)
 
 
 def _ordered(name: str, values: Tensor, config: PreTrainedConfig) -> Tensor:

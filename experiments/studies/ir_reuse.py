@@ -196,6 +196,8 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
     times = interleave(turns, rounds=rounds, warmup=1, before=before)
     seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
     costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
-    pairs = [(run.first(), whole.first()) for _ in range(rounds)] if run.first else []
-    first = dict(zip(("first_seconds", "whole_first_seconds"), map(list, zip(*pairs, strict=True)), strict=False))
-    return Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds, **first)
+    measured = Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)
+    for _ in range(rounds if run.first else 0):
+        measured.first_seconds.append(run.first())
+        measured.whole_first_seconds.append(whole.first())
+    return measured
