@@ -1,9 +1,10 @@
 """The graphs that `+exp=study_ir_reuse` compares: each built and compiled of one random decoder, and run on the same step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder.layers import StepSizes, fixed_names, loop_graph, one_graph, shared_graph, step_tensors
-from shadowattn.graphs.decoder.npuw import compile_npuw, compile_npuw_llm
+from shadowattn.graphs.decoder.npuw import Plan, compile_npuw, compile_npuw_llm
 from shadowattn.graphs.decoder.passes import LastTokenSlice, rewritten
 from shadowattn.graphs.decoder.whole import BEAM, INPUTS, LLM_INPUTS, LOGITS, llm_graph, whole_graph
 from shadowattn.models import load_random
@@ -94,9 +95,14 @@ class Parts:
         return {f"{prefix}{kind}": x[layer : layer + 1] for kind, x in self.past.items()}
 
     @cached_property
+    def dynamic(self) -> ov.Model:
+        """The graph that transformers' model is converted to, for any number of tokens and earlier ones; logits of the last."""
+        return rewritten(whole_graph(self.model), LastTokenSlice())
+
+    @cached_property
     def converted(self) -> ov.Model:
-        """The graph that transformers' model is converted to, at the step's shapes; logits of the last token."""
-        graph = rewritten(whole_graph(self.model), LastTokenSlice())
+        """The same at the step's shapes."""
+        graph = self.dynamic.clone()
         graph.reshape({port: list(self.converted_inputs[port.any_name].shape) for port in graph.inputs})
         return fixed_names(graph)
 
@@ -128,8 +134,21 @@ def _hints(folder: Path | None) -> dict:
     return hints | ({"CACHE_DIR": str(folder)} if folder else {})
 
 
-def _counts(graphs: int, calls: int, outputs: int, plan: str = "") -> dict:
-    return {"graphs": graphs, "calls": calls, "outputs": outputs, "plan": plan}
+def _counts(handed: Iterable[ov.Output], *, graphs: int = 1, calls: int = 1, plan: str = "") -> dict:
+    """`handed`: what leaves all calls; its bytes are not a number where a shape is not known before the call."""
+    handed, nbytes = list(handed), float("nan")
+    if not any(port.partial_shape.is_dynamic for port in handed):
+        nbytes = float(sum(port.element_type.size * prod(port.shape) for port in handed))
+    return {"graphs": graphs, "calls": calls, "outputs": len(handed), "handed_bytes": nbytes, "plan": plan}
+
+
+def _of_plan(plan: Plan, graph: ov.Model | None = None) -> dict:
+    """By the graph that was cut; without it, since NPUW's LLM mode cuts graphs of its own, no bytes."""
+    counts = {"graphs": plan.graphs, "calls": plan.calls, "plan": plan.described()}
+    if graph is None:
+        return _counts([], **counts) | {"outputs": len(plan.handed), "handed_bytes": float("nan")}
+    named = {node.get_friendly_name(): node.output(0) for node in graph.get_ops()}
+    return _counts((named[name] for name in plan.handed), **counts)
 
 
 def _runner(compiled: ov.CompiledModel, inputs: dict[str, np.ndarray], output: str) -> Run:
@@ -139,7 +158,7 @@ def _runner(compiled: ov.CompiledModel, inputs: dict[str, np.ndarray], output: s
 
 def _whole(parts: Parts, folder: Path | None) -> Built:
     compiled = core().compile_model(one_graph(parts.sizes, parts.tensors), "CPU", _hints(folder))
-    return _runner(compiled, parts.common | parts.all_cached(), "hidden"), _counts(1, 1, len(compiled.outputs))
+    return _runner(compiled, parts.common | parts.all_cached(), "hidden"), _counts(compiled.outputs)
 
 
 def _layers(parts: Parts, folder: Path) -> Built:
@@ -153,7 +172,8 @@ def _layers(parts: Parts, folder: Path) -> Built:
             given["hidden"] = out["hidden"]
         return given["hidden"].copy()
 
-    return Run(run), _counts(len(compiled), len(compiled), sum(len(model.outputs) for model in compiled))
+    handed = [port for model in compiled for port in model.outputs]
+    return Run(run), _counts(handed, graphs=len(compiled), calls=len(compiled))
 
 
 def _shared(parts: Parts, folder: Path) -> Built:
@@ -168,13 +188,13 @@ def _shared(parts: Parts, folder: Path) -> Built:
             given["hidden"] = out["hidden"].copy()  # the request's own memory, which the next layer writes
         return given["hidden"]
 
-    return Run(run), _counts(1, len(weights), len(weights) * len(compiled.outputs))
+    return Run(run), _counts(compiled.outputs * len(weights), calls=len(weights))
 
 
 def _loop(parts: Parts, folder: Path) -> Built:
     compiled = core().compile_model(loop_graph(parts.sizes, parts.tensors), "CPU", _hints(folder))
     inputs = parts.common | {f"past.{kind}": x for kind, x in parts.past.items()}
-    return _runner(compiled, inputs, "hidden"), _counts(1, 1, len(compiled.outputs))
+    return _runner(compiled, inputs, "hidden"), _counts(compiled.outputs)
 
 
 def trace(form: str, parts: Parts) -> None:
@@ -183,6 +203,8 @@ def trace(form: str, parts: Parts) -> None:
         _ = parts.llm
     elif form == "stateful":
         _ = parts.stateful
+    elif form == "dynamic":
+        _ = parts.dynamic
     elif form in OF_CONVERTED:
         _ = parts.converted
 
@@ -194,9 +216,9 @@ def base_of(form: str, parts: Parts) -> Run:
     return (_converted if form in OF_CONVERTED else _whole)(parts, None)[0]
 
 
-def _converted(parts: Parts, folder: Path | None) -> Built:
-    compiled = core().compile_model(parts.converted, "CPU", _hints(folder))
-    return _runner(compiled, parts.converted_inputs, LOGITS), _counts(1, 1, len(compiled.outputs))
+def _converted(parts: Parts, folder: Path | None, *, dynamic: bool = False) -> Built:
+    compiled = core().compile_model(parts.dynamic if dynamic else parts.converted, "CPU", _hints(folder))
+    return _runner(compiled, parts.converted_inputs, LOGITS), _counts(compiled.outputs)
 
 
 def _npuw(parts: Parts, folder: Path, *, pipeline: str) -> Built:
@@ -205,8 +227,8 @@ def _npuw(parts: Parts, folder: Path, *, pipeline: str) -> Built:
     compiled, plan = compile_npuw(parts.converted, pipeline=pipeline, plan=kept if kept.exists() else None, dump=kept)
     run = _runner(compiled, parts.converted_inputs, LOGITS)
     if plan is None:
-        return run, _counts(1, 1, len(compiled.outputs))
-    return run, _counts(plan.graphs, plan.calls, plan.outputs, plan.described())
+        return run, _counts(compiled.outputs)
+    return run, _of_plan(plan, parts.converted)
 
 
 def _stateful(parts: Parts, folder: Path | None) -> Built:
@@ -223,7 +245,7 @@ def _stateful(parts: Parts, folder: Path | None) -> Built:
             state.state = ov.Tensor(earlier[state.name])
 
     inputs = _llm_inputs(ids, parts.step.past + ids.shape[1])
-    return Run(lambda: request.infer(inputs)[LOGITS].copy(), before), _counts(1, 1, len(compiled.outputs))
+    return Run(lambda: request.infer(inputs)[LOGITS].copy(), before), _counts(compiled.outputs)
 
 
 def _llm_inputs(ids: np.ndarray, held: int) -> dict[str, np.ndarray]:
@@ -264,12 +286,11 @@ def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str, chunked: bool) -> Bu
     step, chunk = parts.step, parts.step.chunk if chunked else None
     compiled, plans = compile_npuw_llm(parts.llm, prompt=step.prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk)
     plan = plans[step.phase]
-    counts = _counts(plan.graphs, plan.calls, plan.outputs, plan.described()) if plan else _counts(1, 1, len(compiled.outputs))
-    return _of_prompt(parts, compiled), counts
+    return _of_prompt(parts, compiled), _of_plan(plan) if plan else _counts(compiled.outputs)
 
 
-OF_CONVERTED = ("converted", "stateful", "NPUW NONE", "NPUW REG", "NPUW REP")
-OF_PROMPTS = ("NPUW LLM", "NPUW LLM chunked", "NPUW LLM chunked REP")
+OF_CONVERTED = ("converted", "dynamic", "stateful", "NPUW NONE", "NPUW REG", "NPUW REP")
+OF_PROMPTS = ("NPUW LLM", "NPUW LLM REP", "NPUW LLM chunked", "NPUW LLM chunked REP")
 # Each makes of the parts, and of a folder for what compiling leaves, a call of one step, and says what the step consists of.
 BUILDERS: dict[str, Callable[..., Built]] = {
     "whole": _whole,
@@ -277,11 +298,13 @@ BUILDERS: dict[str, Callable[..., Built]] = {
     "one graph for all": _shared,
     "loop": _loop,
     "converted": _converted,
+    "dynamic": partial(_converted, dynamic=True),
     "stateful": _stateful,
     "NPUW NONE": partial(_npuw, pipeline="NONE"),
     "NPUW REG": partial(_npuw, pipeline="REG"),
     "NPUW REP": partial(_npuw, pipeline="REP"),
     "NPUW LLM": partial(_npuw_llm, pipeline="REG", chunked=False),
+    "NPUW LLM REP": partial(_npuw_llm, pipeline="REP", chunked=False),
     "NPUW LLM chunked": partial(_npuw_llm, pipeline="REG", chunked=True),
     "NPUW LLM chunked REP": partial(_npuw_llm, pipeline="REP", chunked=True),
 }

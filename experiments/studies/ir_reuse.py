@@ -1,10 +1,11 @@
 """How a decoder becomes graphs for an NPU, and what each way costs: compiling, memory, cached loads, and a step.
 
-A form is compiled in a process of its own; then the whole graph is compiled beside it, and both take turns on the same step. Four
-forms are of the layers alone, as `graphs.decoder.layers` builds them. The others are of the graph that transformers' model is
-converted to, embedding and output layer included: as NPUW cuts it, whole (`converted`), and with earlier keys and values as its
-state, in any number (`stateful`). NPUW's LLM mode takes the last of these and makes static graphs of its own of it, for prompts
-and for decoding; it is compared with that graph as it stands, on the same whole prompt and on the tokens behind one.
+A form is compiled in a process of its own; then the whole graph is compiled beside it, and both take turns on the same step.
+Four forms are of the layers alone, as `graphs.decoder.layers` builds them. The others are of the graph that transformers' model
+is converted to, embedding and output layer included: as NPUW cuts it, whole (`converted`), whole for any number of tokens
+(`dynamic`), and with earlier keys and values as its state, in any number (`stateful`). NPUW's LLM mode takes the last of these
+and makes static graphs of its own of it, for prompts and for decoding; it is compared with that graph as it stands, on the same
+whole prompt and on the tokens behind one.
 """
 
 import tempfile
@@ -39,6 +40,7 @@ _LEAST_OF_PROMPTS = 6  # layers that NPUW's LLM mode was seen to run
 _TOLERANCE = 2e-3  # of the largest value; other orders of summation
 _LEGEND = (
     "graphs: compiled bodies; calls: of them in a step; outputs: tensors that leave a call, in a step\n"
+    "copies: what copying the outputs once takes, by one thread, times the step; whether a form copies them is not known\n"
     "compile, cached: seconds without and with what an earlier compilation left (OpenVINO's cache; of NPUW its plan)\n"
     "memory: held after compiling; step: times that of the whole graph, `converted` for NPUW, both taking turns\n"
     "NPUW LLM: compiled are the graphs of both phases and the output layer; counted is the phase's, of a prefill one chunk;\n"
@@ -64,12 +66,14 @@ class Measured:
     graphs: int
     calls: int
     outputs: int
+    handed_bytes: float  # of the outputs; not a number where their shapes are not known
     plan: str
     compile_s: float
     cached_s: float  # not a number where nothing is kept
     held_bytes: int
     seconds: list[float]
     whole_seconds: list[float]
+    copy_seconds: list[float] = field(default_factory=list)  # of as many bytes as are handed on
     first_seconds: list[float] = field(default_factory=list)  # empty where no prompt comes before a step
     whole_first_seconds: list[float] = field(default_factory=list)
 
@@ -144,18 +148,32 @@ class IrReuse(Study):
         values = most.pivot_table(index=["phase", "method"], columns="metric", values="value", sort=False)
         plans = most.drop_duplicates(["phase", "method"]).set_index(["phase", "method"]).plan.fillna("")
         table = Table(title=f"{title} · {int(most.layers.iloc[0])} layers", title_justify="left")
-        for heading in ("phase", "form", "groups", "graphs", "calls", "outputs", "compile, s", "cached, s", "memory, MB", "step"):
+        for heading in (
+            "phase",
+            "form",
+            "groups",
+            "graphs",
+            "calls",
+            "outputs",
+            "copies",
+            "compile, s",
+            "cached, s",
+            "memory, MB",
+            "step",
+        ):
             table.add_column(heading, justify="left" if heading in ("phase", "form", "groups") else "right")
         for (phase, form), at in values.iterrows():
             counts = (f"{at[name]:.0f}" for name in ("graphs", "calls", "outputs"))
             cached = f"{at.cached_s:.2f}" if at.get("cached_s", float("nan")) > 0 else "–"
             times = f"{at.compile_s:.2f}", cached, f"{at.held_bytes / 1e6:.0f}", f"{at.step_times_whole:.2f}"
-            table.add_row(phase, form, plans[phase, form], *counts, *times)
+            copies = f"{at.copies_times_step:.3f}" if at.get("copies_times_step", float("nan")) >= 0 else "–"
+            table.add_row(phase, form, plans[phase, form], *counts, copies, *times)
         return Group(table, _LEGEND)
 
 
 def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
-    once = {"graphs": "1", "calls": "1", "outputs": "1", "compile_s": "s", "cached_s": "s", "held_bytes": "bytes"}
+    once = {"graphs": "1", "calls": "1", "outputs": "1", "handed_bytes": "bytes"}
+    once |= {"compile_s": "s", "cached_s": "s", "held_bytes": "bytes"}
     rows = []
     for metric, unit in once.items():
         value = float(getattr(measured, metric))
@@ -164,6 +182,9 @@ def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
         rows.append(replace(row, metric=metric, unit=unit, n=1, value=value, low=value, high=value))
     ratios = np.divide(measured.seconds, measured.whole_seconds)
     spread = [("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)]
+    if measured.copy_seconds:
+        copies = np.divide(measured.copy_seconds, measured.seconds)
+        spread += [("copies_s", "s", measured.copy_seconds), ("copies_times_step", "1", copies)]
     if measured.first_seconds:
         first = np.divide(measured.first_seconds, measured.whole_first_seconds)
         spread += [("first_step_s", "s", measured.first_seconds), ("first_step_times_whole", "1", first)]
@@ -193,10 +214,12 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
     if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
         raise RuntimeError(f"{form}: its output differs from the whole graph's by {np.abs(found - expected).max():.3g}")
     turns, before = {"form": run.call, "whole": whole.call}, {"form": run.before, "whole": whole.before}
-    times = interleave(turns, rounds=rounds, warmup=1, before=before)
-    seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
-    costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
-    measured = Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)
+    if counts["handed_bytes"] == counts["handed_bytes"]:
+        handed = np.ones(int(counts["handed_bytes"]), np.uint8)
+        turns["copies"] = partial(np.copyto, np.empty_like(handed), handed)
+    times = {name: list(map(float, of.seconds)) for name, of in interleave(turns, rounds=rounds, before=before).items()}
+    costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held, "copy_seconds": times.get("copies", [])}
+    measured = Measured(**counts, **costs, seconds=times["form"], whole_seconds=times["whole"])
     for _ in range(rounds if run.first else 0):
         measured.first_seconds.append(run.first())
         measured.whole_first_seconds.append(whole.first())

@@ -27,10 +27,13 @@ _CONFIG = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO"}
 
 @dataclass(frozen=True)
 class Plan:
-    """The groups in their order, each by the tag of what it repeats, `""` where it repeats nothing; `outputs` of all groups."""
+    """The groups in their order, each by the tag of what it repeats, `""` where it repeats nothing.
+
+    `handed`: the operations whose tensors leave a group, by their names in the graph.
+    """
 
     groups: tuple[str, ...]
-    outputs: int
+    handed: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
@@ -38,7 +41,8 @@ class Plan:
         groups = ElementTree.parse(path).getroot().findall("./partitioning/group")
         if not groups:
             raise InputError(f"{path}: expected NPUW's groups, found none; compile the graph again")
-        return cls(tuple(group.get("repeated", "") for group in groups), sum(len(group.findall("output")) for group in groups))
+        handed = (output.get("name", "") for group in groups for output in group.findall("output"))
+        return cls(tuple(group.get("repeated", "") for group in groups), tuple(handed))
 
     @property
     def calls(self) -> int:

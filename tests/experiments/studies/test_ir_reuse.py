@@ -34,6 +34,15 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
     assert "5·(1 + 1)" in prompts["NPUW LLM chunked"]  # attention of every layer by itself
     times = rows[rows.metric.isin(["compile_s", "cached_s", "step_s", "step_times_whole"])]
     assert (times.value > 0).all()
+    handed = rows[(rows.phase == "decode") & (rows.metric == "handed_bytes")].set_index("method").value
+    cached = 4 * 6 * 2 * 17 * 2 * 64  # float32 keys and values of 6 layers: 17 tokens, 2 heads of 64
+    assert handed["converted"] == cached + 4 * 4096
+    assert handed["whole"] == handed["a graph a layer"] - 4 * 5 * 128 == handed["one graph for all"] - 4 * 5 * 128
+    assert handed["NPUW REG"] > handed["converted"]
+    assert "NPUW LLM" not in handed
+    copied = rows[rows.metric == "copies_s"]
+    assert set(copied[copied.phase == "decode"].method) == set(handed.index)
+    assert (copied.value > 0).all()
     first = rows[rows.metric.isin(["first_step_s", "first_step_times_whole"])]
     assert set(zip(first.phase, first.method, strict=True)) == {("decode", form) for form in FORMS if "LLM" in form}
     assert (first.value > 0).all()
@@ -48,7 +57,10 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
         ("study.forms=[folded]", "study.forms: expected one of whole"),
         ("study.layers=[]", "study.layers: expected one or more"),
         ("study.layers=[1]", "study.layers: expected at least 2"),
-        ("study.layers=[6,4]", "study.layers: expected at least 6 for NPUW LLM, NPUW LLM chunked, NPUW LLM chunked REP"),
+        (
+            "study.layers=[6,4]",
+            "study.layers: expected at least 6 for NPUW LLM, NPUW LLM REP, NPUW LLM chunked, NPUW LLM chunked",
+        ),
         ("study.chunk_tokens=100", "study.chunk_tokens: expected a power of two"),
         ("study.rounds=63", "study.rounds: expected at most 62"),
         ("study.shape=gpt5", "study.shape: expected one of smollm2"),

@@ -31,7 +31,7 @@ def graph():
 def test_a_plan_counts_graphs_calls_and_what_leaves_them(tmp_path):
     (tmp_path / "plan.xml").write_text(PLAN)
     plan = Plan.read(tmp_path / "plan.xml")
-    assert (plan.calls, plan.graphs, plan.outputs, plan.described()) == (4, 3, 4, "1 + 2 + 1")
+    assert (plan.calls, plan.graphs, len(plan.handed), plan.described()) == (4, 3, 4, "1 + 2 + 1")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_plan_counts_graphs_calls_and_what_leaves_them(tmp_path):
     ],
 )
 def test_groups_that_take_turns_are_told_together(tags, described):
-    assert Plan(tuple(tags), 0).described() == described
+    assert Plan(tuple(tags)).described() == described
 
 
 def test_a_plan_without_groups_is_refused(tmp_path):
