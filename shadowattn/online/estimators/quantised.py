@@ -104,11 +104,10 @@ class Quantised(Estimator):
         if self.requant is None:
             return figures
         seen = scores[:, torch.arange(scores.shape[2], device=scores.device) < visible[:, None]]  # [H, pairs]
-        levels = [len(head.unique()) for head in seen]
         return figures | {
             "score_zero": float((seen == 0).double().mean()),
             "score_saturated": float(((seen == -128) | (seen == 127)).double().mean()),
-            "score_levels": sum(levels) / len(levels) / 256,
+            "score_levels": _levels_used(seen, -128, 256),
         }
 
     def _integers(self, chunk: Chunk) -> Integers:
@@ -144,13 +143,19 @@ def value_figures(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], most: int
     clipped = [x.abs().amax((1, 2)) > scales * most * (1 + 1e-6) for x, _, scales in values.values()]
     figures = {"clipped_heads": float(torch.stack(clipped).any(0).double().mean())}
     for name, (x, integers, scales) in values.items():
-        levels = [len(head.unique()) for head in integers]
         figures |= {
             f"{name}_zero": float(((integers == 0) & (x != 0)).double().mean()),
             f"{name}_saturated": float((x.abs() > (most + 0.5) * scales[:, None, None]).double().mean()),
-            f"{name}_levels": sum(levels) / len(levels) / (2 * most + 1),
+            f"{name}_levels": _levels_used(integers, -most, 2 * most + 1),
         }
     return figures
+
+
+def _levels_used(values: Tensor, least: int, levels: int) -> float:
+    """Share of the `levels` integers from `least` on that values [H, ...] take, mean over heads."""
+    heads = levels * torch.arange(len(values), device=values.device)[:, None]
+    counts = torch.bincount((values.flatten(1).long() - least + heads).flatten(), minlength=levels * len(values))
+    return counts.count_nonzero().item() / (levels * len(values))
 
 
 def integers(x: Tensor, scales: Tensor, most: int, *, least: int | None = None) -> Tensor:
