@@ -107,7 +107,7 @@ class Quantised(Estimator):
         return figures | {
             "score_zero": float((seen == 0).double().mean()),
             "score_saturated": float(((seen == -128) | (seen == 127)).double().mean()),
-            "score_levels": _levels_used(seen, -128, 256),
+            "score_levels": _levels(seen, INT8_MAX) / 256,
         }
 
     def _integers(self, chunk: Chunk) -> Integers:
@@ -146,16 +146,17 @@ def value_figures(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], most: int
         figures |= {
             f"{name}_zero": float(((integers == 0) & (x != 0)).double().mean()),
             f"{name}_saturated": float((x.abs() > (most + 0.5) * scales[:, None, None]).double().mean()),
-            f"{name}_levels": _levels_used(integers, -most, 2 * most + 1),
+            f"{name}_levels": _levels(integers, most) / (2 * most + 1),
         }
     return figures
 
 
-def _levels_used(values: Tensor, least: int, levels: int) -> float:
-    """Share of the `levels` integers from `least` on that values [H, ...] take, mean over heads."""
-    heads = levels * torch.arange(len(values), device=values.device)[:, None]
-    counts = torch.bincount((values.flatten(1).long() - least + heads).flatten(), minlength=levels * len(values))
-    return counts.count_nonzero().item() / (levels * len(values))
+def _levels(values: Tensor, most: int) -> float:
+    """How many integers from -most - 1 to most values [H, ...] take, mean over heads."""
+    span = 2 * (most + 1)
+    first = most + 1 + span * torch.arange(len(values), device=values.device)[:, None]
+    counts = torch.bincount((values.flatten(1).long() + first).flatten())
+    return counts.count_nonzero().item() / len(values)
 
 
 def integers(x: Tensor, scales: Tensor, most: int, *, least: int | None = None) -> Tensor:
