@@ -68,6 +68,12 @@ def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
     return {cell: f"{increase[cell]:+.3f} ± {error[cell]:.3f}{marks[cell]}" for cell in increase.index}, legend
 
 
+def full_int8(rows: pd.DataFrame) -> str:
+    """What static INT8 attention of the same windows loses, as the end of the line below a table."""
+    cells = rows[rows.method == "npu_full"].drop_duplicates("metric").set_index("metric").value
+    return f"; static INT8 attention (`npu_full`) loses {cells[INCREASE[0]]:+.3f} ± {cells[INCREASE[1]]:.3f} nat (one standard error)"
+
+
 def loss_marks(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
     """The marks of every method and retention, one for each flag of its loss; and what they say."""
     return flag_marks(rows[rows.metric == "loss_increase"].set_index(["method", "retention"]).flag)

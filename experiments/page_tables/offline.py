@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import loss_cells, one, rows_of, source, table
+from experiments.page_tables.common import full_int8, loss_cells, one, rows_of, source, table
 from shadowattn.reporting.verdicts import gains
 
 
@@ -71,9 +71,12 @@ def allocators_seeds() -> str:
     """What allocators lose in the same models."""
     every = [(words, rows_of(f"study_allocators{seed}")) for words, seed in _SEEDS.items()]
     rows = pd.concat([rows.assign(method=words + rows.method) for words, rows in every])
-    cells, legend = loss_cells(rows[rows.method.isin([words + method for words in _SEEDS for method in _BY])])
-    lines = [[words, f"{at:.0%}", *(cells[words + method, at] for method in _BY)] for words in _SEEDS for at in (0.05, 0.1)]
-    header = ["initial weights", "of the keys", *(f"`{method}`" for method in _BY)]
+    cells, legend = loss_cells(rows[rows.method.isin([words + method for words in _SEEDS for method in (*_BY, "npu_full")])])
+    lines = []
+    for words in _SEEDS:
+        lines += [[words, f"{at:.0%}", *(cells[words + method, at] for method in _BY), ""] for at in (0.05, 0.1)]
+        lines.append([words, "100%", *[""] * len(_BY), cells[words + "npu_full", 1.0]])
+    header = ["initial weights", "of the keys", *(f"`{method}`" for method in _BY), "`npu_full`"]
     (windows,) = rows[rows.metric == "loss_increase_error"].n.unique()
     n = f"loss above dense, nat, ± one standard error, paired; n = {windows} windows{legend}"
     return _of_seeds(header, lines, "study_allocators", n)
@@ -164,4 +167,4 @@ def allocators() -> str:
         lines.append([f"`{method}`", f"`{rival}`", *counts, f"{line.gain.min():+.4f} … {line.gain.max():+.4f}"])
     header = ["allocator", "against", "better at", "worse at", "gain over the retentions, nat"]
     n = f"{len(comparisons)} comparisons over n = {int(comparisons.n.iloc[0])} windows, sign-flip test, Holm-corrected, p ≤ 0.05"
-    return table(header, lines, "study_allocators", n)
+    return table(header, lines, "study_allocators", n + full_int8(rows_of("study_allocators")))

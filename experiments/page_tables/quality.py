@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import dash, loss_cells, loss_marks, rows_of, source, table
+from experiments.page_tables.common import dash, full_int8, loss_cells, loss_marks, rows_of, source, table
 from experiments.studies.compare_estimators import kind_of
 from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.flags import EQUAL_DENSITY
@@ -90,23 +90,21 @@ _SIZES = {
 
 def model_sizes() -> str:
     """What an estimate and a window lose on models of three sizes."""
-    shown = ("int8_uniform", "streaming")
+    shown = [("npu_full", 1.0), *((method, at) for at in (0.1, 0.2) for method in ("int8_uniform", "streaming"))]
     parts = {name: rows_of(name) for name in _SIZES}
-    chosen = [rows[rows.method.isin(shown) & rows.retention.isin([0.1, 0.2])] for rows in parts.values()]
+    chosen = [rows[[cell in shown for cell in zip(rows.method, rows.retention, strict=True)]] for rows in parts.values()]
     losses, marks = loss_cells(
         pd.concat([rows.assign(method=name + rows.method) for name, rows in zip(parts, chosen, strict=True)])
     )
     lines = []
     for name, (model, text) in _SIZES.items():
         windows = int(parts[name].n[parts[name].metric == "loss_increase_error"].iloc[0])
-        cells = (losses[name + method, at] for at in (0.1, 0.2) for method in shown)
-        lines.append([model, text, str(windows), *cells])
-    methods = [f"`{method}`" for method in shown]
+        lines.append([model, text, str(windows), *(losses[name + method, at] for method, at in shown)])
     header = [
         "model, parameters",
         "text",
         "windows",
-        *(f"{method}, {at} of the keys" for at in ("10%", "20%") for method in methods),
+        *(f"`{method}`, {at:.0%} of the keys" if at < 1 else f"`{method}`, every key" for method, at in shown),
     ]
     names = ", ".join(f"`results/reference/{name}.csv`" for name in _SIZES)
     cells = [header, ["---"] * len(header), *lines]
@@ -185,7 +183,7 @@ def _budgets(name: str, *others: str) -> str:
     ]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["budgets of", *(f"{at:.0%} of the keys" for at in retentions)]
-    n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows{marks}"
+    n = f"loss above dense, nat, ± one standard error, paired · measured density; n = {windows} windows{marks}{full_int8(rows)}"
     return "\n\n".join([table(header, lines, name, n), *(source(one, "the other retentions") for one in others)])
 
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, dash, rows_of, source, table
+from experiments.page_tables.common import INCREASE, dash, full_int8, rows_of, source, table
 from shadowattn.reporting.verdicts import gains
 
 
@@ -28,7 +28,9 @@ def query_block() -> str:
     documents = int(rows[rows.metric == "accuracy"].n.iloc[0])
     header = ["rows of a list", "1", *blocks]
     cells_say = "a cell: loss above dense in nat · answers found · times faster than our dense attention"
-    return table(header, lines, "study_query_block", f"{cells_say}; n = {windows} windows and {documents} documents")
+    return table(
+        header, lines, "study_query_block", f"{cells_say}; n = {windows} windows and {documents} documents{full_int8(rows)}"
+    )
 
 
 def sharing() -> str:
@@ -46,7 +48,7 @@ def sharing() -> str:
         lines.append([label, *map(_loss_and_interval, cells)])
     at = comparisons.retention.iloc[0]
     header = [f"loss above per-row lists at {at:.0%} of the keys, nat", *(f"{block} rows" for block in sorted(blocks.unique()))]
-    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows"
+    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows{full_int8(rows)}"
     return table(header, lines, "study_query_block_smollm2", n)
 
 
@@ -70,7 +72,10 @@ def _by_retention(name: str) -> str:
         for at in sorted(rows.retention[rows.retention < 1].unique())
     ]
     header = ["`probability`, loss above per-row lists, nat", *(f"{block} rows" for block in blocks)]
-    return table(header, lines, name, f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows")
+    densities = rows[(rows.metric == "density") & (rows.retention < 1)]
+    above = (densities.value - densities.retention).max()
+    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows; measured density at most {above:.4f} more"
+    return table(header, lines, name, f"{n}{full_int8(rows)}")
 
 
 def _loss_and_interval(comparison: pd.Series) -> str:
