@@ -71,7 +71,8 @@ def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:
 def full_int8(rows: pd.DataFrame) -> str:
     """What static INT8 attention of the same windows loses, as the end of the line below a table."""
     cells = rows[rows.method == "npu_full"].drop_duplicates("metric").set_index("metric").value
-    return f"; static INT8 attention (`npu_full`) loses {cells[INCREASE[0]]:+.3f} ± {cells[INCREASE[1]]:.3f} nat (one standard error)"
+    loss, error = (cells[metric] for metric in INCREASE)
+    return f"; static INT8 attention (`npu_full`) loses {loss:+.3f} ± {error:.3f} nat (one standard error)"
 
 
 def loss_marks(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:

@@ -75,7 +75,7 @@ def allocators_seeds() -> str:
     lines = []
     for words in _SEEDS:
         lines += [[words, f"{at:.0%}", *(cells[words + method, at] for method in _BY), ""] for at in (0.05, 0.1)]
-        lines.append([words, "100%", *[""] * len(_BY), cells[words + "npu_full", 1.0]])
+        lines.append([words, "every key", *[""] * len(_BY), cells[words + "npu_full", 1.0]])
     header = ["initial weights", "of the keys", *(f"`{method}`" for method in _BY), "`npu_full`"]
     (windows,) = rows[rows.metric == "loss_increase_error"].n.unique()
     n = f"loss above dense, nat, ± one standard error, paired; n = {windows} windows{legend}"
