@@ -1,0 +1,198 @@
+"""The evidence of every finding: one value with its interval, n, figure and rows, in the order of the findings' page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from experiments.page_tables.common import rows_of
+from shadowattn.reporting.verdicts import gains
+
+_REFERENCE = "../results/reference"
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The loss of `method` above that of `rival`, paired, at one retention."""
+
+    rows: str
+    method: str
+    rival: str
+    retention: float = 0.1
+
+    def said(self) -> tuple[str, str, str]:
+        """What is measured, its value and n."""
+        found = gains(rows_of(self.rows))
+        found = found[(found.method == self.method) & (found.rival == self.rival) & (found.retention == self.retention)]
+        (one,) = found.itertuples()
+        at = f", {self.retention:.0%} of the keys" if self.retention < 1 else ""
+        what = f"loss of `{self.method}` above that of `{self.rival}`{at}, nat"
+        return what, f"{-one.gain:+.3f} ({-one.high:+.3f} … {-one.low:+.3f})", f"{one.n} windows"
+
+
+@dataclass(frozen=True)
+class _One:
+    """A single row: its value, with the interval that the row has, or its standard error where a row beside it has that."""
+
+    rows: str
+    what: str
+    unit: str
+    metric: str
+    where: Mapping[str, object] = field(default_factory=dict)
+
+    def said(self) -> tuple[str, str, str]:
+        """What is measured, its value and n."""
+        rows = _chosen(rows_of(self.rows), self.where)
+        (row,) = rows[rows.metric == self.metric].itertuples()
+        errors = rows[rows.metric == f"{self.metric}_error"]
+        if len(errors):
+            (error,) = errors.itertuples()
+            return self.what, f"{row.value:+.3f} ± {error.value:.3f} (standard error)", f"{error.n} {self.unit}"
+        spread = f" ({row.low:.2f} … {row.high:.2f})" if getattr(row, "low", row.value) < row.value else ""
+        return self.what, f"{row.value:.2f}{spread}", f"{row.n} {self.unit}"
+
+
+@dataclass(frozen=True)
+class _Middle:
+    """The median of several rows, with their quartiles."""
+
+    rows: str
+    what: str
+    unit: str
+    metric: str
+    where: Mapping[str, object] = field(default_factory=dict)
+
+    def said(self) -> tuple[str, str, str]:
+        """What is measured, its value and how many rows there are."""
+        rows = _chosen(rows_of(self.rows), self.where)
+        low, middle, high = rows[rows.metric == self.metric].value.quantile([0.25, 0.5, 0.75])
+        return self.what, f"{middle:.2f} (quartiles {low:.2f} … {high:.2f})", f"{(rows.metric == self.metric).sum()} {self.unit}"
+
+
+def _chosen(rows: pd.DataFrame, where: Mapping[str, object]) -> pd.DataFrame:
+    if "source_layer" in rows:
+        rows = rows.assign(apart=rows.layer - rows.source_layer)
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def _slower(method: str, keys: float) -> _One:
+    where = {"method": method, "retention": keys, "context_tokens": 8192, "dtype": "bfloat16", "layer": -1}
+    what = f"`{method}` at {keys:.0%} of the keys with AVX2, times as fast as our dense attention, 8192 tokens"
+    return _One("study_activation_speed_smollm2", what, "rounds", "times_faster_than_own_dense", where)
+
+
+def _faster(method: str, words: str) -> _One:
+    what = f"{words}, times as fast as the engine's dense attention"
+    return _One("ttft_equal_loss", what, "rounds", "times_faster", {"method": method})
+
+
+def _above_dense(rows: str, method: str) -> _One:
+    return _One(rows, f"`{method}`, {_LOSS}", "windows", "loss_increase", {"method": method})
+
+
+def _change(rows: str, method: str, task: str, words: str) -> _One:
+    return _One(rows, f"{words}, change from dense attention", "questions", "accuracy_change", {"method": method, "task": task})
+
+
+_LOSS = "loss above dense attention, nat"
+_FROM_4 = {"first_layer": 4, "retention": 0.1}
+_BEFORE = {"apart": 1}
+_WORST = {"method": "static, 9 buckets", "granularity": "row", "retention": 0.2}
+_NEED = {"method": "ablation", "retention": 0.05}
+_AHEAD = {"method": "exact", "retention": 0.1, "ahead": 1}
+_EVIDENCE = {
+    "INT8 scores choose keys as well as exact scores": [
+        _Loss("sweep_retention", "int8_uniform", "oracle"),
+        _Loss("headline_wikitext", "int8_uniform", "oracle"),
+        _Loss("sweep_qwen2_5_coder", "int8_uniform", "oracle"),
+    ],
+    "A retention of its own for each head": [
+        _Loss("headline_wikitext", "int8_uniform", "shadowattn"),
+        _Loss("sweep_qwen2_5_coder", "int8_uniform", "shadowattn"),
+    ],
+    "Budgets of rows": [_Loss("study_top_p", "error_greedy", "top_p"), _Loss("study_top_p_smollm2", "error_greedy", "top_p")],
+    "Keys chosen by position": [
+        _Loss("headline_wikitext", "streaming", "int8_uniform"),
+        _Loss("sweep_qwen2_5_coder", "streaming", "int8_uniform"),
+    ],
+    "What a head is worth is not what it needs": [
+        _Loss("study_allocators_smollm2_retentions", "waterfill", "uniform"),
+        _Loss("study_allocators_qwen2_5_coder", "waterfill", "uniform", 0.05),
+    ],
+    "Dense first layers": [_Loss("study_allocators_smollm2_retentions", "first_layer_dense", "uniform", 0.05)],
+    "Lists shared by rows": [
+        _Loss("study_query_block_smollm2", "probability_32", "per_row", 0.2),
+        _Loss("study_query_block_qwen2_5_coder", "probability_32", "per_row", 0.2),
+    ],
+    "No number of buckets": [_Loss("fig14_smollm2", "1 bucket", "9, raw", 0.2)],
+    "Which lists are fastest": [_slower("per_row", 0.05), _slower("shared_32", 0.05)],
+    "Products with every key": [_Loss("compare_estimators_wikitext", "quest", "sign1")],
+    "From layer 4 on, lists by what enters the layer before": [
+        _One("study_hidden_ranking_smollm2", f"{_LOSS}, 10% of the keys", "windows", "loss_increase", _FROM_4),
+    ],
+    "Another layer's list": [
+        _Middle("study_overlap_maps_smollm2", "of a list, on the list of the layer before", "layers", "layer_overlap", _BEFORE),
+        _Middle("study_overlap_maps_smollm2", "of its attention mass", "layers", "layer_mass", _BEFORE),
+    ],
+    "Static INT8 attention loses quality": [
+        _Loss("headline_wikitext", "shadowattn", "npu_full"),
+        _Loss("sweep_qwen2_5_coder", "shadowattn", "npu_full"),
+    ],
+    "What of it costs": [
+        _above_dense("study_npu_full_smollm2", "qkv_probabilities"), _above_dense("study_npu_full_qwen2_5_coder", "qkv_scores"),
+    ],
+    "Tasks under pooled blocks": [_change("study_accuracy_smollm2", "cg_block_sparse", "needle", "needles found in blocks")],
+    "A block's common first look": [
+        _Loss("study_first_look_smollm2", "spared_0", "int8"),
+        _Loss("study_first_look_smollm2", "spared_10", "int8"),
+    ],
+    "Hidden lines under static INT8 attention": [
+        _change("study_retrieval_smollm2_4096", "npu_full", "needle", "lines found in 4096 tokens"),
+        _change("study_retrieval_smollm2_8192", "npu_full", "needle", "lines found in 8064 tokens"),
+    ],
+    "At equal loss, rows after a first look and XAttention": [
+        _faster("engine_w8a8_15", "lists of single rows, 15% of the keys"), _faster("genai_own_xattention_20", "XAttention"),
+    ],
+    "INT8 blocks and the down projection": [
+        _Loss("study_blocks_smollm2", "w8a8_smooth", "float32", 1.0),
+        _Loss("study_blocks_smollm2", "down_in_float32", "float32", 1.0),
+    ],
+    "A list from what entered the layer before": [
+        _Middle("study_look_ahead_smollm2", "attention mass on such a list, 10% of the keys", "heads", "mass", _AHEAD),
+        _Middle("study_look_ahead_smollm2", "the same of layer 1", "heads", "mass", _AHEAD | {"layer": 1}),
+    ],
+    "Small steps between buckets": [_Loss("fig14_smollm2", "9, σ 0.005, raw", "9, raw", 0.2)],
+    "The mean key taken off K": [
+        _above_dense("study_npu_full_qwen2_5_coder", "npu_full"), _above_dense("study_npu_full_qwen2_5_coder", "npu_full_offset"),
+    ],
+    "The worst head without an offset": [
+        _One("table4_qwen2_5_coder", "recall of the worst head", "rows", "worst_head_recall", _WORST),
+        _One(
+            "table4_qwen2_5_coder", "with the mean key taken off", "rows", "worst_head_recall",
+            _WORST | {"method": "static, 9 buckets, less mean K"},
+        ),
+    ],
+    "The profile published for Qwen2-1.5B": [_Loss("published_profile_qwen2_5_coder", "int8_uniform", "published", 0.2)],
+    "Ablation does not rank heads by need": [
+        _One("offline", "rank correlation of ablation with need, 5% of the keys", "heads", "need_rank_correlation", _NEED),
+        _One(
+            "offline", "rank correlation of the estimated divergence", "heads", "need_rank_correlation",
+            _NEED | {"method": "sensitivity_divergence"},
+        ),
+    ],
+}  # fmt: skip
+
+
+def evidence() -> str:
+    """A line or two a finding: what is measured, with its interval, n, figure, rows and command."""
+    lines = [["finding", "model", "measured", "value", "n", "figure, rows, machine and command"], ["---"] * 6]
+    for finding, values in _EVIDENCE.items():
+        for value in values:
+            figure = f"[figure]({value.rows}.png)"
+            origin = f"[rows]({_REFERENCE}/{value.rows}.csv), [machine and command]({_REFERENCE}/{value.rows}.json)"
+            model = rows_of(value.rows).model.iloc[0].split("-")[0]
+            lines.append([finding, model, *value.said(), f"{figure}, {origin}"])
+            finding = ""
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
