@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Spent:
     """What a generation took so far. Seconds are of the wall, `cpu_seconds` of all threads.
 
-    `first_token` is the time to the first token, prefill and all; `decoding` what came after it. `prefill` and `decode` hold the
-    seconds of the engine's stages, by `engine.STAGES` and `ahead.AHEAD_STAGES`.
+    `accepted_tokens` are drafts that were yielded: none behind a stop token. `first_token` is the time to the first token,
+    prefill and all; `decoding` what came after it. `prefill` and `decode` hold the seconds of the engine's stages, by
+    `engine.STAGES` and `ahead.AHEAD_STAGES`.
     """
 
     prompt_tokens: int = 0
@@ -90,6 +91,7 @@ class Generation:
         while True:
             for at, token in enumerate(made):
                 self.spent.new_tokens += 1
+                self.spent.accepted_tokens += at < len(made) - 1  # all but the last were drafts
                 self.spent.decoding, self.spent.cpu_seconds = time.perf_counter() - decoding, time.process_time() - cpu
                 yield token
                 if token in self.stop or self.spent.new_tokens == self.new_tokens:
@@ -126,7 +128,6 @@ class Generation:
                 break
         accepted = len(tokens) - 1
         self.spent.drafted_tokens += len(drafted)
-        self.spent.accepted_tokens += accepted
         self.cache.crop(len(self.cache) - (len(drafted) - accepted))
         return tokens
 

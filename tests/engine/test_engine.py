@@ -205,6 +205,31 @@ def test_drafts_save_passes_and_change_no_token():
     assert drafted == plain[: plain.index(stop) + 1]
 
 
+class _Foreseen(PromptLookup):
+    """Drafts what comes: the next tokens of `answer`, behind a prompt."""
+
+    def __init__(self, answer: list[int], prompt_tokens: int):
+        super().__init__()
+        self._answer, self._made = answer, -prompt_tokens
+
+    def add(self, tokens) -> None:
+        self._made += len(tokens)
+
+    def draft(self) -> list[int]:
+        return self._answer[self._made :][: self.most]
+
+
+def test_drafts_behind_a_stop_token_are_not_counted():
+    engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(12)
+    answer = list(engine.generate(tokens, new_tokens=30))
+    for stop in answer[:20]:
+        run = engine.generate(tokens, new_tokens=30, stop={stop}, drafts=_Foreseen(answer, len(tokens)))
+        made = list(run)
+        assert made == answer[: answer.index(stop) + 1]
+        own, rest = divmod(len(made) - 1, 5)  # after the first token a pass makes four drafts and one more
+        assert run.spent.accepted_tokens == 4 * own + rest
+
+
 @given(text=st.lists(st.integers(0, 3), min_size=1, max_size=40), ngram=st.integers(1, 4), most=st.integers(1, 5))
 def test_drafts_are_what_followed_the_longest_known_end(text, ngram, most):
     lookup = PromptLookup(ngram, most)
