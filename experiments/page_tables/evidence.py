@@ -52,15 +52,8 @@ class _One:
         return self.what, f"{row.value:.2f}{spread}", f"{row.n} {self.unit}"
 
 
-@dataclass(frozen=True)
-class _Middle:
+class _Middle(_One):
     """The median of several rows, with their quartiles."""
-
-    rows: str
-    what: str
-    unit: str
-    metric: str
-    where: Mapping[str, object] = field(default_factory=dict)
 
     def said(self) -> tuple[str, str, str]:
         """What is measured, its value and how many rows there are."""

@@ -16,11 +16,16 @@ _ROUNDED = {
     "qkv_log2": "Q, K, V and probabilities in powers of two",
     "int8_uniform": "nothing; INT8 estimates, exact attention on 20 % of the keys",
 }
-_NPU_FULL = ("study_npu_full", "study_npu_full_smollm2", "study_npu_full_qwen2_5_coder")
+_NPU_FULL = {
+    "study_npu_full": "bundled, float32",
+    "study_npu_full_smollm2": "SmolLM2, bfloat16",
+    "study_npu_full_smollm2_float32": "SmolLM2, float32",
+    "study_npu_full_qwen2_5_coder": "Qwen2.5-Coder-1.5B, bfloat16",
+}
 
 
 def npu_full() -> str:
-    """Loss and divergence of whole attention in INT8, by what of it is rounded, a column a model."""
+    """Loss and divergence of whole attention in INT8, by what of it is rounded, a column a model and arithmetic of the rest."""
     cells = [rows_of(name).set_index(["method", "metric"]).value for name in _NPU_FULL]
 
     def cell(losses: pd.Series, method: str) -> str:
@@ -31,11 +36,11 @@ def npu_full() -> str:
 
     lines = [[words, *(cell(losses, method) for losses in cells)] for method, words in _ROUNDED.items()]
     windows = [int(rows_of(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _NPU_FULL]
-    models = [rows_of(name).model.iloc[0] for name in _NPU_FULL]
-    header = ["rounded to INT8", *models]
+    header = ["rounded to INT8", *_NPU_FULL.values()]
     n = f"loss above dense ± standard error · KL divergence from dense, nat; n = {windows[0]} windows"
-    others = [source(name, f"n = {count} windows") for name, count in zip(_NPU_FULL[1:], windows[1:], strict=True)]
-    return "\n\n".join([table(header, lines, _NPU_FULL[0], n), *others])
+    first, *others = _NPU_FULL
+    others = [source(name, f"n = {count} windows") for name, count in zip(others, windows[1:], strict=True)]
+    return "\n\n".join([table(header, lines, first, n), *others])
 
 
 _SIGNALS = {
