@@ -81,6 +81,11 @@ def _faster(method: str, words: str) -> _One:
     return _One("ttft_equal_loss", what, "rounds", "times_faster", {"method": method})
 
 
+def _rank(rows: str, signal: str) -> _One:
+    what = f"rank correlation of {_SIGNALS[signal]} with the loss where a head keeps 5% of its keys"
+    return _One(rows, what, "heads", "need_rank_correlation", {"method": signal, "retention": 0.05})
+
+
 def _above_dense(rows: str, method: str) -> _One:
     return _One(rows, f"`{method}`, {_LOSS}", "windows", "loss_increase", {"method": method})
 
@@ -89,11 +94,11 @@ def _change(rows: str, method: str, task: str, words: str) -> _One:
     return _One(rows, f"{words}, change from dense attention", "questions", "accuracy_change", {"method": method, "task": task})
 
 
+_SIGNALS = {"ablation": "the loss without a head", "sensitivity_divergence": "the estimated divergence"}
 _LOSS = "loss above dense attention, nat"
 _FROM_4 = {"first_layer": 4, "retention": 0.1}
 _BEFORE = {"apart": 1}
 _WORST = {"method": "static, 9 buckets", "granularity": "row", "retention": 0.2}
-_NEED = {"method": "ablation", "retention": 0.05}
 _AHEAD = {"method": "exact", "retention": 0.1, "ahead": 1}
 _EVIDENCE = {
     "INT8 scores choose keys as well as exact scores": [
@@ -113,6 +118,10 @@ _EVIDENCE = {
     "What a head is worth is not what it needs": [
         _Loss("study_allocators_smollm2_retentions", "waterfill", "uniform"),
         _Loss("study_allocators_qwen2_5_coder", "waterfill", "uniform", 0.05),
+    ],
+    "Ablation does not rank heads by need": [
+        _rank("offline", "ablation"), _rank("offline", "sensitivity_divergence"),
+        _rank("need_smollm2", "ablation"), _rank("need_smollm2", "sensitivity_divergence"),
     ],
     "Dense first layers": [_Loss("study_allocators_smollm2_retentions", "first_layer_dense", "uniform", 0.05)],
     "Lists shared by rows": [
@@ -168,13 +177,6 @@ _EVIDENCE = {
         ),
     ],
     "The profile published for Qwen2-1.5B": [_Loss("published_profile_qwen2_5_coder", "int8_uniform", "published", 0.2)],
-    "Ablation does not rank heads by need": [
-        _One("offline", "rank correlation of ablation with need, 5% of the keys", "heads", "need_rank_correlation", _NEED),
-        _One(
-            "offline", "rank correlation of the estimated divergence", "heads", "need_rank_correlation",
-            _NEED | {"method": "sensitivity_divergence"},
-        ),
-    ],
 }  # fmt: skip
 
 

@@ -32,13 +32,22 @@ _SIGNALS = {
 
 def need() -> str:
     """How well each signal ranks the bundled model's heads by the loss increase where a head alone keeps few keys."""
-    rows = rows_of("offline")
+    return _need("offline")
+
+
+def need_smollm2() -> str:
+    """The same of SmolLM2's heads."""
+    return _need("need_smollm2")
+
+
+def _need(name: str) -> str:
+    rows = rows_of(name)
     correlations = rows[rows.metric == "need_rank_correlation"].set_index(["method", "retention"]).value
     retentions = sorted(correlations.index.unique("retention"))
     lines = [[words, *(f"{correlations[signal, at]:+.2f}" for at in retentions)] for signal, words in _SIGNALS.items()]
     header = ["rank correlation with the loss increase at", *(f"{at:.0%} of the keys" for at in retentions)]
     heads = rows[rows.metric == "top_weight"].shape[0]
-    return table(header, lines, "offline", f"Spearman, n = {heads} heads")
+    return table(header, lines, name, f"Spearman, n = {heads} heads")
 
 
 # The bundled model and others of its size: how their weights began, and the end of their experiments' names.

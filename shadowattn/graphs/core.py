@@ -4,6 +4,10 @@ from functools import cache
 
 import openvino as ov
 
+from shadowattn.graphs import telemetry
+
+telemetry.decline()
+
 
 @cache
 def core() -> ov.Core:
