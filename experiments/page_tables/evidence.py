@@ -48,18 +48,39 @@ class _One:
         if len(errors):
             (error,) = errors.itertuples()
             return self.what, f"{row.value:+.3f} ± {error.value:.3f} (standard error)", f"{error.n} {self.unit}"
-        spread = f" ({row.low:.2f} … {row.high:.2f})" if getattr(row, "low", row.value) < row.value else ""
+        quartiles = "quartiles " if self.unit == "rounds" else ""  # of times; shares of questions have 95 % intervals
+        spread = f" ({quartiles}{row.low:.2f} … {row.high:.2f})" if getattr(row, "low", row.value) < row.value else ""
         return self.what, f"{row.value:.2f}{spread}", f"{row.n} {self.unit}"
 
 
 class _Middle(_One):
-    """The median of several rows, with their quartiles."""
+    """The median over layers of the mean in each, with the quartiles."""
 
     def said(self) -> tuple[str, str, str]:
-        """What is measured, its value and how many rows there are."""
+        """What is measured, its value and how many layers there are."""
         rows = _chosen(rows_of(self.rows), self.where)
-        low, middle, high = rows[rows.metric == self.metric].value.quantile([0.25, 0.5, 0.75])
-        return self.what, f"{middle:.2f} (quartiles {low:.2f} … {high:.2f})", f"{(rows.metric == self.metric).sum()} {self.unit}"
+        means = rows[rows.metric == self.metric].groupby("layer").value.mean()
+        low, middle, high = means.quantile([0.25, 0.5, 0.75])
+        spread = f" (quartiles {low:.2f} … {high:.2f})" if len(means) > 1 else ""
+        return self.what, f"{middle:.2f}{spread}", f"{len(means)} {self.unit}"
+
+
+@dataclass(frozen=True)
+class _Faster:
+    """How many times faster than the engine's dense attention a runner is, and what it loses above `dense`, its own."""
+
+    rows: str
+    method: str
+    dense: str
+    words: str
+
+    def said(self) -> tuple[str, str, str]:
+        """What is measured, its value and n."""
+        cells = rows_of(self.rows).set_index(["method", "metric"])
+        times, loss = cells.loc[(self.method, "times_faster")], cells.value[:, "loss_increase"]
+        what = f"{self.words}, times as fast as the engine's dense attention, and loss above its own dense attention, nat"
+        value = f"{times.value:.2f} (quartiles {times.low:.2f} … {times.high:.2f}), {loss[self.method] - loss[self.dense]:+.3f}"
+        return what, value, f"{times.n} rounds"
 
 
 def _chosen(rows: pd.DataFrame, where: Mapping[str, object]) -> pd.DataFrame:
@@ -72,13 +93,8 @@ def _chosen(rows: pd.DataFrame, where: Mapping[str, object]) -> pd.DataFrame:
 
 def _slower(method: str, keys: float) -> _One:
     where = {"method": method, "retention": keys, "context_tokens": 8192, "dtype": "bfloat16", "layer": -1}
-    what = f"`{method}` at {keys:.0%} of the keys with AVX2, times as fast as our dense attention, 8192 tokens"
+    what = f"`{method}` at {keys:.0%} of the keys with AVX2, bfloat16, times as fast as our dense attention, 8192 tokens"
     return _One("study_activation_speed_smollm2", what, "rounds", "times_faster_than_own_dense", where)
-
-
-def _faster(method: str, words: str) -> _One:
-    what = f"{words}, times as fast as the engine's dense attention"
-    return _One("ttft_equal_loss", what, "rounds", "times_faster", {"method": method})
 
 
 def _rank(rows: str, signal: str) -> _One:
@@ -96,6 +112,9 @@ def _change(rows: str, method: str, task: str, words: str) -> _One:
 
 _SIGNALS = {"ablation": "the loss without a head", "sensitivity_divergence": "the estimated divergence"}
 _LOSS = "loss above dense attention, nat"
+_ON_OTHER = "on the list of the layer before, 20% of the keys"
+_OF_OWN = "share of its own list's attention mass on such a list, 10% of the keys"
+_ABOVE_OWN = "loss above the layers' own lists, 10% of the keys, nat"
 _FROM_4 = {"first_layer": 4, "retention": 0.1}
 _BEFORE = {"apart": 1}
 _WORST = {"method": "static, 9 buckets", "granularity": "row", "retention": 0.2}
@@ -132,11 +151,11 @@ _EVIDENCE = {
     "Which lists are fastest": [_slower("per_row", 0.05), _slower("shared_32", 0.05)],
     "Products with every key": [_Loss("compare_estimators_wikitext", "quest", "sign1")],
     "From layer 4 on, lists by what enters the layer before": [
-        _One("study_hidden_ranking_smollm2", f"{_LOSS}, 10% of the keys", "windows", "loss_increase", _FROM_4),
+        _One("study_hidden_ranking_smollm2", _ABOVE_OWN, "windows", "loss_increase", _FROM_4),
     ],
     "Another layer's list": [
-        _Middle("study_overlap_maps_smollm2", "of a list, on the list of the layer before", "layers", "layer_overlap", _BEFORE),
-        _Middle("study_overlap_maps_smollm2", "of its attention mass", "layers", "layer_mass", _BEFORE),
+        _Middle("study_overlap_maps_smollm2", f"share of a layer's own list {_ON_OTHER}", "layers", "layer_overlap", _BEFORE),
+        _Middle("study_overlap_maps_smollm2", f"share of its own attention mass {_ON_OTHER}", "layers", "layer_mass", _BEFORE),
     ],
     "Static INT8 attention loses quality": [
         _Loss("headline_wikitext", "shadowattn", "npu_full"),
@@ -155,15 +174,16 @@ _EVIDENCE = {
         _change("study_retrieval_smollm2_8192", "npu_full", "needle", "lines found in 8064 tokens"),
     ],
     "At equal loss, rows after a first look and XAttention": [
-        _faster("engine_w8a8_15", "lists of single rows, 15% of the keys"), _faster("genai_own_xattention_20", "XAttention"),
+        _Faster("ttft_equal_loss", "engine_w8a8_15", "engine_w8a8", "lists of single rows, 15% of the keys"),
+        _Faster("ttft_equal_loss", "genai_own_xattention_20", "genai_own", "XAttention"),
     ],
     "INT8 blocks and the down projection": [
         _Loss("study_blocks_smollm2", "w8a8_smooth", "float32", 1.0),
         _Loss("study_blocks_smollm2", "down_in_float32", "float32", 1.0),
     ],
     "A list from what entered the layer before": [
-        _Middle("study_look_ahead_smollm2", "attention mass on such a list, 10% of the keys", "heads", "mass", _AHEAD),
-        _Middle("study_look_ahead_smollm2", "the same of layer 1", "heads", "mass", _AHEAD | {"layer": 1}),
+        _Middle("study_look_ahead_smollm2", _OF_OWN, "layers", "mass", _AHEAD),
+        _Middle("study_look_ahead_smollm2", "the same of layer 1", "layer", "mass", _AHEAD | {"layer": 1}),
     ],
     "Small steps between buckets": [_Loss("fig14_smollm2", "9, σ 0.005, raw", "9, raw", 0.2)],
     "The mean key taken off K": [

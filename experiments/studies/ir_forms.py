@@ -143,12 +143,11 @@ def _counts(handed: Iterable[ov.Output], *, graphs: int = 1, calls: int = 1, pla
 
 
 def _of_plan(plan: Plan, graph: ov.Model | None = None) -> dict:
-    """By the graph that was cut; without it, since NPUW's LLM mode cuts graphs of its own, no bytes."""
-    counts = {"graphs": plan.graphs, "calls": plan.calls, "plan": plan.described()}
-    if graph is None:
-        return _counts([], **counts) | {"outputs": len(plan.handed), "handed_bytes": float("nan")}
-    named = {node.get_friendly_name(): node.output(0) for node in graph.get_ops()}
-    return _counts((named[name] for name in plan.handed), **counts)
+    """By the graph that was cut; no bytes without it, since NPUW's LLM mode cuts graphs of its own, or where it lacks a name."""
+    named = {node.get_friendly_name(): node.outputs() for node in graph.get_ops()} if graph else {}
+    counts = _counts((port for name in plan.handed for port in named.get(name, ())), graphs=plan.graphs, calls=plan.calls)
+    handed_bytes = counts["handed_bytes"] if named.keys() >= set(plan.handed) else float("nan")
+    return counts | {"outputs": len(plan.handed), "handed_bytes": handed_bytes, "plan": plan.described()}
 
 
 def _runner(compiled: ov.CompiledModel, inputs: dict[str, np.ndarray], output: str) -> Run:

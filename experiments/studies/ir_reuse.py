@@ -8,6 +8,7 @@ and makes static graphs of its own of it, for prompts and for decoding; it is co
 whole prompt and on the tokens behind one.
 """
 
+import math
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +30,7 @@ from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
 from experiments.studies.ir_forms import BUILDERS, OF_PROMPTS, RESPONSE, Parts, Step, base_of, trace
 from shadowattn.errors import InputError
-from shadowattn.interleave import interleave
+from shadowattn.interleave import interleave, repeated
 from shadowattn.models.known import KNOWN_MODELS
 from shadowattn.reporting.figures.ir_reuse import draw as draw_ir_reuse
 from shadowattn.reporting.rows import SpreadRow
@@ -214,12 +215,14 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
     if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
         raise RuntimeError(f"{form}: its output differs from the whole graph's by {np.abs(found - expected).max():.3g}")
     turns, before = {"form": run.call, "whole": whole.call}, {"form": run.before, "whole": whole.before}
-    if counts["handed_bytes"] == counts["handed_bytes"]:
-        handed = np.ones(int(counts["handed_bytes"]), np.uint8)
-        turns["copies"] = partial(np.copyto, np.empty_like(handed), handed)
-    times = {name: list(map(float, of.seconds)) for name, of in interleave(turns, rounds=rounds, before=before).items()}
-    costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held, "copy_seconds": times.get("copies", [])}
-    measured = Measured(**counts, **costs, seconds=times["form"], whole_seconds=times["whole"])
+    times = interleave(turns, rounds=rounds, warmup=1, before=before)
+    seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
+    costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
+    measured = Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)
+    if not math.isnan(measured.handed_bytes):  # apart from the turns, whose caches it would empty
+        handed = np.ones(int(measured.handed_bytes), np.uint8)
+        copied = np.zeros_like(handed)
+        measured.copy_seconds = repeated(lambda: np.copyto(copied, handed), most=rounds, most_s=math.inf)
     for _ in range(rounds if run.first else 0):
         measured.first_seconds.append(run.first())
         measured.whole_first_seconds.append(whole.first())

@@ -6,7 +6,7 @@ import openvino as ov
 
 from shadowattn.graphs import telemetry
 
-telemetry.decline()
+telemetry.decline()  # at import, before any conversion, since the first one reports already
 
 
 @cache
