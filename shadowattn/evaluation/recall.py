@@ -156,7 +156,7 @@ def best(scores: Tensor, keep: Tensor) -> Tensor:
     threshold = values.gather(-1, places.permute(1, 2, 0)).permute(2, 0, 1)[..., None]
     kept = scores >= threshold
     crowded = kept.count_nonzero(-1) > keep  # where not all that tie with the least find room
-    at, head, row = crowded.nonzero(as_tuple=True)
+    at, head, row = crowded.nonzero().unbind(1)
     full, least = scores[head, row], threshold[at, head, row]
     above, tied = full > least, full == least
     room = keep[at, 0, row][:, None] - above.count_nonzero(-1)[:, None]
