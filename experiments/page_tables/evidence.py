@@ -49,7 +49,7 @@ class _One:
             (error,) = errors.itertuples()
             return self.what, f"{row.value:+.3f} ± {error.value:.3f} (standard error)", f"{error.n} {self.unit}"
         quartiles = "quartiles " if self.unit == "rounds" else ""  # of times; shares of questions have 95 % intervals
-        spread = f" ({quartiles}{row.low:.2f} … {row.high:.2f})" if getattr(row, "low", row.value) < row.value else ""
+        spread = f" ({quartiles}{row.low:.2f} … {row.high:.2f})" if "low" in rows and row.low < row.value else ""
         return self.what, f"{row.value:.2f}{spread}", f"{row.n} {self.unit}"
 
 

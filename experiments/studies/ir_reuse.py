@@ -149,19 +149,8 @@ class IrReuse(Study):
         values = most.pivot_table(index=["phase", "method"], columns="metric", values="value", sort=False)
         plans = most.drop_duplicates(["phase", "method"]).set_index(["phase", "method"]).plan.fillna("")
         table = Table(title=f"{title} · {int(most.layers.iloc[0])} layers", title_justify="left")
-        for heading in (
-            "phase",
-            "form",
-            "groups",
-            "graphs",
-            "calls",
-            "outputs",
-            "copies",
-            "compile, s",
-            "cached, s",
-            "memory, MB",
-            "step",
-        ):
+        headings = ["phase", "form", "groups", "graphs", "calls", "outputs", "copies", "compile, s", "cached, s", "memory, MB"]
+        for heading in (*headings, "step"):
             table.add_column(heading, justify="left" if heading in ("phase", "form", "groups") else "right")
         for (phase, form), at in values.iterrows():
             counts = (f"{at[name]:.0f}" for name in ("graphs", "calls", "outputs"))
