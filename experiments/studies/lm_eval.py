@@ -86,8 +86,7 @@ class LmEval(Study):
                 )
         if self.chat and lab.loaded.tokenizer.chat_template is None:
             raise InputError("study.chat: expected a model with a chat template, got one without; use study.chat=false")
-        manager = self._manager()
-        task_names = set(manager.all_tasks)
+        task_names = set(self._manager.all_tasks)
         if missing := sorted(name for name in self.tasks if name not in task_names):
             raise InputError(
                 f"tasks: {', '.join(missing)}: the harness has no such task; python -m lm_eval ls tasks lists all, and "
@@ -139,7 +138,7 @@ class LmEval(Study):
             method=None if attached is None else attach, allow_cut=self.allow_cut,
         )  # fmt: skip
         results = simple_evaluate(
-            model, tasks=list(self.tasks), task_manager=self._manager(), num_fewshot=self.shots, limit=self.limit,
+            model, tasks=list(self.tasks), task_manager=self._manager, num_fewshot=self.shots, limit=self.limit,
             apply_chat_template=self.chat, random_seed=lab.seed, numpy_random_seed=lab.seed, torch_random_seed=lab.seed,
             fewshot_random_seed=lab.seed,
         )  # fmt: skip
@@ -157,12 +156,17 @@ class LmEval(Study):
     @cached_property
     def _loaded(self) -> dict[str, Any]:
         """The harness's tasks by name, those of groups too."""
-        return self._manager().load(list(self.tasks))["tasks"]
+        return self._manager.load(list(self.tasks))["tasks"]
 
+    @cached_property
     def _manager(self):
+        """The harness's index of tasks, of thousands of files; of the folder's alone where all asked for are in it."""
         from lm_eval.tasks import TaskManager
 
-        return TaskManager(include_path=self._folder and str(self._folder))
+        folder = self._folder and str(self._folder)
+        if folder and not set(self.tasks) - set((own := TaskManager(include_path=folder, include_defaults=False)).all_subtasks):
+            return own
+        return TaskManager(include_path=folder)
 
     @property
     def _folder(self) -> Path | None:

@@ -154,7 +154,7 @@ def test_the_bundled_tasks_need_a_text_file_at_most(tmp_path, monkeypatch):
     assert set(read["own_tasks"]) == {"__init__.py", "questions.py", "records_choice.yaml", "wikitext_pieces.yaml"}
     loaded = load_bundled()
     model = ShadowAttnLM(loaded.model, tokenizer=loaded.tokenizer, method=None)
-    found = simple_evaluate(model, tasks=list(study.tasks), task_manager=study._manager(), limit=1, bootstrap_iters=0)
+    found = simple_evaluate(model, tasks=list(study.tasks), task_manager=study._manager, limit=1, bootstrap_iters=0)
     assert found["versions"] == {"records_choice": 1.0, "wikitext_pieces": 1.0}
     assert found["results"]["records_choice"]["acc,none"] in (0, 1)
     assert 0 < found["results"]["wikitext_pieces"]["bits_per_byte,none"] < 8
