@@ -1,7 +1,7 @@
 """Puts a finished run where the repository keeps it: `python -m experiments.publish results/runs/EXPERIMENT/HASH`.
 
 Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in `EXPERIMENT.json` beside it; the first figure that
-its study draws of that file becomes `docs/EXPERIMENT.png`.
+its study draws of that file becomes `docs/EXPERIMENT.png`, and of the others those that a page shows `docs/EXPERIMENT_FIGURE.png`.
 
     python -m experiments.publish --redraw         every published figure once more, of the committed rows
     python -m experiments.publish --reflag         sets the flags of published losses and scores by today's rules
@@ -49,7 +49,7 @@ def read_reference(path: Path) -> pd.DataFrame:
 
 
 def publish(run: Path, *, anyway: bool = False, other_command: bool = False, root: Path = ROOT) -> list[Path]:
-    """Writes the CSV, where it comes from, and the first figure of one finished run; returns what it wrote.
+    """Writes the CSV, where it comes from, and the figures of one finished run; returns what it wrote.
 
     `run`: its folder. Raises `InputError` where the rows are altered, where they are not of the code that is checked out (with
     `anyway` that is written down instead), and where the published rows are of another command, unless `other_command`.
@@ -72,7 +72,7 @@ def publish(run: Path, *, anyway: bool = False, other_command: bool = False, roo
 
 
 def redraw(path: Path, root: Path = ROOT) -> list[Path]:
-    """Draws the first figure of committed rows anew, into `docs`, and returns what it wrote.
+    """Draws figures of committed rows anew, into `docs`: the first, and those that a page names. Returns what it wrote.
 
     Raises `InputError` on rows that were altered since, or that nobody recorded.
     """
@@ -82,7 +82,11 @@ def redraw(path: Path, root: Path = ROOT) -> list[Path]:
     rows = read_reference(path)
     drawn = study_of(source).figures(rows)
     below = origin_line(rows, source["machine"], source["commit"], source["dirty"])
-    return [save(figure, root / "docs" / f"{path.stem}.png", below=below) for figure in list(drawn.values())[:1]]
+    pages = "".join(page.read_text() for page in (root / "docs").glob("*.md"))
+    first = f"{path.stem}.png"
+    files = [first, *(f"{path.stem}_{name}.png" for name in list(drawn)[1:])]
+    shown = [(figure, file) for figure, file in zip(drawn.values(), files, strict=False) if file == first or f"({file})" in pages]
+    return [save(figure, root / "docs" / file, below=below) for figure, file in shown]
 
 
 def reflag(path: Path, root: Path = ROOT) -> list[Path]:

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import provenance, source
+from experiments import publish as publishing
 from experiments.environment import describe_machine
 from experiments.provenance import measured_on, origin_line, origin_of_run, portable, portable_settings, state, write_csv
 from experiments.publish import ROOT, check, publish, read_reference, redraw, reflag, study_of
@@ -56,6 +59,16 @@ def test_a_published_csv_says_where_it_comes_from(tmp_path):
     assert "published_although" not in found
     assert state(csv) == "ok"
     pd.testing.assert_frame_equal(pd.read_csv(csv), pd.read_parquet(tmp_path / "run" / "rows.parquet"))
+
+
+def test_of_further_figures_those_are_published_that_a_page_shows(tmp_path, monkeypatch):
+    drawn = {name: Figure() for name in ("first", "second", "third")}
+    monkeypatch.setattr(publishing, "study_of", lambda _: SimpleNamespace(figures=lambda rows: drawn))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("![What it shows](tiny_third.png), tiny_second.png\n")
+    written = publish(finished_run(tmp_path / "run"), root=tmp_path)
+    assert written[2:] == [tmp_path / "docs" / "tiny.png", tmp_path / "docs" / "tiny_third.png"]
+    assert all(path.stat().st_size > 1000 for path in written[2:])
 
 
 @pytest.mark.parametrize(
