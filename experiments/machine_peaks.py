@@ -20,9 +20,9 @@ class Peak:
     unit: str
 
     def rates(self, timing: Timing) -> tuple[float, float, float]:
-        """The median rate and its quartiles, the lower first."""
-        fast, slow = timing.quartiles_s
-        return tuple(self.work / seconds / 1e9 for seconds in (timing.median_s, slow, fast))
+        """The fastest round's rate, as STREAM and LINPACK report it, with the lower quartile and itself as the spread."""
+        fastest = min(timing.seconds)
+        return tuple(self.work / seconds / 1e9 for seconds in (fastest, timing.quartiles_s[1], fastest))
 
 
 PEAKS: Mapping[str, Peak] = {
