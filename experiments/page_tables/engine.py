@@ -7,8 +7,8 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from experiments.page_tables.common import loss_cells, rows_of, source, table
-from experiments.studies.roofline import bound_by
+from experiments.page_tables.common import dash, loss_cells, rows_of, source, table
+from experiments.studies.roofline import bound_by, prefill_seconds
 
 _FORMS = {
     "float32": "float32",
@@ -81,6 +81,7 @@ def hidden_ranking_smollm2() -> str:
     return table(["lists ahead", *heads], lines, name, n)
 
 
+_ROOFS = "roofline_amx"
 _LIMIT = 0.05  # nat above dense attention, up to which XAttention's time is a target
 
 _RUNNERS = {
@@ -235,9 +236,9 @@ def _base(rows: pd.DataFrame, others: Mapping[str, str]) -> str:
     return "transformers" if base.startswith("transformers") else (_RUNNERS | others)[base]
 
 
-def roofline() -> str:
+def roofline_amx() -> str:
     """Time of every stage in all layers, the share of its roof that it reaches, and which roof that is."""
-    rows = rows_of("roofline")
+    rows = rows_of(_ROOFS)
     peaks, stages = rows[rows.method == "machine"], rows[rows.stage != ""]
     cells = stages.set_index(["metric", "phase", "batch", "context_tokens", "stage"]).value
     columns = list(stages[["phase", "batch", "context_tokens"]].drop_duplicates().itertuples(index=False, name=None))
@@ -258,7 +259,19 @@ def roofline() -> str:
     header += [f"{phase}, {keys} keys" + (f", batch {batch}" if phase == "decode" else "") for phase, batch, keys in columns]
     shown = ", ".join(f"{row.metric} {row.value:.0f} {row.unit}" for row in peaks.itertuples())
     first = stages.iloc[0]
-    return table(header, lines, "roofline", f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds; {shown}")
+    return table(header, lines, _ROOFS, f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds, peaks of the fastest; {shown}")
+
+
+def prompt_by_the_roof() -> str:
+    """Seconds of a whole prompt in blocks and attention, as measured in its last chunk and at that chunk's roof."""
+    seconds = prefill_seconds(rows_of(_ROOFS)).unstack("context_tokens")
+    lengths = list(seconds.taken.columns)
+    lines = [
+        [stage, *(f"{seconds[column, tokens][stage]:.2f}" for tokens in lengths for column in ("taken", "least"))]
+        for stage in dict.fromkeys(seconds.index)
+    ]
+    heads = [f"{words}, {tokens} tokens" for tokens in lengths for words in ("seconds", "by the roof")]
+    return table(["part of a prefill", *heads], lines, _ROOFS, "a whole prompt, by the rate and the roof of its last chunk")
 
 
 def ttft_stateful() -> str:
@@ -286,6 +299,33 @@ def ir_reuse() -> str:
     first, chunk_rows = most[most.metric == "step_s"].iloc[0], int(most[most.phase == "prefill"].chunk_rows.min())
     n = f"{first.layers} layers, {chunk_rows} rows a chunk behind {first.context_tokens} tokens, medians of {first.n} steps"
     return table(header, lines, "study_ir_reuse", f"{first.model}, {n}; graphs to memory: of decoding")
+
+
+def ir_reuse_copies() -> str:
+    """What copying the outputs of calls takes, steps of any length beside fixed ones, and the first step behind a prompt."""
+    rows = rows_of("study_ir_reuse_copies")
+    cells = rows.set_index(["phase", "method", "metric"]).value.sort_index()
+    lines = []
+    for form in dict.fromkeys(rows.method):
+        here, chunk = cells["decode", form], cells["prefill", form]
+        copied = (dash(scale * of.get(metric, float("nan")), 1) for of in (here, chunk) for metric, scale in _COPIED.items())
+        steps = (f"{of['step_times_whole']:.2f}" for of in (here, chunk))
+        first = (dash(here.get(metric, float("nan")), 2) for metric in ("first_step_s", "first_step_times_whole"))
+        lines.append([form, *copied, *steps, *first])
+    header = [
+        "form",
+        "outputs of a decoding step, MB",
+        "copying them, % of it",
+        "outputs of a prefill chunk, MB",
+        "copying them, % of it",
+    ]
+    header += ["decoding step, times its base", "prefill, times its base", "first decoding step, s", "times its base's"]
+    first = rows[rows.metric == "step_s"].iloc[0]
+    n = f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
+    return table(header, lines, "study_ir_reuse_copies", n)
+
+
+_COPIED = {"handed_bytes": 1e-6, "copies_times_step": 100.0}
 
 
 def ir_reuse_layers() -> str:
