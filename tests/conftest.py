@@ -1,6 +1,7 @@
 """Shared fixtures. Nothing here downloads anything."""
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,12 @@ settings.register_profile("emulated", deadline=None, max_examples=10, suppress_h
 settings.load_profile("default")
 
 
+def pytest_collection_finish():
+    """What importing has made stays as long as the process: no garbage collection has to walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def hub_cache(tmp_path, monkeypatch):
     """Whatever Hugging Face caches goes with the test."""
@@ -41,9 +48,10 @@ def hub_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path):
     """What a test imports from its folder goes with the test: a module of that name is another one in the next."""
+    before = set(sys.modules)
     yield
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
 
 
