@@ -142,10 +142,14 @@ def _counts(handed: Iterable[ov.Output], *, graphs: int = 1, calls: int = 1, pla
     return {"graphs": graphs, "calls": calls, "outputs": len(handed), "handed_bytes": nbytes, "plan": plan}
 
 
-def _of_plan(plan: Plan, graph: ov.Model | None = None) -> dict:
+def _of_plan(plan: Plan, graph: ov.Model | None = None, *, fold: bool = True) -> dict:
     """By the graph that was cut; no bytes without it, since NPUW's LLM mode cuts graphs of its own, or where it lacks a name."""
     named = {node.get_friendly_name(): node.outputs() for node in graph.get_ops()} if graph else {}
-    counts = _counts((port for name in plan.handed for port in named.get(name, ())), graphs=plan.graphs, calls=plan.calls)
+    counts = _counts(
+        (port for name in plan.handed for port in named.get(name, ())),
+        graphs=plan.graphs if fold else plan.calls,
+        calls=plan.calls,
+    )
     handed_bytes = counts["handed_bytes"] if named.keys() >= set(plan.handed) else float("nan")
     return counts | {"outputs": len(plan.handed), "handed_bytes": handed_bytes, "plan": plan.described()}
 
@@ -220,14 +224,15 @@ def _converted(parts: Parts, folder: Path | None, *, dynamic: bool = False) -> B
     return _runner(compiled, parts.converted_inputs, LOGITS), _counts(compiled.outputs)
 
 
-def _npuw(parts: Parts, folder: Path, *, pipeline: str) -> Built:
+def _npuw(parts: Parts, folder: Path, *, pipeline: str, fold: bool = True) -> Built:
     """The second time, by the plan that the first time left in the folder."""
     kept = folder / "plan.xml"
-    compiled, plan = compile_npuw(parts.converted, pipeline=pipeline, plan=kept if kept.exists() else None, dump=kept)
+    earlier = kept if kept.exists() else None
+    compiled, plan = compile_npuw(parts.converted, pipeline=pipeline, fold=fold, plan=earlier, dump=kept)
     run = _runner(compiled, parts.converted_inputs, LOGITS)
     if plan is None:
         return run, _counts(compiled.outputs)
-    return run, _of_plan(plan, parts.converted)
+    return run, _of_plan(plan, parts.converted, fold=fold)
 
 
 def _stateful(parts: Parts, folder: Path | None) -> Built:
@@ -288,7 +293,7 @@ def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str, chunked: bool) -> Bu
     return _of_prompt(parts, compiled), _of_plan(plan) if plan else _counts(compiled.outputs)
 
 
-OF_CONVERTED = ("converted", "dynamic", "stateful", "NPUW NONE", "NPUW REG", "NPUW REP")
+OF_CONVERTED = ("converted", "dynamic", "stateful", "NPUW NONE", "NPUW REG", "NPUW REG unfolded", "NPUW REP")
 OF_PROMPTS = ("NPUW LLM", "NPUW LLM REP", "NPUW LLM chunked", "NPUW LLM chunked REP")
 # Each makes of the parts, and of a folder for what compiling leaves, a call of one step, and says what the step consists of.
 BUILDERS: dict[str, Callable[..., Built]] = {
@@ -301,6 +306,7 @@ BUILDERS: dict[str, Callable[..., Built]] = {
     "stateful": _stateful,
     "NPUW NONE": partial(_npuw, pipeline="NONE"),
     "NPUW REG": partial(_npuw, pipeline="REG"),
+    "NPUW REG unfolded": partial(_npuw, pipeline="REG", fold=False),
     "NPUW REP": partial(_npuw, pipeline="REP"),
     "NPUW LLM": partial(_npuw_llm, pipeline="REG", chunked=False),
     "NPUW LLM REP": partial(_npuw_llm, pipeline="REP", chunked=False),

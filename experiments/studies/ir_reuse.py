@@ -172,6 +172,7 @@ def _rows(row: ReuseRow, measured: Measured) -> list[ReuseRow]:
         rows.append(replace(row, metric=metric, unit=unit, n=1, value=value, low=value, high=value))
     ratios = np.divide(measured.seconds, measured.whole_seconds)
     spread = [("step_s", "s", measured.seconds), ("step_times_whole", "1", ratios)]
+    spread += [("call_s", "s", np.divide(measured.seconds, measured.calls))]
     if measured.copy_seconds:
         copies = np.divide(measured.copy_seconds, measured.seconds)
         spread += [("copies_s", "s", measured.copy_seconds), ("copies_times_step", "1", copies)]

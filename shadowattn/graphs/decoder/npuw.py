@@ -70,16 +70,19 @@ class Plan:
 
 
 def compile_npuw(
-    graph: ov.Model, *, pipeline: str, plan: Path | None = None, dump: Path | None = None
+    graph: ov.Model, *, pipeline: str, fold: bool = True, plan: Path | None = None, dump: Path | None = None
 ) -> tuple[ov.CompiledModel, Plan | None]:
     """The graph by NPUW on the CPU device, in float32, and how it was partitioned; None where it stays whole or `plan` was given.
 
-    `pipeline`: one of `PIPELINES`, NPUW_ONLINE_PIPELINE; groups that repeat are folded. `dump`: where the plan is written; a
-    `plan` written so partitions the same graph without another search. Raises `InputError` where OpenVINO's NPU plugin is missing
-    or refuses the graph.
+    `pipeline`: one of `PIPELINES`, NPUW_ONLINE_PIPELINE. `fold`: of groups that repeat one body is compiled, and not each.
+    `dump`: where the plan is written; a `plan` written so partitions the same graph without another search. Raises `InputError`
+    where OpenVINO's NPU plugin is missing or refuses the graph.
+
+    Without folding compare what the graph computes, as `+exp=study_ir_reuse` does: OpenVINO 2026.4 computes the converted graph
+    right, and that of `layers.one_graph` wrong.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
-    config = _CONFIG | {"NPUW_FOLD": "YES"}
+    config = _CONFIG | {"NPUW_FOLD": "YES" if fold else "NO"}
     searches = plan is None and pipeline != "NONE"
     with tempfile.TemporaryDirectory() as folder:
         dump = dump or Path(folder) / "plan.xml"

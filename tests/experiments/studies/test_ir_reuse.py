@@ -1,5 +1,7 @@
 """The study of how a decoder becomes graphs, tiny."""
 
+from functools import cache
+
 import pandas as pd
 import pytest
 
@@ -14,8 +16,9 @@ SHORT = ["study.layers=[6]", "study.hidden=128", "study.past=16", "study.chunk_t
 
 
 def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
-    """In this process: a process of its own runs the same functions."""
+    """In this process, which converts the decoder once for all forms: a process of its own runs the same functions."""
     monkeypatch.setattr(ir_reuse, "in_own_process", lambda measure, *of: measure(*of))
+    monkeypatch.setattr(ir_reuse.Parts, "of", cache(ir_reuse.Parts.of))
     folder = run("study_ir_reuse", "+exp=study_ir_reuse", *SHORT)
     rows = pd.read_parquet(folder / "rows.parquet")
     assert set(zip(rows.phase, rows.method, strict=True)) == {(phase, form) for phase in ("decode", "prefill") for form in FORMS}
@@ -26,6 +29,9 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
     assert counts.loc["one graph for all"].to_dict() == {"graphs": 1, "calls": 6}
     assert counts.graphs["NPUW REP"] < counts.calls["NPUW REP"] <= 12
     assert counts.loc["NPUW NONE"].tolist() == [1, 1]
+    assert counts.loc["NPUW REG unfolded"].tolist() == [counts.calls["NPUW REG"]] * 2
+    steps = rows[rows.phase == "decode"].pivot_table(index="method", columns="metric", values="value")
+    assert steps.call_s.tolist() == pytest.approx((steps.step_s / steps.calls).tolist())
     plans = rows[rows.phase == "decode"].drop_duplicates("method").set_index("method").plan
     assert sum(int(run) for run in plans["NPUW REP"].split(" + ")) == counts.calls["NPUW REP"]
     assert counts.loc["stateful"].tolist() == [1, 1]
