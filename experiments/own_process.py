@@ -37,10 +37,23 @@ def check_memory(remedy: str) -> None:
 def peak_bytes(call: Callable[[], object]) -> int:
     """What a call needs at most beyond what the process holds before it. Freed memory that the C library kept goes back first."""
     return_freed_memory()
-    (_PROCESS / "clear_refs").write_text("5")  # resets the high-water mark
+    begin_peak()
     before = resident_bytes()
     call()
-    return _status("VmHWM") - before
+    return peak_resident_bytes() - before
+
+
+def begin_peak() -> bool:
+    """From here on `peak_resident_bytes` counts; False where the system does not tell."""
+    told = (_PROCESS / "clear_refs").exists()
+    if told:
+        (_PROCESS / "clear_refs").write_text("5")  # resets the high-water mark
+    return told
+
+
+def peak_resident_bytes() -> int:
+    """The most memory of this process since `begin_peak`."""
+    return _status("VmHWM")
 
 
 def resident_bytes() -> int:

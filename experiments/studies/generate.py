@@ -1,6 +1,5 @@
 """One prompt, answered by the engine: the text as it is made, and where the time goes."""
 
-import resource
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from rich.text import Text
 from experiments.cells import attachment, method_row
 from experiments.engines import build_engine, check_engine
 from experiments.lab import Lab
+from experiments.own_process import begin_peak, peak_resident_bytes
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
@@ -111,7 +111,7 @@ class Generate(Study):
         run = engine.generate(  # refuses what it cannot do now, and begins with the first token that is asked for
             tokens, new_tokens=self.new_tokens, stop=ends, sampling=sampling, drafts=drafts, progress=prefill.update
         )
-        began = time.perf_counter()
+        began, told = time.perf_counter(), begin_peak()
         engine.compile(len(tokens), drafts=self.drafts)
         compiling = time.perf_counter() - began
         text = _streamed(run, TextStream(tokenizer), prefill)
@@ -124,7 +124,7 @@ class Generate(Study):
             weights=settings.weights, attention_dtype=settings.attention_dtype, chunk=settings.chunk_tokens,
             look_ahead=settings.look_ahead or 0,
         )  # fmt: skip
-        return _rows(row, run, text, compiling, engine.attention.counters.density)
+        return _rows(row, run, text, compiling, engine.attention.counters.density, peak_resident_bytes() if told else None)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"generation": draw_generation(rows)}
@@ -166,7 +166,10 @@ def _streamed(run: Generation, stream: TextStream, prefill) -> str:
     return stream.text
 
 
-def _rows(row: GenerationRow, run: Generation, text: str, compiling: float, density: float) -> list[GenerationRow]:
+def _rows(
+    row: GenerationRow, run: Generation, text: str, compiling: float, density: float, peak: int | None
+) -> list[GenerationRow]:
+    """`peak`: bytes of the process at most from compiling on, model and graphs included; None where the system does not tell."""
     spent, words = run.spent, len(text.split())
     read = READER * spent.new_tokens / words if words else float("nan")
     figures = {
@@ -177,12 +180,12 @@ def _rows(row: GenerationRow, run: Generation, text: str, compiling: float, dens
         "reader_tokens_per_second": (read, "tokens/s"),
         "cpu_seconds": (spent.cpu_seconds, "s"),
         "cpu_share": (spent.cpu_seconds / (spent.first_token + spent.decoding), "cores"),
-        "peak_memory": (float(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), "bytes"),
         "kv_cache": (float(run.cache.bytes), "bytes"),
         "density": (density, "1"),
         "drafted_tokens": (float(spent.drafted_tokens), "tokens"),
         "accepted_tokens": (float(spent.accepted_tokens), "tokens"),
     }
+    figures |= {} if peak is None else {"peak_memory": (float(peak), "bytes")}
     rows = [replace(row, metric="new_tokens", value=float(spent.new_tokens), unit="tokens", text=text)]
     rows += [replace(row, metric=metric, value=value, unit=unit) for metric, (value, unit) in figures.items()]
     for phase, stages in (("prefill", spent.prefill), ("decode", spent.decode)):

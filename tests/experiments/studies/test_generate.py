@@ -1,8 +1,13 @@
 """An answer from the command line, on a tiny model and on the bundled one."""
 
+import io
+import sys
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
+from experiments.studies import generate
 from experiments.studies.generate import Generate
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -24,6 +29,14 @@ def test_an_answer_and_where_its_time_goes(run, capsys):
     assert times["prefill"] <= whole["time_to_first_token"]
     assert whole["compile_seconds"] > 0
     assert 0.3 < whole["density"] < 0.5
+    made = whole["new_tokens"]
+    assert whole["reader_tokens_per_second"] == pytest.approx(5 * made / len(text.split()))  # five words a second
+    seconds = whole["time_to_first_token"] + (made - 1) / whole["tokens_per_second"]
+    assert whole["cpu_share"] == pytest.approx(whole["cpu_seconds"] / seconds)
+    assert whole["cpu_seconds"] > 0
+    prompt = len("The fox, it's quick: {x}")
+    assert whole["prefill_tokens_per_second"] == pytest.approx(prompt / whole["time_to_first_token"])
+    assert whole["kv_cache"] < whole["peak_memory"] < 24e9
     assert set(rows.prompt_tokens) == {len("The fox, it's quick: {x}")}
     assert set(rows.path_kind) == {"timing"}
     assert (folder / "generation.png").is_file()
@@ -36,6 +49,32 @@ INT8 = ["engine.precision=w8a8", "engine.smooth=0.5", "engine.calibration_tokens
 def test_other_engines_answer_too(run, engine):
     rows = pd.read_parquet(run("generate", *FIRST, "prompt=The fox", "engine.chunk_tokens=8", *engine) / "rows.parquet")
     assert rows[rows.metric == "new_tokens"].value.item() <= 12
+
+
+def test_on_a_terminal_a_token_is_shown_before_the_next_is_made(monkeypatch):
+    shown, seen, closed = io.StringIO(), [], []
+    shown.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", shown)
+
+    def tokens():
+        for token in "abc":
+            seen.append(shown.getvalue())
+            yield token
+
+    stream = SimpleNamespace(text="a b c ", add=lambda token: f"{token} ")
+    assert generate._streamed(tokens(), stream, SimpleNamespace(close=lambda: closed.append(shown.getvalue()))) == "a b c "
+    assert seen == ["", "a ", "a b "]
+    assert closed[0] == ""
+    assert shown.getvalue() == "a b c \n"
+
+
+def test_keys_are_selected_in_decoding_too(run):
+    texts = {}
+    for decode in ("dense", "shared"):
+        options = [f"experiment={decode}", f"decode={decode}", "prompt=The fox", "retention=0.1"]
+        rows = pd.read_parquet(run(decode, *FIRST, *options) / "rows.parquet")
+        texts[decode] = rows[rows.metric == "new_tokens"].text.item()
+    assert texts["dense"] != texts["shared"]
 
 
 def test_drafts_change_no_token(run):
