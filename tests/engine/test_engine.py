@@ -189,6 +189,64 @@ def test_a_prompt_goes_on_from_a_cache_as_far_as_it_begins_alike():
     assert again.spent.reused_tokens == len(third) - 1  # one goes through, for its logits
 
 
+def test_a_cache_that_holds_tokens_grows_up_to_the_models_context(monkeypatch):
+    """What it holds, and what an estimator derived of it, goes along."""
+    engine = Engine(tiny_model(), method=Method(0.4, estimator="quest"), chunk_tokens=64)
+    most, cache, capacities = engine.decoder.shape.context_tokens, engine.cache(), []
+    text = prompt(most)
+    for end in (200, 300, most - 4):
+        run = engine.generate(text[:end], new_tokens=4, cache=cache)
+        assert list(run) == list(engine.generate(text[:end], new_tokens=4))
+        capacities.append(cache.capacity)
+    assert capacities == [256, most, most]
+    assert cache.bytes == 2 * 2 * most * 2 * 64 * 4  # keys and values, layers, tokens, heads, their size, float32
+    monkeypatch.setattr(engine, "forward", None)
+    with pytest.raises(InputError, match=f"context is {most} tokens, got a prompt of {most - 3} and 4 new ones"):
+        engine.generate(text[: most - 3], new_tokens=4, cache=cache)
+
+
+def test_the_output_layer_takes_one_row_a_token(monkeypatch):
+    engine, rows = Engine(tiny_model(), chunk_tokens=16), []
+    taken = engine.logits
+    monkeypatch.setattr(engine, "logits", lambda hidden, **options: rows.append(len(hidden)) or taken(hidden, **options))
+    list(engine.generate(prompt(40), new_tokens=5))
+    assert rows == [1] * 5
+
+
+def test_progress_is_told_of_the_tokens_that_go_through():
+    engine, told = Engine(tiny_model(), chunk_tokens=16), []
+    cache, tokens = engine.cache(), prompt(40)
+    list(engine.generate(tokens, new_tokens=3, cache=cache, progress=told.append))
+    assert told == [16, 16, 8]
+    told.clear()
+    list(engine.generate(tokens[:30] + prompt(20, seed=1), new_tokens=3, cache=cache, progress=told.append))
+    assert told == [16, 4]  # the first 30 the cache holds
+
+
+def test_selected_keys_in_decoding_are_those_of_attach():
+    model, tokens = tiny_model(), prompt(60)
+    engine = Engine(model, method=Method(0.3, estimator="oracle", decode="shared"), chunk_tokens=32)
+    run = engine.generate(tokens, new_tokens=12)
+    with attach(model, 0.3, estimator="oracle", decode="shared"):
+        expected = greedy(model, tokens, 12)
+    assert list(run) == expected
+    assert expected != list(Engine(model, chunk_tokens=32).generate(tokens, new_tokens=12))
+
+
+def test_the_padding_of_int8_blocks_changes_neither_scales_nor_lists():
+    """A prompt's last chunk, in blocks that still hold rows of longer prompts with other activations."""
+    model, tokens = MODELS["qwen2"](), prompt(90)
+    method, form = Method(0.3, estimator="int8_fused"), BlockForm("w8a8", smooth=0.5)
+    engine = Engine(model, method=method, form=form, ranges=ranges(model), chunk_tokens=128)
+    first = logits(engine, tokens)
+    kept = engine.attention.counters.density
+    for seed in range(1, 4):
+        logits(engine, prompt(128, seed))
+    again = logits(engine, tokens)
+    assert again.equal(first)
+    assert 0.3 < kept < 0.6
+
+
 def test_drafts_save_passes_and_change_no_token():
     model = tiny_model()
     tokens = prompt(12) * 4
@@ -383,12 +441,14 @@ def test_int8_blocks_stay_near_float32(family, weights, smooth):
 @pytest.mark.parametrize("weights", ["inputs", "constants"])
 def test_every_projection_is_multiplied_in_int8_or_it_is_an_error(weights, monkeypatch):
     """Without exact INT8 products the same integers are multiplied in float32."""
-    model, found = tiny_model(), []
-    monkeypatch.setattr(runner, "products", lambda compiled: found.append(products(compiled)) or found[-1])
+    model, found = tiny_model(), {}
+    monkeypatch.setattr(runner, "products", lambda compiled: found.setdefault(id(compiled), products(compiled)))
     form, options = BlockForm("w8a8", weights), {"ranges": ranges(model), "chunk_tokens": 16}
-    logits(Engine(model, form=form, **options), prompt(16))
-    assert [len(of) for of in found if of] == [1, 4] * (len(found) // 2)  # Q, K and V in one; output, gate, up, down
-    assert {kind.rpartition("_")[2] for of in found for kind in of} == {"i8" if multiplies_exactly() else "f32"}
+    engine = Engine(model, form=form, **options)
+    logits(engine, prompt(16))
+    graphs = {"inputs": 1, "constants": len(read_decoder(model).layers)}[weights]  # weights as inputs: one for all layers
+    assert [len(of) for of in found.values()] == [1, 4] * graphs  # Q, K and V in one; output, gate, up, down
+    assert {kind.rpartition("_")[2] for of in found.values() for kind in of} == {"i8" if multiplies_exactly() else "f32"}
     if multiplies_exactly():
         monkeypatch.setattr(runner, "products", lambda compiled: ["brgemm_avx512_f32"])
         with pytest.raises(InputError, match="expected 1 products in INT8, but the CPU plugin compiled brgemm_avx512_f32"):

@@ -168,14 +168,15 @@ def test_packed_weights_of_four_bits_are_replaced():
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_all_weights_of_four_bits_of_another_model_are_taken_over(saved, tmp_path):
+@pytest.mark.parametrize("make", [tiny_model, lambda: load_bundled().model], ids=["tiny", "bundled"])
+def test_all_weights_of_four_bits_of_another_model_are_taken_over(make, saved, tmp_path):
     """Packed values and their scales, in inference: the graph then computes what the other one does, also read from a file."""
-    other = tiny_model()
+    other = make()
     with torch.no_grad():
         for parameter in other.parameters():
             if parameter.ndim == 2:  # of the others the converter keeps no names
                 parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
-    graph, target = (compressed(whole_graph(model), "int4") for model in (tiny_model(), other))
+    graph, target = (compressed(whole_graph(model), "int4") for model in (make(), other))
     given, old = inputs(other, 4, 2), {node.get_friendly_name() for node in graph.get_ops()}
     constants = [node for node in target.get_ops() if node.get_type_name() == "Constant"]
     weights = {
@@ -183,7 +184,9 @@ def test_all_weights_of_four_bits_of_another_model_are_taken_over(saved, tmp_pat
         for node in constants
         if node.get_friendly_name().startswith(("model.", "lm_head."))
     }
-    assert sum(name.endswith("/scale") for name in weights) == 16  # embedding, output head, and seven matrices a layer
+    # Embedding, output head where it has weights of its own, and seven matrices a layer.
+    outer = 1 if other.config.tie_word_embeddings else 2
+    assert sum(name.endswith("/scale") for name in weights) == outer + 7 * other.config.num_hidden_layers
     assert set(weights) <= old
     expected, before = compiled(target)(given)[LOGITS], compiled(graph)(given)[LOGITS]
     replace = ReplaceWeights(weights)
@@ -267,3 +270,14 @@ def test_they_run_in_a_graph_rewrite_and_as_one_model_pass():
     manager.run_passes(graph)
     assert together.changed == 2
     assert np.array_equal(compiled(graph)(given)[LOGITS], expected)
+    graph, rewrite, pairs = whole_graph(model), GraphRewrite(), cache_names(model.config.num_hidden_layers)
+    matchers = (MakeStateful(graph, pairs), LastTokenSlice())
+    for matcher in matchers:
+        rewrite.add_matcher(matcher)
+    rewrite.run_on_model(graph)
+    assert [matcher.changed for matcher in matchers] == [len(pairs), 1]
+    request = compiled(graph).create_infer_request()
+    ids, rows = given[0], given[0].shape[1]
+    stateful = request.infer([ids, causal_mask(rows, 0).numpy(), np.arange(rows)[None]])[LOGITS]
+    with torch.no_grad():
+        np.testing.assert_allclose(stateful, model(torch.from_numpy(ids)).logits[:, -1:], rtol=1e-4, atol=1e-4)
