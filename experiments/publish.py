@@ -1,7 +1,7 @@
 """Puts a finished run where the repository keeps it: `python -m experiments.publish results/runs/EXPERIMENT/HASH`.
 
 Its rows become `results/reference/EXPERIMENT.csv`, with what they come from in `EXPERIMENT.json` beside it; the first figure that
-its study draws of that file becomes `docs/EXPERIMENT.png`, and of the others those that a page shows `docs/EXPERIMENT_FIGURE.png`.
+its study draws of that file becomes `docs/EXPERIMENT.png`, and any other that a page shows `docs/EXPERIMENT_FIGURE.png`.
 
     python -m experiments.publish --redraw         every published figure once more, of the committed rows
     python -m experiments.publish --reflag         sets the flags of published losses and scores by today's rules

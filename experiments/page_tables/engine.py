@@ -259,7 +259,9 @@ def roofline_amx() -> str:
     header += [f"{phase}, {keys} keys" + (f", batch {batch}" if phase == "decode" else "") for phase, batch, keys in columns]
     shown = ", ".join(f"{row.metric} {row.value:.0f} {row.unit}" for row in peaks.itertuples())
     first = stages.iloc[0]
-    return table(header, lines, _ROOFS, f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds, peaks of the fastest; {shown}")
+    return table(
+        header, lines, _ROOFS, f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds, peaks of the fastest; {shown}"
+    )
 
 
 def prompt_by_the_roof() -> str:
