@@ -116,6 +116,7 @@ _RUNNERS = {
     "llama_cpp": "llama.cpp, GGUF",
 }
 _LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
+_WRITTEN = {"llama_cpp": "llama.cpp, a file of 8-bit weights"}
 
 
 def ttft_smollm2_epyc() -> str:
@@ -156,6 +157,11 @@ def ttft_qwen2_0_5b_trishape() -> str:
 def ttft_qwen2_1_5b_trishape() -> str:
     """The same on random weights of half of Qwen2-1.5B's layers."""
     return _ttft("ttft_qwen2_1_5b_trishape", _LOOKED, losses=False)
+
+
+def ttft_shapes_qwen2_0_5b() -> str:
+    """The engine and all peers, at the same shares of the keys, on random weights of Qwen2-0.5B's shape."""
+    return _ttft("ttft_shapes_qwen2_0_5b", _LOOKED | _WRITTEN, losses=False)
 
 
 _EQUAL_LOSS = (  # rows, chunks and processor, and the dense form of the peer
