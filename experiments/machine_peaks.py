@@ -20,7 +20,7 @@ class Peak:
     unit: str
 
     def rates(self, timing: Timing) -> tuple[float, float, float]:
-        """The fastest round's rate, as STREAM and LINPACK report it, with the lower quartile and itself as the spread."""
+        """The fastest round's rate, as STREAM reports it; then, for `low` and `high`, the slower quartile's and itself."""
         fastest = min(timing.seconds)
         return tuple(self.work / seconds / 1e9 for seconds in (fastest, timing.quartiles_s[1], fastest))
 

@@ -35,20 +35,24 @@ def check_memory(remedy: str) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """What a call needs at most beyond what the process holds before it. Freed memory that the C library kept goes back first."""
-    return_freed_memory()
-    begin_peak()
+    """What a call needs at most beyond what the process holds before it. Raises `InputError` where the system does not tell."""
+    if not begin_peak():
+        raise InputError("memory: expected Linux's /proc/self/clear_refs, got none; measure on Linux")
     before = resident_bytes()
     call()
     return peak_resident_bytes() - before
 
 
 def begin_peak() -> bool:
-    """From here on `peak_resident_bytes` counts; False where the system does not tell."""
-    told = (_PROCESS / "clear_refs").exists()
-    if told:
-        (_PROCESS / "clear_refs").write_text("5")  # resets the high-water mark
-    return told
+    """Gives freed memory back that the C library kept, and resets the mark that `peak_resident_bytes` reads; False where the
+    system has none.
+    """
+    return_freed_memory()
+    try:
+        (_PROCESS / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def peak_resident_bytes() -> int:

@@ -82,11 +82,13 @@ def redraw(path: Path, root: Path = ROOT) -> list[Path]:
     rows = read_reference(path)
     drawn = study_of(source).figures(rows)
     below = origin_line(rows, source["machine"], source["commit"], source["dirty"])
-    pages = "".join(page.read_text() for page in (root / "docs").glob("*.md"))
-    first = f"{path.stem}.png"
-    files = [first, *(f"{path.stem}_{name}.png" for name in list(drawn)[1:])]
-    shown = [(figure, file) for figure, file in zip(drawn.values(), files, strict=False) if file == first or f"({file})" in pages]
-    return [save(figure, root / "docs" / file, below=below) for figure, file in shown]
+    pages = "".join(page.read_text() for page in [*root.glob("README.md"), *(root / "docs").glob("*.md")])
+    written = []
+    for place, (name, figure) in enumerate(drawn.items()):
+        file = f"{path.stem}_{name}.png" if place else f"{path.stem}.png"
+        if place == 0 or f"({file})" in pages or f"(docs/{file})" in pages:
+            written.append(save(figure, root / "docs" / file, below=below))
+    return written
 
 
 def reflag(path: Path, root: Path = ROOT) -> list[Path]:

@@ -82,6 +82,7 @@ def hidden_ranking_smollm2() -> str:
 
 
 _ROOFS = "roofline_amx"
+_COPIED = {"handed_bytes": 1e-6, "copies_times_step": 100.0}
 _LIMIT = 0.05  # nat above dense attention, up to which XAttention's time is a target
 
 _RUNNERS = {
@@ -276,7 +277,7 @@ def prompt_by_the_roof() -> str:
     lengths = list(seconds.taken.columns)
     lines = [
         [stage, *(f"{seconds[column, tokens][stage]:.2f}" for tokens in lengths for column in ("taken", "least"))]
-        for stage in dict.fromkeys(seconds.index)
+        for stage in seconds.index
     ]
     heads = [f"{words}, {tokens} tokens" for tokens in lengths for words in ("seconds", "by the roof")]
     return table(["part of a prefill", *heads], lines, _ROOFS, "a whole prompt, by the rate and the roof of its last chunk")
@@ -323,17 +324,14 @@ def ir_reuse_copies() -> str:
     header = [
         "form",
         "outputs of a decoding step, MB",
-        "copying them, % of it",
+        "copying them, % of the step",
         "outputs of a prefill chunk, MB",
-        "copying them, % of it",
+        "copying them, % of the chunk",
     ]
-    header += ["decoding step, times its base", "prefill, times its base", "first decoding step, s", "times its base's"]
+    header += ["decoding step, times its base", "prefill, times its base", "first decoding step, s", "times its base's first"]
     first = rows[rows.metric == "step_s"].iloc[0]
     n = f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
     return table(header, lines, "study_ir_reuse_copies", n)
-
-
-_COPIED = {"handed_bytes": 1e-6, "copies_times_step": 100.0}
 
 
 def ir_reuse_layers() -> str:

@@ -111,7 +111,7 @@ class Generate(Study):
         run = engine.generate(  # refuses what it cannot do now, and begins with the first token that is asked for
             tokens, new_tokens=self.new_tokens, stop=ends, sampling=sampling, drafts=drafts, progress=prefill.update
         )
-        began, told = time.perf_counter(), begin_peak()
+        counted, began = begin_peak(), time.perf_counter()
         engine.compile(len(tokens), drafts=self.drafts)
         compiling = time.perf_counter() - began
         text = _streamed(run, TextStream(tokenizer), prefill)
@@ -124,7 +124,7 @@ class Generate(Study):
             weights=settings.weights, attention_dtype=settings.attention_dtype, chunk=settings.chunk_tokens,
             look_ahead=settings.look_ahead or 0,
         )  # fmt: skip
-        return _rows(row, run, text, compiling, engine.attention.counters.density, peak_resident_bytes() if told else None)
+        return _rows(row, run, text, compiling, engine.attention.counters.density, peak_resident_bytes() if counted else None)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         return {"generation": draw_generation(rows)}
@@ -185,7 +185,8 @@ def _rows(
         "drafted_tokens": (float(spent.drafted_tokens), "tokens"),
         "accepted_tokens": (float(spent.accepted_tokens), "tokens"),
     }
-    figures |= {} if peak is None else {"peak_memory": (float(peak), "bytes")}
+    if peak is not None:
+        figures["peak_memory"] = (float(peak), "bytes")
     rows = [replace(row, metric="new_tokens", value=float(spent.new_tokens), unit="tokens", text=text)]
     rows += [replace(row, metric=metric, value=value, unit=unit) for metric, (value, unit) in figures.items()]
     for phase, stages in (("prefill", spent.prefill), ("decode", spent.decode)):

@@ -160,12 +160,16 @@ class LmEval(Study):
 
     @cached_property
     def _manager(self):
-        """The harness's index of tasks, of thousands of files; of the folder's alone where all asked for are in it."""
+        """The harness's index of tasks: of the folder alone where it has all that are asked for, since the whole is thousands of
+        files. Groups and tags take the whole: their tasks may be the harness's.
+        """
         from lm_eval.tasks import TaskManager
 
         folder = self._folder and str(self._folder)
-        if folder and not set(self.tasks) - set((own := TaskManager(include_path=folder, include_defaults=False)).all_subtasks):
-            return own
+        if folder:
+            own = TaskManager(include_path=folder, include_defaults=False)
+            if set(self.tasks) <= set(own.all_subtasks):
+                return own
         return TaskManager(include_path=folder)
 
     @property

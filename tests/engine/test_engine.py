@@ -442,7 +442,7 @@ def test_int8_blocks_stay_near_float32(family, weights, smooth):
 def test_every_projection_is_multiplied_in_int8_or_it_is_an_error(weights, monkeypatch):
     """Without exact INT8 products the same integers are multiplied in float32."""
     model, found = tiny_model(), {}
-    monkeypatch.setattr(runner, "products", lambda compiled: found.setdefault(id(compiled), products(compiled)))
+    monkeypatch.setattr(runner, "products", lambda compiled: found.setdefault(compiled, products(compiled)))
     form, options = BlockForm("w8a8", weights), {"ranges": ranges(model), "chunk_tokens": 16}
     engine = Engine(model, form=form, **options)
     logits(engine, prompt(16))

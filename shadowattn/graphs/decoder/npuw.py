@@ -78,7 +78,7 @@ def compile_npuw(
     `dump`: where the plan is written; a `plan` written so partitions the same graph without another search. Raises `InputError`
     where OpenVINO's NPU plugin is missing or refuses the graph.
 
-    Without folding compare what the graph computes, as `+exp=study_ir_reuse` does: OpenVINO 2026.4 computes the converted graph
+    Check the output where `fold` is false, as `+exp=study_ir_reuse` does: OpenVINO 2026.4 then computes the converted graph
     right, and that of `layers.one_graph` wrong.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)

@@ -36,7 +36,7 @@ def test_an_answer_and_where_its_time_goes(run, capsys):
     assert whole["cpu_seconds"] > 0
     prompt = len("The fox, it's quick: {x}")
     assert whole["prefill_tokens_per_second"] == pytest.approx(prompt / whole["time_to_first_token"])
-    assert whole["kv_cache"] < whole["peak_memory"] < 24e9
+    assert whole["kv_cache"] < whole["peak_memory"]
     assert set(rows.prompt_tokens) == {len("The fox, it's quick: {x}")}
     assert set(rows.path_kind) == {"timing"}
     assert (folder / "generation.png").is_file()
@@ -66,6 +66,13 @@ def test_on_a_terminal_a_token_is_shown_before_the_next_is_made(monkeypatch):
     assert seen == ["", "a ", "a b "]
     assert closed[0] == ""
     assert shown.getvalue() == "a b c \n"
+
+
+def test_memory_that_the_system_does_not_tell_is_left_out(run, monkeypatch):
+    monkeypatch.setattr(generate, "begin_peak", lambda: False)
+    rows = pd.read_parquet(run("generate", *FIRST, "prompt=The fox") / "rows.parquet")
+    assert "time_to_first_token" in set(rows.metric)
+    assert "peak_memory" not in set(rows.metric)
 
 
 def test_keys_are_selected_in_decoding_too(run):

@@ -1,8 +1,10 @@
 import pandas as pd
 import pytest
 
+from experiments.machine_peaks import Peak
 from experiments.studies.roofline import bound_by, prefill_seconds
 from shadowattn.graphs.cpu import multiplies_in_bfloat16
+from shadowattn.interleave import Timing
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
 
@@ -91,3 +93,8 @@ def test_bfloat16_is_refused_before_the_work_where_the_processor_has_no_such_pro
     assert "study.precisions: bfloat16 needs a processor with such products" in said
     assert "use study.precisions=[float32,w8a8]" in said
     assert "roofline:" not in said
+
+
+def test_a_peak_is_the_fastest_rounds():
+    rates = Peak("bandwidth", 12 * 10**9, "GB/s").rates(Timing((4.0, 1.0, 2.0)))
+    assert rates == pytest.approx((12, 4, 12))

@@ -6,6 +6,7 @@ import torch
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
+from shadowattn.graphs.decoder import npuw
 from shadowattn.graphs.decoder.layers import StepSizes, one_graph, step_tensors
 from shadowattn.graphs.decoder.npuw import Plan, compile_npuw, compile_npuw_llm
 from shadowattn.graphs.decoder.whole import llm_graph
@@ -68,6 +69,14 @@ def test_npuw_computes_what_the_whole_graph_does(graph, pipeline):
     assert plan.calls < 2 * LAYERS
     assert plan.graphs < plan.calls
     assert max(int(run) for run in plan.described().split(" + ")) >= 5
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_npuw_is_told_whether_to_fold(graph, monkeypatch, fold):
+    told = []
+    monkeypatch.setattr(npuw, "_compiled", lambda _, config: told.append(config))
+    compile_npuw(graph, pipeline="NONE", fold=fold)
+    assert told[0]["NPUW_FOLD"] == {True: "YES", False: "NO"}[fold]
 
 
 def test_an_unknown_pipeline_is_refused(graph):
