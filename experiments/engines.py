@@ -1,6 +1,6 @@
 """The engine as a run's settings ask for it."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from experiments.lab import Lab
@@ -74,8 +74,10 @@ def refuse_form(lab: Lab, instead: str) -> None:
 
 def build_engine(lab: Lab, method: Method | None = None, form: BlockForm | None = None, **options: Any) -> Engine:
     """The lab's model in an engine; `method` None: dense attention; `form` None, and `options` of `Engine` that are not given:
-    those of the settings.
+    those of the settings. Attention takes the engine's chunks, and not those of `graphs`, unless its estimates are such graphs.
     """
+    if method and not method.has_graphs:
+        method = replace(method, chunk_tokens=None)
     form, settings = form or block_form(lab), lab.of("engine")
     sizes = {"chunk_tokens": settings.chunk_tokens, "attention_dtype": settings.attention_dtype}
     options = sizes | {"look_ahead": settings.look_ahead if method else None} | options  # dense attention makes no lists

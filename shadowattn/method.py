@@ -70,6 +70,11 @@ class Method:
             )
         self._attention([[1.0]], Oracle())  # whatever else is wrong is refused now
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether graphs make its estimates, which have a height of their own."""
+        return self.bank is not None or (isinstance(self.estimator, Estimator) and self.estimator.graphs is not None)
+
     @contextmanager
     def __call__(self, model: PreTrainedModel) -> Iterator[SparseAttention]:
         """Makes a Hugging Face causal LM use this method for its prompts, and undoes it on leaving.

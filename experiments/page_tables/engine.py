@@ -81,6 +81,16 @@ def hidden_ranking_smollm2() -> str:
     return table(["lists ahead", *heads], lines, name, n)
 
 
+_ANSWER = {
+    "time_to_first_token": ("seconds to the first token", 1, 2),
+    "tokens_per_second": ("tokens a second after it", 1, 1),
+    "reader_tokens_per_second": ("tokens a second that a person reads", 1, 1),
+    "cpu_seconds": ("CPU seconds", 1, 1),
+    "cpu_share": ("cores busy", 1, 2),
+    "peak_memory": ("memory of the process at most, MB", 1e-6, 0),
+    "kv_cache": ("KV cache, MB", 1e-6, 0),
+    "density": ("share of the keys that the prompt attended to, %", 100, 1),
+}
 _ROOFS = "roofline_amx"
 _COPIED = {"handed_bytes": 1e-6, "copies_times_step": 100.0}
 _LIMIT = 0.05  # nat above dense attention, up to which XAttention's time is a target
@@ -118,6 +128,24 @@ _RUNNERS = {
 }
 _LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
 _WRITTEN = {"llama_cpp": "llama.cpp, a file of 8-bit weights"}
+
+
+def generate_8k() -> str:
+    """Where the time of a long prompt and of an answer goes in the engine, dense and with a tenth of the keys."""
+    names = {"every key": "generate_8k_dense", "10 % of the keys": "generate_8k_tenth"}
+    found = {words: rows_of(name) for words, name in names.items()}
+    lines = []
+    for phase in ("prefill", "decode"):
+        for stage in dict.fromkeys(found["every key"].stage[found["every key"].phase == phase]):
+            of = (rows[(rows.phase == phase) & (rows.stage == stage)].value.item() for rows in found.values())
+            lines.append([f"{phase}: {stage}, s", *(f"{seconds:.2f}" for seconds in of)])
+    for metric, (words, scale, digits) in _ANSWER.items():
+        of = (rows[rows.metric == metric].value.item() for rows in found.values())
+        lines.append([words, *(f"{scale * value:.{digits}f}" for value in of)])
+    first = found["every key"].iloc[0]
+    n = f"one prompt of {first.prompt_tokens} tokens and {first.new_tokens} new ones, one run each"
+    heads = ["an answer", *names]
+    return "\n\n".join([table(heads, lines, "generate_8k_dense", n), source("generate_8k_tenth", "the second column")])
 
 
 def ttft_smollm2_epyc() -> str:
@@ -332,6 +360,23 @@ def ir_reuse_copies() -> str:
     first = rows[rows.metric == "step_s"].iloc[0]
     n = f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
     return table(header, lines, "study_ir_reuse_copies", n)
+
+
+def ir_reuse_folding() -> str:
+    """What folding saves where NPUW cuts a decoder, and what the cuts themselves cost."""
+    rows = rows_of("study_ir_reuse_folding")
+    cells = rows.set_index(["phase", "method", "metric"]).value.sort_index()
+    lines = []
+    for form in dict.fromkeys(rows.method):
+        here, chunk = cells["decode", form], cells["prefill", form]
+        costs = f"{here['graphs']:.0f}", f"{here['calls']:.0f}", f"{here['compile_s']:.2f}", f"{here['held_bytes'] / 1e6:.0f}"
+        steps = (text for of in (here, chunk) for text in (f"{of['step_times_whole']:.2f}", f"{1e3 * of['call_s']:.1f}"))
+        lines.append([form, *costs, *steps])
+    heads = ["form", "graphs", "calls", "compile, s", "memory, MB", "decoding step, times its base", "a call of it, ms"]
+    heads += ["prefill, times its base", "a call of it, ms"]
+    first = rows[rows.metric == "step_s"].iloc[0]
+    n = f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
+    return table(heads, lines, "study_ir_reuse_folding", f"{n}; graphs to memory: of decoding")
 
 
 def ir_reuse_layers() -> str:

@@ -28,7 +28,6 @@ from shadowattn.method import Method
 from shadowattn.models.decoder import Decoder, read_decoder
 from shadowattn.models.load import DTYPES
 from shadowattn.online.attention import RankedLists, Request, SparseAttention
-from shadowattn.online.estimators import Estimator
 from shadowattn.types import BlockRanges
 
 _FLOAT32 = BlockForm()
@@ -255,8 +254,7 @@ def block_heights(chunk_tokens: int, form: BlockForm) -> list[int]:
 
 def _in_chunks(method: Method, chunk_tokens: int) -> Method:
     """The method with the engine's chunks, of which each costs a call; as it is where these do not fit."""
-    has_graphs = method.bank is not None or (isinstance(method.estimator, Estimator) and method.estimator.graphs is not None)
-    if method.chunk_tokens is not None or has_graphs or chunk_tokens % method.query_block:
+    if method.chunk_tokens is not None or method.has_graphs or chunk_tokens % method.query_block:
         return method
     return replace(method, chunk_tokens=chunk_tokens)
 

@@ -68,6 +68,15 @@ def test_on_a_terminal_a_token_is_shown_before_the_next_is_made(monkeypatch):
     assert shown.getvalue() == "a b c \n"
 
 
+@pytest.mark.parametrize(("estimator", "chunk"), [("int8_fused", 8), ("int8_graph", 16)])
+def test_attention_takes_the_engines_chunks_unless_graphs_estimate(run, monkeypatch, estimator, chunk):
+    made, build = [], generate.build_engine
+    monkeypatch.setattr(generate, "build_engine", lambda *asked: made.append(build(*asked)) or made[-1])
+    sizes = ["engine.chunk_tokens=8", "graphs.chunk_tokens=16", f"estimator={estimator}"]
+    run("generate", *FIRST, "prompt=The quick brown fox", "retention=0.3", *sizes)
+    assert [engine.attention.chunk_tokens for engine in made] == [chunk]
+
+
 def test_memory_that_the_system_does_not_tell_is_left_out(run, monkeypatch):
     monkeypatch.setattr(generate, "begin_peak", lambda: False)
     rows = pd.read_parquet(run("generate", *FIRST, "prompt=The fox") / "rows.parquet")
