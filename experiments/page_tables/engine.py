@@ -193,6 +193,22 @@ def ttft_shapes_qwen2_0_5b() -> str:
     return _ttft("ttft_shapes_qwen2_0_5b", _LOOKED | _WRITTEN, losses=False)
 
 
+def ttft_chunks() -> str:
+    """Seconds to the first token by the tokens of the engine's chunks, beside openvino-genai's dense attention."""
+    rows = rows_of("ttft_chunks")
+    first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
+    lengths = sorted(first.index.unique("context_tokens"))
+    lines = [
+        [f"{chunk}", *(f"{first[f'{keys}_{chunk}', tokens]:.2f}" for keys in ("dense", "tenth") for tokens in lengths)]
+        for chunk in (128, 256, 512, 2048)
+    ]
+    peer = (f"{first['genai_own', tokens]:.2f}" for tokens in lengths)
+    lines.append(["openvino-genai, in one piece", *peer, *("" for _ in lengths)])
+    heads = [f"{keys}, {tokens} tokens, s" for keys in ("dense", "10 % of the keys") for tokens in lengths]
+    n = f"medians of {int(rows.n[rows.metric == 'time_to_first_token'].iloc[0])} interleaved rounds"
+    return table(["tokens of a chunk", *heads], lines, "ttft_chunks", n)
+
+
 _EQUAL_LOSS = (  # rows, chunks and processor, and the dense form of the peer
     ("ttft_peers", "2048", "genai_own"),
     ("ttft_equal_loss", "4096", "genai_own"),
