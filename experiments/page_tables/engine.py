@@ -373,9 +373,7 @@ def ir_reuse_copies() -> str:
         "copying them, % of the chunk",
     ]
     header += ["decoding step, times its base", "prefill, times its base", "first decoding step, s", "times its base's first"]
-    first = rows[rows.metric == "step_s"].iloc[0]
-    n = f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
-    return table(header, lines, "study_ir_reuse_copies", n)
+    return table(header, lines, "study_ir_reuse_copies", _steps(rows))
 
 
 def ir_reuse_folding() -> str:
@@ -390,9 +388,13 @@ def ir_reuse_folding() -> str:
         lines.append([form, *costs, *steps])
     heads = ["form", "graphs", "calls", "compile, s", "memory, MB", "decoding step, times its base", "a call of it, ms"]
     heads += ["prefill, times its base", "a call of it, ms"]
+    return table(heads, lines, "study_ir_reuse_folding", f"{_steps(rows)}; graphs to memory: of decoding")
+
+
+def _steps(rows: pd.DataFrame) -> str:
+    """Of which decoder, behind how many tokens, and how often."""
     first = rows[rows.metric == "step_s"].iloc[0]
-    n = f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
-    return table(heads, lines, "study_ir_reuse_folding", f"{n}; graphs to memory: of decoding")
+    return f"{first.model}, {first.layers} layers, {first.context_tokens} earlier tokens, medians of {first.n} steps"
 
 
 def ir_reuse_layers() -> str:

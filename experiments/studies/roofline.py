@@ -48,8 +48,8 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class RooflineRow(SpreadRow):
-    """A stage of one layer, or a peak of the machine (`stage` empty): of the fastest round, with the
-    slower quartile as `low`.
+    """A stage of one layer, or a peak of the machine (`stage` empty): of the fastest round, with the slower
+    quartile as `low`.
 
     `phase` prefill or decode; `batch` sequences, each with a cache of its own; `arithmetic` float32, bfloat16 or int8: whose peak
     is the roof, with the other arithmetic's where a stage has two; `operations` and `bytes` are counted, of one call.
