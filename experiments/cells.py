@@ -1,5 +1,6 @@
 """One method at one retention, measured: loss on every window, fidelity on the first few, and what the task's questions score."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -44,6 +45,7 @@ class Cell:
     generation: dict[str, float] = field(default_factory=dict)  # empty where nothing was generated
     counts: dict[str, float] = field(default_factory=dict)  # `Estimator.counts`; empty where nothing ranked keys
     layer_errors: list[tuple[int, float]] = field(default_factory=list)  # layers and their output errors
+    window_divergences: list[float] = field(default_factory=list)  # from dense attention, nat, of the first windows
 
 
 @dataclass(frozen=True)
@@ -222,10 +224,15 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         generation=generation,
         counts=attachment.estimator.counts() if isinstance(attachment, Attachment) else {},
         layer_errors=list(observer.layers().items()) if observer else [],
+        window_divergences=divergences,
     )
 
 
 def paired_error(losses: list[float], dense: list[float]) -> float:
     """Standard error of the loss increase, paired window by window; not a number for a single window."""
-    increases = np.subtract(losses, dense)
-    return float(increases.std(ddof=1) / len(increases) ** 0.5) if len(increases) > 1 else float("nan")
+    return standard_error(np.subtract(losses, dense))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of a mean over windows; not a number for a single window."""
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")

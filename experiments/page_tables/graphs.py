@@ -1,6 +1,9 @@
 """Banks of graphs, and what their estimates find."""
 
+import pandas as pd
+
 from experiments.page_tables.common import INCREASE, one, rows_of, table
+from shadowattn.reporting.style import attending_to_all
 
 _BANK = {
     "build_and_compile_s": ("build and compile (target 3 s)", 3.0, "{:.2f} s"),
@@ -87,16 +90,11 @@ def _int8_outputs(name: str) -> str:
     rows = rows_of(name)
     at = rows[rows.metric == "loss_increase"].retention.iloc[0]
     found = rows[(rows.retention == at) & (rows.granularity == "row")].set_index(["method", "metric"]).value
-    losses = rows[rows.metric.isin(INCREASE)].set_index(["method", "metric"]).value
-    gains = rows[rows.metric.str.startswith("gain_over_float")].set_index(["method", "metric"]).value
     lines = []
     for method, words in _OUTPUTS.items():
         shares = (f"{100 * found[method, metric]:.1f}" for metric in ("recall", "worst_head_recall"))
-        above = "–"
-        if method != "float":
-            gain, low, high = (gains[method, f"gain_over_float{which}"] for which in ("", "_low", "_high"))
-            above = f"{-gain:+.3f} ({-high:+.3f} … {-low:+.3f})"
-        lines.append([words, *shares, "{:+.3f} ± {:.3f}".format(*(losses[method, metric] for metric in INCREASE)), above])
+        lines.append([words, *shares, *_loss_beside(rows, method, "float")])
+    lines += [[f"every key (`{method}`)", "–", "–", *_loss_beside(rows, method, "float")] for method in _whole(rows)]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = [
         "scores of the graphs",
@@ -106,6 +104,21 @@ def _int8_outputs(name: str) -> str:
         "above `float`",
     ]
     return table(header, lines, name, f"exact attention to the found keys; 95 % intervals, paired; n = {windows} windows")
+
+
+def _loss_beside(rows: pd.DataFrame, method: str, reference: str) -> tuple[str, str]:
+    """Loss above dense with its error, and above the reference with its interval."""
+    cells = rows[rows.method == method].set_index("metric").value
+    loss = "{:+.3f} ± {:.3f}".format(*(cells[metric] for metric in INCREASE))
+    if method == reference:
+        return loss, "–"
+    gain, low, high = (cells[f"gain_over_{reference}{which}"] for which in ("", "_low", "_high"))
+    return loss, f"{-gain:+.3f} ({-high:+.3f} … {-low:+.3f})"
+
+
+def _whole(rows: pd.DataFrame) -> list[str]:
+    """Methods that attend to every key."""
+    return list(dict.fromkeys(attending_to_all(rows).method))
 
 
 def grids() -> str:
@@ -126,6 +139,9 @@ def _grids(name: str) -> str:
     for method in dict.fromkeys(rows.method[rows.method.isin(recalls.index)]):
         loss = [cells.get((method, metric), float("nan")) for metric in INCREASE]
         lines.append([method, f"{100 * recalls[method]:.2f} %", "–" if loss[0] != loss[0] else f"{loss[0]:+.4f} ± {loss[1]:.4f}"])
+    for method in _whole(rows):
+        loss, error = (cells[method, metric] for metric in INCREASE)
+        lines.append([f"every key (`{method}`)", "–", f"{loss:+.4f} ± {error:.4f}"])
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["buckets, step, lookup", "exact top 20 % found", "loss above dense, nat"]
     return table(header, lines, name, f"n = {windows} windows")

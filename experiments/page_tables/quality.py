@@ -149,7 +149,9 @@ def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> s
     rows = rows[(rows.retention <= most) | rows.method.isin(whole)]
     losses, marks = loss_cells(rows)
     divergences = rows[rows.metric == "kl_divergence"].set_index(["method", "retention"])
-    cells = {at: f"{loss} · {divergences.value[at]:.3f}" for at, loss in losses.items()}
+    errors = rows[rows.metric == "kl_divergence_error"].set_index(["method", "retention"]).value
+    said = {at: f"{value:.3f}" + (f" ± {errors[at]:.3f}" if at in errors else "") for at, value in divergences.value.items()}
+    cells = {at: f"{loss} · {said[at]}" for at, loss in losses.items()}
     retentions = sorted({at for _, at in losses})
     methods = dict.fromkeys(name for name, _ in losses)
     lines = [[f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in methods]

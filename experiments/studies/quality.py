@@ -25,6 +25,7 @@ from experiments.cells import (
     measure_cell,
     method_row,
     paired_error,
+    standard_error,
 )
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
@@ -61,6 +62,9 @@ _UNITS = {
     "loss_increase_low": "nat",
     "loss_increase_high": "nat",
     "kl_divergence": "nat",
+    "kl_divergence_error": "nat",
+    "kl_divergence_low": "nat",
+    "kl_divergence_high": "nat",
     "first_divergent_token": "tokens",
     "first_divergent_token_min": "tokens",
     "first_divergent_token_max": "tokens",
@@ -255,7 +259,9 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
 
 
 def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
-    """The ends of the 95 % intervals of perplexity and loss increase, by the bootstrap of windows, paired for the increase."""
+    """The ends of the 95 % intervals of perplexity, loss increase and divergence, by the bootstrap of windows; the increase is
+    paired.
+    """
     if len(cell.window_losses) < 2:
         return []
     loss = bootstrap_interval(cell.window_losses)
@@ -263,7 +269,13 @@ def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
     if cell is not dense:
         increase = bootstrap_interval(np.subtract(cell.window_losses, dense.window_losses))
         ends |= {"loss_increase_low": increase.low, "loss_increase_high": increase.high}
-    return [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
+    rows = [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
+    if len(cell.window_divergences) < 2:
+        return rows
+    divergence = bootstrap_interval(cell.window_divergences)
+    ends = {"kl_divergence_low": divergence.low, "kl_divergence_high": divergence.high}
+    ends |= {"kl_divergence_error": standard_error(cell.window_divergences)}
+    return rows + [replace(row, metric=metric, value=value, n=divergence.n) for metric, value in ends.items()]
 
 
 def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:

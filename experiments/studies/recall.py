@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.banks import OUTPUTS
-from experiments.cells import Attachment, Cell, measure_cell, paired_error
+from experiments.cells import Attachment, Cell, FullAttachment, full_row, measure_cell, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab
 from experiments.offline import UNIFORM
@@ -31,11 +31,13 @@ from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.nncf import NNCF
 from shadowattn.online.estimators.quantised import Quantised
+from shadowattn.online.full_int8 import FullInt8
 from shadowattn.reporting import verdicts
 from shadowattn.reporting.figures.fig14 import draw as draw_fig14
 from shadowattn.reporting.figures.recall import draw as draw_recall
 from shadowattn.reporting.paper import TABLE_4, TABLE_4_RETENTIONS
 from shadowattn.reporting.rows import PlacedRow
+from shadowattn.reporting.style import attending_to_all
 from shadowattn.types import KEY_OFFSETS, ScaleGrid
 
 
@@ -109,7 +111,8 @@ class Recall(Study):
     """Recall of every one of `estimates` at `retentions`, one after the other.
 
     The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
-    them; null: the first. NNCF is calibrated on `nncf_samples` samples; 0 leaves it out. `sampled_rows` of each chunk are ranked.
+    them; null: the first. Beside them stand the methods of `full`, which attend to every key and rank none. NNCF is calibrated on
+    `nncf_samples` samples; 0 leaves it out. `sampled_rows` of each chunk are ranked.
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -121,7 +124,7 @@ class Recall(Study):
     on_gpu: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
-        *("kernel", "dense_above"),
+        *("kernel", "dense_above", "full"),
     )
     headline: ClassVar[tuple[str, ...]] = ("recall", "loss_increase")
 
@@ -220,13 +223,21 @@ class Recall(Study):
             losses[name] = cell["window_losses"]
             row = replace(_common(lab, name, estimate, n=len(windows)), **common)
             increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])
+        for name, full in lab.full.items():
+            cell = units.get(name, lambda full=full: asdict(self._full(lab, full, windows)))
+            losses[name] = cell["window_losses"]
+            row = replace(full_row(lab, lab.row(RecallRow), name), n=len(windows), unit="nat", key_offset=full.key_offset)
+            increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])
         reference = self.reference or next(iter(chosen))
         rows = list(increases.values())
         rows += [
             replace(row, metric="loss_increase_error", value=paired_error(losses[name], dense["window_losses"]))
             for name, row in increases.items()
         ]
-        return rows + comparison_rows(increases, losses, [(name, reference) for name in chosen if name != reference])
+        return rows + comparison_rows(increases, losses, [(name, reference) for name in increases if name != reference])
+
+    def _full(self, lab: Lab, full: FullInt8, windows: Tensor) -> Cell:
+        return measure_cell(lab, windows, FullAttachment(full, lab.offline.attention_ranges(full.key_offset)))
 
     def _quality(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Cell:
         profile = lab.offline.profile(UNIFORM, lab.retentions[0])
@@ -258,7 +269,8 @@ class Recall(Study):
             "recall by row, %", *(f"{retention:.0%}" for retention in retentions), f"pooled {least:.0%}", "worst head", "check",
             "score correlation", "clipped", "q, k zero", "loss +nat", title=title,
         )  # fmt: skip
-        for name, cell in rows.groupby("method", sort=False):
+        whole = attending_to_all(rows)
+        for name, cell in rows[~rows.method.isin(whole.method)].groupby("method", sort=False):
             by_row = cell[cell.granularity == "row"]
             means = by_row[by_row.metric == "recall"].set_index("retention").value
             worst = by_row[(by_row.metric == "worst_head_recall") & (by_row.retention == least)].iloc[0]
@@ -276,6 +288,8 @@ class Recall(Study):
                 f"{_percent(figures, 'q_zero')}, {_percent(figures, 'k_zero')}" if "q_zero" in figures else "",
                 f"{figures['loss_increase']:.4f}" if "loss_increase" in figures else "",
             )
+        for one in whole[whole.metric == "loss_increase"].itertuples():
+            table.add_row(f"{one.method}, every key", *[""] * (len(table.columns) - 2), f"{one.value:.4f}")
         if retentions == sorted(TABLE_4_RETENTIONS):
             for model, values in TABLE_4.items():
                 table.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")

@@ -76,7 +76,7 @@ def test_recall_and_shared_lists_are_measured_on_the_gpu(gpu, run):
     pair = both(run, "recall", *recall, *FUSED[1:])
     assert_alike(*pair, ["recall"], rtol=1e-2)
     assert_alike(*pair, ["loss_increase"], atol=1e-3)
-    assert set(pair[1].method) == {"static", "dynamic", "int8"}
+    assert set(pair[1].method) == {"static", "dynamic", "int8", "npu_full"}
     blocks = ["study._target_=experiments.studies.query_block.QueryBlock", "study.query_blocks=[8]", "study.rounds=1"]
     blocks += ["study.block_scores=[leading_query,max]", "method=per_row", "retention=0.3"]
     pair = both(run, "blocks", *blocks, *FUSED)

@@ -25,13 +25,15 @@ def draw(rows: pd.DataFrame) -> Figure:
     whole = attending_to_all(rows)
     sparse = rows[(rows.method != "dense") & (rows.retention < 1)]  # at 1 every method that estimates is dense
     shown = pd.concat([sparse, whole])
-    errors = shown[shown.metric == "loss_increase_error"].set_index(["method", "retention"])
+    errors = shown[shown.metric.isin(["loss_increase_error", "kl_divergence_error"])]
+    errors = errors.set_index(["metric", "method", "retention"]).sort_index()
     few = sparse.retention.nunique() < 3
     panels = [metric for metric in _QUALITY if metric != "kl_divergence" or (rows.metric == metric).any()]
     drawn, axes = new_figure(columns=2 if len(panels) == 4 else 3, rows=2)
     for axis, metric in zip(axes.flat, panels, strict=False):
         panel = (shown if few else sparse)[lambda frame, metric=metric: frame.metric == metric].set_index(["method", "retention"])
-        error = errors.value.reindex(panel.index) if metric == "loss_increase" else panel.value * 0
+        measured = f"{metric}_error" in errors.index.levels[0]
+        error = errors.value[f"{metric}_error"].reindex(panel.index) if measured else panel.value * 0
         (_dots if few else _lines_with_errors)(axis, panel.value, error)
         whole_of = whole[whole.metric == metric]
         if not few:
@@ -56,9 +58,13 @@ def draw(rows: pd.DataFrame) -> Figure:
     first = rows.iloc[0]
     devices = ", ".join(sorted(set(rows.estimate_device) - {"none"}))
     estimate = f", INT8 estimate on {devices}" if devices else ""
-    windows = f"n = {errors.n.iloc[0]} windows of {first.context_tokens} tokens" if len(errors) else f"n = {first.n} tokens"
+    of = {metric: int(part.n.iloc[0]) for metric, part in errors.groupby("metric")}
+    loss, divergence = of.get("loss_increase_error"), of.get("kl_divergence_error")
+    windows = f"n = {loss} windows of {first.context_tokens} tokens" if loss else f"n = {first.n} tokens"
+    windows += f", {divergence} for the divergence" if divergence not in (None, loss) else ""
+    bars = "loss and divergence" if divergence else "loss"
     drawn.suptitle(
-        f"{subject(rows)}, {windows}, loss ± one standard error · {first.measured}{estimate}, kernel {first.kernel}",
+        f"{subject(rows)}, {windows}, {bars} ± one standard error · {first.measured}{estimate}, kernel {first.kernel}",
         fontsize=9,
     )
     return drawn
