@@ -19,6 +19,7 @@ _ROUNDED = {
 _NPU_FULL = {
     "study_npu_full": "bundled, float32",
     "study_npu_full_smollm2": "SmolLM2, bfloat16",
+    "study_npu_full_stdlib": "SmolLM2, bfloat16, standard library",
     "study_npu_full_smollm2_float32": "SmolLM2, float32",
     "study_npu_full_qwen2_5_coder": "Qwen2.5-Coder-1.5B, bfloat16",
 }

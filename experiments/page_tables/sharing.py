@@ -57,6 +57,11 @@ def sharing_more() -> str:
     return _by_retention("study_query_block_smollm2_more")
 
 
+def sharing_stdlib() -> str:
+    """The same on the standard library."""
+    return _by_retention("study_query_block_stdlib")
+
+
 def sharing_qwen2_5_coder() -> str:
     """The same on Qwen2.5-Coder-1.5B."""
     return _by_retention("study_query_block_qwen2_5_coder")
