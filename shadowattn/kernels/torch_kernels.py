@@ -28,7 +28,7 @@ class TorchKernels:
         """
         count, rows, dim = q.shape
         if q.device.type != "cpu" and count * rows * k.shape[1] * 4 <= _GPU_SCORE_BYTES:
-            return _attend_masked(q, k[heads.kv], v[heads.kv], selection, scale)
+            return attend_masked(q, k[heads.kv], v[heads.kv], selection, scale)
         keys, block = k.shape[1], selection.query_block
         k, v = k.reshape(-1, dim), v.reshape(-1, dim)
         first_key = (heads.kv * keys)[:, None, None]
@@ -95,8 +95,8 @@ class TorchKernels:
         return Selection(indices, lists.indptr, lists.positions, lists.query_block)
 
 
-def _attend_masked(q: Tensor, k: Tensor, v: Tensor, selection: Selection, scale: float) -> Tensor:
-    """q [H, Q, D], k and v [H, K, D]."""
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, selection: Selection, scale: float) -> Tensor:
+    """Attention to the keys of `selection` by products with every key: q [H, Q, D], k and v [H, K, D]. Returns as q is."""
     heads, rows, keys = *q.shape[:2], k.shape[1]
     kept = torch.zeros(heads * selection.blocks, keys, dtype=torch.bool, device=q.device)
     lists = torch.arange(len(kept), device=q.device).repeat_interleave(selection.counts.flatten().to(torch.int64))

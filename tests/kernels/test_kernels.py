@@ -17,7 +17,7 @@ from shadowattn import kernels
 from shadowattn.errors import InputError
 from shadowattn.kernels import native, ops
 from shadowattn.kernels.native_kernels import NativeKernels
-from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.kernels.torch_kernels import TorchKernels, attend_masked
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.types import Heads, Lists, Selection
@@ -41,8 +41,15 @@ def implementation(name: str):
     return (TorchKernels(), nullcontext()) if name == "torch" else (NativeKernels(), native.forced_level(name))
 
 
+class Masked(TorchKernels):
+    """As on a GPU."""
+
+    def attend(self, q, k, v, selection, heads, *, scale):
+        return attend_masked(q, k[heads.kv], v[heads.kv], selection, scale)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", [*IMPLEMENTATIONS, "masked"])
 @given(
     dim=st.sampled_from([8, 16, 24, 64, 72, 80, 96, 128, 160, 200, 256]),
     heads=st.sampled_from([*HEADS, (7, 1), (6, 2)]),
@@ -64,7 +71,7 @@ def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_bloc
     retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
     lists = Rule(query_block).lists(retentions, positions)
     selection = TorchKernels().select(torch.rand(count, len(lists.candidates), rows + earlier), lists)
-    made, context = implementation(name)
+    made, context = (Masked(), nullcontext()) if name == "masked" else implementation(name)
     with context:
         out = made.attend(q, k, v, selection, Heads.all(count, groups), scale=0.3)
     expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), 0.3)
