@@ -27,7 +27,7 @@ from experiments.probes import probes
 from experiments.progress import bar, say
 from experiments.source import Code, current_code, stage_code
 from shadowattn.artifacts import Stage, Units, content_hash, versions
-from shadowattn.data.text import Corpus, line_windows, token_windows
+from shadowattn.data.text import Corpus, line_windows, token_ids, windows_of
 from shadowattn.devices import EstimateDevice, find_estimate_device
 from shadowattn.errors import InputError
 from shadowattn.evaluation.tasks import Question, Task
@@ -323,18 +323,27 @@ class Lab:
 
         `key`: the setting that their length comes from, for the error where the text is shorter than one.
         """
-        cut = line_windows if lines == "artifact" else token_windows
-        return self._windows(cut, "calibration", self.corpus.calibration, tokens, windows, key)
+        how = {"tokens": tokens, "windows": windows, "source": self._source("calibration"), "key": key}
+        if lines == "artifact":
+            return line_windows(self.corpus.calibration, self.loaded.tokenizer, **how)
+        return windows_of(self._calibration_ids, self.loaded.tokenizer, **how)
 
     def heldout(self, *, windows: int | None = None) -> Tensor:
         """The windows that results are measured on, `evaluation.windows` of them where no other number is given."""
         count = self.of("evaluation").windows if windows is None else windows
-        key = "evaluation.context_tokens"
-        return self._windows(token_windows, "held-out", self.corpus.heldout, self.context_tokens, count, key)
+        how = {"tokens": self.context_tokens, "windows": count, "source": self._source("held-out")}
+        return windows_of(self._heldout_ids, self.loaded.tokenizer, **how, key="evaluation.context_tokens")
 
-    def _windows(self, cut, kind: str, text: str, tokens: int, windows: int, key: str) -> Tensor:
-        source = f"data {self.corpus.name}, {kind} text"
-        return cut(text, self.loaded.tokenizer, tokens=tokens, windows=windows, source=source, key=key)
+    @cached_property
+    def _calibration_ids(self) -> Tensor:
+        return token_ids(self.corpus.calibration, self.loaded.tokenizer)
+
+    @cached_property
+    def _heldout_ids(self) -> Tensor:
+        return token_ids(self.corpus.heldout, self.loaded.tokenizer)
+
+    def _source(self, kind: str) -> str:
+        return f"data {self.corpus.name}, {kind} text"
 
     def stage(self, name: str, inputs: dict, *parts: dict) -> Stage:
         """A part of the offline stage, by today's code: done once for its inputs, kept, and found again.

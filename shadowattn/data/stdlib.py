@@ -6,6 +6,7 @@ the text it was measured on.
 """
 
 import hashlib
+import os
 import sysconfig
 from pathlib import Path
 
@@ -24,9 +25,11 @@ def stdlib_files(split: str) -> list[Path]:
     """The standard library's `.py` files of one split (`train`, `calibration` or `heldout`), in a fixed order."""
     if split not in _SPLITS:
         raise ValueError(f"expected a split out of {sorted(_SPLITS)}, got {split!r}")
-    root = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    return [root / path for path in paths if not _LEFT_OUT & set(Path(path).parts) and _bucket(path) in _SPLITS[split]]
+    root, paths = Path(sysconfig.get_paths()["stdlib"]), []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # installed packages can be many times the library
+        paths += [Path(folder, name).relative_to(root).as_posix() for name in files if name.endswith(".py")]
+    return [root / path for path in sorted(paths) if _bucket(path) in _SPLITS[split]]
 
 
 def stdlib_text(split: str) -> str:

@@ -98,15 +98,24 @@ def token_windows(text: str, tokenizer, *, tokens: int, windows: int, source: st
     Each begins with the tokenizer's beginning-of-sequence token where it adds one. Fewer windows come back where the text holds
     fewer; raises `InputError`, which names `key` as the setting of `tokens`, where it does not hold one.
     """
-    lead = leading_token(tokenizer)
+    return windows_of(token_ids(text, tokenizer), tokenizer, tokens=tokens, windows=windows, source=source, key=key)
+
+
+def token_ids(text: str, tokenizer) -> Tensor:
+    """All tokens of a text, int64 [T], without any special one."""
+    return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False).input_ids, dtype=torch.int64)
+
+
+def windows_of(ids: Tensor, tokenizer, *, tokens: int, windows: int, source: str, key: str = "tokens") -> Tensor:
+    """`token_windows` of a text whose tokens [T] are known."""
+    lead = torch.tensor(leading_token(tokenizer), dtype=torch.int64)
     body = tokens - len(lead)
-    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     whole = len(ids) // body
     if whole < 1:
         raise _too_short(source, body, len(ids), key)
     count = min(windows or whole, whole)
     starts = [index * whole // count * body for index in range(count)]
-    return torch.tensor([lead + ids[start : start + body] for start in starts])
+    return torch.stack([torch.cat([lead, ids[start : start + body]]) for start in starts])
 
 
 def line_windows(text: str, tokenizer, *, tokens: int, windows: int, source: str, key: str = "tokens") -> Tensor:
