@@ -263,14 +263,14 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses
             continue
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
         rest = [f"{at[metric, runner]:.1f}" for metric in ("cpu_seconds", "tokens_per_second")]
-        rest += [f"{at['reading_bytes', runner] / 1e6:.0f}"] if "reading_bytes" in at else []
+        rest += [f"{at[metric, runner] / 1e6:.0f}" for metric in _MEMORY if metric in at]
         rest += [f"{density[runner]:.1%}"] if len(density) else []
         words += ", output layer in INT8" if lost.get("output_layer", {}).get(runner) == "int8" else ""
         rest += [f"{lost.value[runner]:+.3f} ± {errors.value[runner]:.3f}"] if losses else []
         lines.append([words, *seconds, *rest])
     header = ["seconds to the first token", *(f"{length} tokens" for length in lengths)]
     header += [f"CPU seconds, {lengths[-1]}", "tokens a second after it"]
-    header += ["MB for a prompt"] if "reading_bytes" in at else []
+    header += [words for metric, words in _MEMORY.items() if metric in at]
     rounds, windows = int(rows.n[rows.metric == "time_to_first_token"].iloc[0]), int(errors.n.iloc[0])
     tokens = int(lost.n.iloc[0]) // windows + 1
     header += [f"of the keys, {tokens}"] if len(density) else []
@@ -278,6 +278,9 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses
     n = f"medians of {rounds} interleaved rounds"
     n += f"; losses of {windows} windows of {tokens} tokens, ± one standard error, paired" if losses else ", random weights"
     return table(header, lines, name, n)
+
+
+_MEMORY = {"reading_bytes": "MB for a prompt", "peak_bytes": "MB of the process"}
 
 
 def _base(rows: pd.DataFrame, others: Mapping[str, str]) -> str:

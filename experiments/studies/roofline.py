@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from shadowattn.interleave import Timing, interleave
 from shadowattn.kernels import NativeKernels, native
 from shadowattn.models.decoder import Decoder, read_decoder
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
 from shadowattn.reporting.figures.stage_roofline import draw as draw_stage_roofline
@@ -37,8 +39,9 @@ from shadowattn.types import BLOCK_POINTS
 PRECISIONS = {"float32": 4, "bfloat16": 4, "w8a8": 1}  # and the bytes of a weight: the graphs of bfloat16 read float32
 ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "w8a8": "int8"}
 _HEAD = "output layer"
-_DENSE, _TASK = "attend dense", "one task"
-_PREFILL = (*(f"blocks {one}" for one in PRECISIONS), _DENSE, f"{_DENSE} bfloat16", _TASK, f"{_TASK} bfloat16")
+_DENSE, _TASK, _LOOKED = "attend dense", "one task", "one task after a first look"
+_ATTENTION = (_DENSE, _TASK, _LOOKED)
+_PREFILL = (*(f"blocks {one}" for one in PRECISIONS), *_ATTENTION, *(f"{one} bfloat16" for one in _ATTENTION))
 _LEGEND = (
     "operations: products and sums, two for each multiply-accumulate; bytes: every tensor read or written once\n"
     "all layers: the stage's time in a step of the whole model\n"
@@ -85,9 +88,10 @@ class Roofline(Study):
     """Stages of the engine's first layer on random tensors: a chunk of `engine.chunk_tokens` rows at the end of each of `lengths`
     keys, and a decoding step of each of `batches` sequences there.
 
-    Blocks in each of `precisions`; of attention the dense form and, at `retention` in float32, INT8 estimate with selection,
-    attention to what it kept, both in one task, and selection alone from float16 scores as an NPU returns them; with bfloat16
-    among the precisions also dense attention and the one task in it; the output layer for a step's last rows. Peaks are those of
+    Blocks in each of `precisions`; of attention the dense form and, at `retention` in float32, the INT8 estimate alone, whose
+    scores are written to memory, and with selection, attention to what it kept, all in one task, the same in a prefill after a
+    first look (`hierarchical`), and selection alone from float16 scores as an NPU returns them; with bfloat16 among the
+    precisions also dense attention and the tasks in it; the output layer for a step's last rows. Peaks are those of
     `machine_peaks`. All take turns for `rounds` rounds.
     """
 
@@ -180,7 +184,7 @@ class Roofline(Study):
         stages |= _attention(decoder, retention, rows, batch, keys)
         if "bfloat16" in self.precisions:
             found = _attention(decoder, retention, rows, batch, keys, torch.bfloat16)
-            stages |= {f"{name} bfloat16": found[name] for name in (_DENSE, _TASK)}
+            stages |= {f"{name} bfloat16": found[name] for name in _ATTENTION if name in found}
         hidden, head = torch.randn(batch, decoder.hidden), decoder.head.float()
         operations, moved = 2.0 * batch * head.numel(), 4.0 * (head.numel() + batch * sum(head.shape))
         return stages | {_HEAD: Stage(lambda: hidden @ head.T, "float32", operations, moved)}
@@ -201,7 +205,7 @@ def bound_by(intensity: float, arithmetic: str, peaks: pd.DataFrame) -> str:
 
 
 def prefill_seconds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of a whole prompt in the blocks, in dense attention and in the one task: index stage, context_tokens.
+    """Seconds of a whole prompt in the blocks, in dense attention and in the tasks: index stage, context_tokens.
 
     `taken`: as if all chunks went at the rate of the last, which was measured; `least`: at that chunk's roof. Blocks take whole
     chunks, and attention what its rows see: the keys up to their own.
@@ -244,6 +248,7 @@ def _attention(
     chunks = [_chunk(decoder, retention, rows, keys, seed, dtype) for seed in range(batch)]
     arithmetic, size = ("float32", 4) if dtype == torch.float32 else ("bfloat16", 2)
     estimators = [Int8Fused.of(chunk.q, chunk.k) for chunk in chunks]
+    looking = [Hierarchical.of(chunk.q, chunk.k) for chunk in chunks]
     lists = rule.lists(chunks[0].retention, chunks[0].positions)
     kept = [one.select(chunk, rule, lists, kernels) for one, chunk in zip(estimators, chunks, strict=True)]
     scores = [(one.scores(chunk) / 127**2).half() for one, chunk in zip(estimators, chunks, strict=True)]
@@ -257,6 +262,10 @@ def _attention(
 
     def estimate() -> None:
         for one, chunk in zip(estimators, chunks, strict=True):
+            one.scores(chunk)
+
+    def choose() -> None:
+        for one, chunk in zip(estimators, chunks, strict=True):
             one.select(chunk, rule, lists, kernels)
 
     def attend() -> None:
@@ -267,22 +276,30 @@ def _attention(
         for of in scores:
             kernels.select(of, lists)
 
-    def together() -> None:
-        for one, chunk in zip(estimators, chunks, strict=True):
+    def together(those: Sequence[Int8Fused]) -> None:
+        for one, chunk in zip(those, chunks, strict=True):
             one.attend(chunk, rule, lists, listed=False)
 
     operations = 2.0 * visible * shape.head_dim
     entries = share * visible  # of all lists
     attends = {arithmetic: 2 * operations * share}
     read = min(2 * k_size, 2 * entries * shape.head_dim)  # of K and V, where lists hold fewer than all keys together
-    return {
+    whole = size * (2 * q_size + read) + k_size
+    stages = {
         _DENSE: Stage(dense, arithmetic, 2 * operations, size * (2 * q_size + 2 * k_size)),
-        "estimate + select": Stage(estimate, "int8", operations, size * q_size + k_size + 4 * entries, sparse=True),
+        "estimate": Stage(estimate, "int8", operations, size * q_size + k_size + 4 * batch * shape.heads * rows * keys),
+        "estimate + select": Stage(choose, "int8", operations, size * q_size + k_size + 4 * entries, sparse=True),
         # A comparison a score.
         "select": Stage(select, "float32", visible, 2 * batch * shape.heads * rows * keys + 4 * entries, sparse=True),
         "attend sparse": Stage(attend, arithmetic, 2 * operations * share, size * (2 * q_size + read) + 4 * entries, sparse=True),
-        _TASK: Stage(together, "int8", operations, size * (2 * q_size + read) + k_size, True, attends),
+        _TASK: Stage(partial(together, estimators), "int8", operations, whole, True, attends),
     }
+    if rows > 1:  # a single row is a block of its own, whose first look would be the estimate
+        block, through = looking[0].block_rows, looking[0].candidates
+        # Products of a row for each block with every key, and of every row with the keys that came through.
+        looked = operations * (1 / min(block, rows) + min(1.0, through * share))
+        stages[_LOOKED] = Stage(partial(together, looking), "int8", looked, whole, True, attends)
+    return stages
 
 
 def _chunk(decoder: Decoder, retention: float, rows: int, keys: int, seed: int, dtype: torch.dtype) -> Chunk:

@@ -14,7 +14,7 @@ from rich.table import Table
 from experiments.cells import paired_error
 from experiments.engines import refuse_form, refuse_look_ahead
 from experiments.lab import Lab
-from experiments.own_process import check_memory, in_own_process, peak_bytes
+from experiments.own_process import check_memory, in_own_process, peak_bytes, peak_resident_bytes
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
@@ -91,7 +91,7 @@ class Ttft(Study):
         say(f"ttft: {len(self.runners)} runners, prompts of {', '.join(map(str, self.prompts))} tokens, {self.rounds} rounds")
         row = replace(lab.row(TtftRow), path_kind="timing", threads=torch.get_num_threads(), n=self.rounds)
         if self.memory:  # first, while this process holds no readers
-            rows += self._memory_rows(lab, replace(row, metric="reading_bytes", unit="bytes", n=1))
+            rows += self._memory_rows(lab, replace(row, unit="bytes", n=1))
         for tokens in bar(self.prompts, "ttft"):
             prompts = self._prompts(lab, tokens)
             # In a process of its own, since the memory of all readers together is not given back for the next length.
@@ -123,9 +123,9 @@ class Ttft(Study):
         units, rows, tokens = lab.units("memory"), [], max(self.prompts)
         prompt = self._prompts(lab, tokens)[0]
         for name, runner in bar(list(self.runners.items()), "memory"):
-            peak = float(units.get(name, partial(in_own_process, reading_bytes, lab, runner, prompt)))
+            found = units.get(name, partial(in_own_process, reading_bytes, lab, runner, prompt))
             cell = replace(self._of(row, name), context_tokens=tokens)
-            rows.append(replace(cell, value=peak, low=peak, high=peak))
+            rows += [replace(cell, metric=metric, value=value, low=value, high=value) for metric, value in found.items()]
         return rows
 
     def _quality_rows(self, lab: Lab, row: TtftRow) -> list[TtftRow]:
@@ -152,20 +152,20 @@ class Ttft(Study):
         longest = max(self.prompts)
         at = {metric: rows[(rows.metric == metric) & (rows.context_tokens == longest)].set_index("method").value for metric in
               ("times_faster", "cpu_seconds", "tokens_per_second")}  # fmt: skip
-        peaks = rows[rows.metric == "reading_bytes"].set_index("method").value
+        peaks = rows[rows.metric.isin(["reading_bytes", "peak_bytes"])].set_index(["method", "metric"]).value
         loss, error, density = (
             rows[rows.metric == metric].set_index("method").value
             for metric in ("loss_increase", "loss_increase_error", "density")
         )
+        memory = ["MB for the prompt", "MB of the process"] if len(peaks) else []
         table = Table(
             "seconds to the first token", *(f"{tokens} tokens" for tokens in self.prompts), f"times faster, {longest}",
-            "CPU seconds", "tokens/s after it", *(["memory, MB"] if len(peaks) else []), "of the keys", "loss above, nat",
-            title=title, title_justify="left",
+            "CPU seconds", "tokens/s after it", *memory, "of the keys", "loss above, nat", title=title, title_justify="left",
         )  # fmt: skip
         for name in self.runners:
             cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
             cells += [f"{values[name]:.2f}" for values in at.values()]
-            cells += [f"{peaks[name] / 1e6:.0f}"] if name in peaks else []
+            cells += [f"{peaks[name, metric] / 1e6:.0f}" for metric in ("reading_bytes", "peak_bytes") if len(peaks)]
             table.add_row(name, *cells, f"{density[name]:.0%}", f"{loss[name]:+.3f} ± {error[name]:.3f}")
         return table
 
@@ -186,11 +186,14 @@ def taken_seconds(lab: Lab, runners: dict[str, Runner], prompts: list[list[int]]
     return taken
 
 
-def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> int:
-    """What a runner needs at most for a prompt, keys and values included, beyond what this process holds once it can read one."""
+def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> dict[str, float]:
+    """What a runner needs at most for a prompt, keys and values included: `reading_bytes` beyond what this process holds once it
+    can read one, and `peak_bytes` of the whole process meanwhile, with its model and libraries.
+    """
     read = runner.reader(lab, len(prompt) + 1)
     list(read(prompt[:_SHORT], 1))
-    return peak_bytes(lambda: list(read(prompt, 1)))
+    reading = peak_bytes(lambda: list(read(prompt, 1)))
+    return {"reading_bytes": float(reading), "peak_bytes": float(peak_resident_bytes())}
 
 
 def _quality(runner: Runner, lab: Lab, windows: torch.Tensor) -> dict[str, Any]:
