@@ -3,10 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import openvino as ov
 import torch
+from openvino import opset13 as op
+from torch import Tensor
 
+from shadowattn.errors import InputError
+from shadowattn.graphs.core import core
+from shadowattn.graphs.cpu import runs_in_int8
+from shadowattn.graphs.estimation import quantised
 from shadowattn.interleave import Timing
-from shadowattn.models.linear import has_onednn, onednn
+from shadowattn.models.linear import has_bfloat16_products, has_onednn, onednn, widened
 
 _MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
 
@@ -34,7 +42,11 @@ PEAKS: Mapping[str, Peak] = {
 
 
 def peak_calls() -> dict[str, Callable[[], object]]:
-    """A call for each of `PEAKS`: products of two 2048 × 2048 matrices, of a matrix of 256 MiB and a vector, all by torch."""
+    """A call for each of `PEAKS`: products of two 2048 × 2048 matrices, and of a matrix of 256 MiB and a vector.
+
+    All by torch, where it has more than a plain loop for them: on a processor without products in bfloat16 they are float32's of
+    the same values, and on one without VNNI OpenVINO multiplies in INT8.
+    """
     a, b = torch.randn(2, _MATRIX, _MATRIX)
     big, half = torch.ones(_ARRAY // _MATRIX, _MATRIX), (a.bfloat16(), b.bfloat16())
     integers = [(20 * x).clamp(-127, 127).to(torch.int8) for x in (a, b)]
@@ -42,6 +54,22 @@ def peak_calls() -> dict[str, Callable[[], object]]:
         "bandwidth": lambda: big @ big[0],  # the sum of as many numbers was slower
         # By oneDNN where torch has it: its float32 products by MKL reach half of that on some processors.
         "float32": lambda: onednn(a, b, None) if has_onednn() else a @ b,
-        "bfloat16": lambda: half[0] @ half[1],
-        "int8": lambda: torch._int_mm(*integers),
+        "bfloat16": lambda: half[0] @ half[1] if has_bfloat16_products() else widened(*half, None),
+        "int8": (lambda: torch._int_mm(*integers)) if torch.cpu._is_vnni_supported() else int8_product(*integers),
     }
+
+
+def int8_product(a: Tensor, b: Tensor) -> Callable[[], np.ndarray]:
+    """What multiplies two square matrices of int8 by OpenVINO's INT8 kernels, which saturate sums of large pairs without VNNI.
+
+    Returns the product's elements as float32, at [0, 0]. Raises `InputError` where OpenVINO multiplies otherwise.
+    """
+    size = len(a)
+    given = [op.parameter([1, 1, size, size], ov.Type.f32) for _ in range(2)]
+    product = op.matmul(*(quantised(x, 1.0) for x in given), False, False)
+    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = core().compile_model(ov.Model([op.result(product)], given), "CPU", hints)
+    if not runs_in_int8(compiled):
+        raise InputError("peak int8: expected torch or OpenVINO to multiply in INT8, got a processor on which neither does")
+    request, values = compiled.create_infer_request(), [x.float().numpy()[None, None] for x in (a, b)]
+    return lambda: request.infer(values, share_inputs=True, share_outputs=True)[0]

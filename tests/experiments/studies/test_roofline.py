@@ -1,7 +1,8 @@
 import pandas as pd
 import pytest
+import torch
 
-from experiments.machine_peaks import Peak
+from experiments.machine_peaks import Peak, int8_product
 from experiments.studies.roofline import bound_by, prefill_seconds
 from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from shadowattn.interleave import Timing
@@ -24,6 +25,7 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     stages = {
         *(f"blocks {precision}" for precision in PRECISIONS),
         "attend dense",
+        "estimate",
         "estimate + select",
         "select",
         "attend sparse",
@@ -31,14 +33,20 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
         "output layer",
         *(("attend dense bfloat16", "one task bfloat16") if "bfloat16" in PRECISIONS else ()),
     }
-    for phase, batch in (("prefill", 1), ("decode", 1), ("decode", 3)):
-        assert set(cells.loc["time", phase, batch].index) == stages
+    looked = {"one task after a first look", *(("one task after a first look bfloat16",) if "bfloat16" in PRECISIONS else ())}
+    assert set(cells.loc["time", "prefill", 1].index) == stages | looked
+    for batch in (1, 3):
+        assert set(cells.loc["time", "decode", batch].index) == stages
     dense, sparse, estimate = (
         cells.loc["rate", "prefill", 1, stage] for stage in ("attend dense", "attend sparse", "estimate + select")
     )
     assert sparse.operations == pytest.approx(0.2 * dense.operations, rel=0.05)  # budgets are rounded up
     assert estimate.operations == dense.operations / 2  # scores alone
     assert cells.loc["rate", "prefill", 1, "one task"].operations == pytest.approx(estimate.operations + sparse.operations)
+    assert cells.loc["rate", "prefill", 1, "estimate"].operations == estimate.operations
+    # A row a block ranks all keys, and every row those that came through, twice a fifth of them.
+    products = cells.loc["rate", "prefill", 1, "one task after a first look"].operations - sparse.operations
+    assert 0.4 * estimate.operations < products < 0.5 * estimate.operations
     assert (cells.loc["rate", "decode", 3].operations == 3 * cells.loc["rate", "decode", 1].operations).all()
     one, three = (cells.loc["rate", "decode", batch, "blocks float32"] for batch in (1, 3))
     assert one.bytes < three.bytes < 1.5 * one.bytes  # weights are read once for all sequences
@@ -61,6 +69,11 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     said = capsys.readouterr().out
     assert "bandwidth" in said
     assert "a whole prompt, by its last chunk" in said
+
+
+def test_the_peak_of_int8_without_vnni_is_of_a_product():
+    a, b = torch.randint(-20, 21, (2, 64, 64), dtype=torch.int8)  # sums of pairs stay below 16 bits
+    assert torch.from_numpy(int8_product(a, b)()[0, 0].copy()).equal(a.float() @ b.float())
 
 
 def test_a_prompt_takes_its_blocks_as_often_as_it_has_chunks_and_attention_by_the_keys_that_rows_see():
