@@ -1,5 +1,6 @@
 """What the machine can do: the peaks of matrix products in three arithmetics and the bandwidth of memory, as calls to time."""
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import runs_in_int8
 from shadowattn.graphs.estimation import quantised
 from shadowattn.interleave import Timing
-from shadowattn.models.linear import has_bfloat16_products, has_onednn, onednn, widened
+from shadowattn.models.linear import has_bfloat16_products, has_onednn, onednn
 
 _MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
 
@@ -42,26 +43,41 @@ PEAKS: Mapping[str, Peak] = {
 
 
 def peak_calls() -> dict[str, Callable[[], object]]:
-    """A call for each of `PEAKS`: products of two 2048 × 2048 matrices, and of a matrix of 256 MiB and a vector.
+    """A call for each of `PEAKS`: products of two 2048 × 2048 matrices, and of a matrix of 256 MiB and a vector, by torch.
 
-    All by torch, where it has more than a plain loop for them: on a processor without products in bfloat16 they are float32's of
-    the same values, and on one without VNNI OpenVINO multiplies in INT8.
+    A processor without products in bfloat16 has no such peak. In INT8 it may be OpenVINO that multiplies (`multiplies_int8`).
+    Raises `InputError` where it cannot.
     """
     a, b = torch.randn(2, _MATRIX, _MATRIX)
     big, half = torch.ones(_ARRAY // _MATRIX, _MATRIX), (a.bfloat16(), b.bfloat16())
     integers = [(20 * x).clamp(-127, 127).to(torch.int8) for x in (a, b)]
-    return {
+    calls = {
         "bandwidth": lambda: big @ big[0],  # the sum of as many numbers was slower
         # By oneDNN where torch has it: its float32 products by MKL reach half of that on some processors.
         "float32": lambda: onednn(a, b, None) if has_onednn() else a @ b,
-        "bfloat16": lambda: half[0] @ half[1] if has_bfloat16_products() else widened(*half, None),
-        "int8": (lambda: torch._int_mm(*integers)) if torch.cpu._is_vnni_supported() else int8_product(*integers),
+        "bfloat16": lambda: half[0] @ half[1],
+        "int8": (lambda: torch._int_mm(*integers)) if multiplies_int8() == "torch" else int8_product(*integers),
     }
+    return calls if has_bfloat16_products() else {name: call for name, call in calls.items() if name != "bfloat16"}
+
+
+def multiplies_int8() -> str:
+    """Whose INT8 products the peak is of: torch's, or on an x86 processor without VNNI, for which torch has but a plain loop of
+    some 10⁹ operations a second, OpenVINO's.
+    """
+    plain = platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_vnni_supported()
+    return "OpenVINO" if plain else "torch"
+
+
+def peak_flag(name: str) -> str:
+    """What a row says of a peak that is not of torch's products."""
+    return f"of {multiplies_int8()}'s products" if name == "int8" and multiplies_int8() != "torch" else ""
 
 
 def int8_product(a: Tensor, b: Tensor) -> Callable[[], np.ndarray]:
     """What multiplies two square matrices of int8 by OpenVINO's INT8 kernels, which saturate sums of large pairs without VNNI.
 
+    A call also makes bytes of both matrices' float32 values, a fifth of its time at the size of the peaks or less.
     Returns the product's elements as float32, at [0, 0]. Raises `InputError` where OpenVINO multiplies otherwise.
     """
     size = len(a)
@@ -70,6 +86,9 @@ def int8_product(a: Tensor, b: Tensor) -> Callable[[], np.ndarray]:
     hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = core().compile_model(ov.Model([op.result(product)], given), "CPU", hints)
     if not runs_in_int8(compiled):
-        raise InputError("peak int8: expected torch or OpenVINO to multiply in INT8, got a processor on which neither does")
+        raise InputError(
+            "peak int8: expected torch or OpenVINO to multiply in INT8, got a processor on which neither does; measure peaks on "
+            "another"
+        )
     request, values = compiled.create_infer_request(), [x.float().numpy()[None, None] for x in (a, b)]
     return lambda: request.infer(values, share_inputs=True, share_outputs=True)[0]

@@ -280,7 +280,7 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses
     return table(header, lines, name, n)
 
 
-_MEMORY = {"reading_bytes": "MB for a prompt", "peak_bytes": "MB of the process"}
+_MEMORY = {"reading_bytes": "MB for a prompt", "process_peak_bytes": "MB of the process"}
 
 
 def _base(rows: pd.DataFrame, others: Mapping[str, str]) -> str:
@@ -303,6 +303,9 @@ def roofline_amx() -> str:
     for stage in dict.fromkeys(stages.stage):
         line = [stage]
         for column in columns:
+            if (*column, stage) not in counted.index:  # a single row has no first look
+                line.append("")
+                continue
             of = counted.loc[(*column, stage)]
             bound = bound_by(of.operations / of.bytes, of.arithmetic, peaks)
             line.append(

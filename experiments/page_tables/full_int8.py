@@ -36,12 +36,12 @@ def npu_full() -> str:
         return f"{loss:+.3f} ± {error:.3f} · {divergence:.3f}"
 
     lines = [[words, *(cell(losses, method) for losses in cells)] for method, words in _ROUNDED.items()]
-    windows = [int(rows_of(name).query("metric == 'loss_increase_error'").n.iloc[0]) for name in _NPU_FULL]
+    counted = {name: rows_of(name).groupby("metric").n.first() for name in _NPU_FULL}
+    said = {name: f"n = {of.loss_increase_error} windows, KL over {of.kl_divergence} tokens" for name, of in counted.items()}
     header = ["rounded to INT8", *_NPU_FULL.values()]
-    n = f"loss above dense ± standard error · KL divergence from dense, nat; n = {windows[0]} windows"
     first, *others = _NPU_FULL
-    others = [source(name, f"n = {count} windows") for name, count in zip(others, windows[1:], strict=True)]
-    return "\n\n".join([table(header, lines, first, n), *others])
+    n = f"loss above dense ± standard error · KL divergence from dense, nat; {said[first]}"
+    return "\n\n".join([table(header, lines, first, n), *(source(name, said[name]) for name in others)])
 
 
 _SIGNALS = {

@@ -57,6 +57,8 @@ def recall() -> str:
         sets[name] = rows[(rows.retention == 0.2) & (rows.granularity == "row")]
 
     def cell(name: str, method: str) -> str:
+        if method not in set(sets[name].method):  # newer than the rows
+            return "–"
         mean, worst = (100 * one(sets[name], method=method, metric=metric) for metric in ("recall", "worst_head_recall"))
         return f"{mean:.2f}, {worst:.1f}"
 

@@ -157,7 +157,7 @@ def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> s
     lines = [[f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in methods]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense · KL from dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    n = f"n = {windows} windows, ± one standard error, paired; KL over {int(divergences.n.iloc[0])} tokens{marks}"
+    n = f"n = {windows} windows, losses ± one standard error, paired; KL over {int(divergences.n.iloc[0])} tokens{marks}"
     return table(header, lines, name, n)
 
 

@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
-from experiments.machine_peaks import PEAKS, peak_calls
+from experiments.machine_peaks import PEAKS, peak_calls, peak_flag
 from experiments.own_process import check_memory, in_own_process
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
@@ -237,8 +237,10 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         return
     timings = {name: Timing(tuple(seconds)) for name, seconds in figures.items()}
     if part == "machine":
-        for name, peak in PEAKS.items():
-            yield one("machine", peak.metric, peak.rates(timings[name])[0], peak.unit, len(timings[name].seconds))
+        for name, timing in timings.items():
+            peak = PEAKS[name]
+            of = one("machine", peak.metric, peak.rates(timing)[0], peak.unit, len(timing.seconds))
+            yield replace(of, flag=peak_flag(name))
         return
     if part == "chunk":
         pairs = zip(timings["estimate + select"].seconds, timings["estimate"].seconds, strict=True)

@@ -32,7 +32,7 @@ from experiments.lab import Lab, MethodSettings
 from experiments.progress import say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
-from shadowattn.evaluation.intervals import bootstrap_interval
+from shadowattn.evaluation.intervals import bootstrap_interval, mean_interval
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.evaluation.tasks import mean_change, mean_score
 from shadowattn.offline import save_profile
@@ -259,8 +259,8 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
 
 
 def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
-    """The ends of the 95 % intervals of perplexity, loss increase and divergence, by the bootstrap of windows; the increase is
-    paired.
+    """The ends of the 95 % intervals: of perplexity and loss increase, which is paired, by the bootstrap of windows, of the
+    divergence, on the first windows alone, Student's.
     """
     if len(cell.window_losses) < 2:
         return []
@@ -272,7 +272,7 @@ def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
     rows = [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
     if len(cell.window_divergences) < 2:
         return rows
-    divergence = bootstrap_interval(cell.window_divergences)
+    divergence = mean_interval(cell.window_divergences)  # of fewer windows, for which a bootstrap is too short
     ends = {"kl_divergence_low": divergence.low, "kl_divergence_high": divergence.high}
     ends |= {"kl_divergence_error": standard_error(cell.window_divergences)}
     return rows + [replace(row, metric=metric, value=value, n=divergence.n) for metric, value in ends.items()]

@@ -146,6 +146,8 @@ class Recall(Study):
         check_count("study.sampled_rows", self.sampled_rows)
 
     def check(self, lab: Lab) -> None:
+        if both := sorted(set(self._estimates) & set(lab.full)):
+            raise InputError(f"full.{both[0]}: study.estimates has the same name; call one of them otherwise")
         for name, estimate in self._estimates.items():
             if estimate.nncf and lab.gpu:
                 raise InputError(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experiments.engines import refuse_form, refuse_look_ahead
 from experiments.lab import Lab
-from experiments.machine_peaks import PEAKS, peak_calls
+from experiments.machine_peaks import PEAKS, peak_calls, peak_flag
 from experiments.progress import bar, say
 from experiments.refusals import check_choice, check_count
 from experiments.studies.base import Study
@@ -34,11 +34,14 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
 from shadowattn.reporting.figures.stage_roofline import draw as draw_stage_roofline
 from shadowattn.reporting.rows import SpreadRow
-from shadowattn.types import BLOCK_POINTS
+from shadowattn.types import BLOCK_POINTS, Lists
 
 PRECISIONS = {"float32": 4, "bfloat16": 4, "w8a8": 1}  # and the bytes of a weight: the graphs of bfloat16 read float32
 ARITHMETIC = {"float32": "float32", "bfloat16": "bfloat16", "w8a8": "int8"}
 _HEAD = "output layer"
+_THROUGH = (
+    1.25  # times the budget: what a first look lets through in `conf/estimator/hierarchical.yaml`, whose spared heads have none
+)
 _DENSE, _TASK, _LOOKED = "attend dense", "one task", "one task after a first look"
 _ATTENTION = (_DENSE, _TASK, _LOOKED)
 _PREFILL = (*(f"blocks {one}" for one in PRECISIONS), *_ATTENTION, *(f"{one} bfloat16" for one in _ATTENTION))
@@ -90,9 +93,9 @@ class Roofline(Study):
 
     Blocks in each of `precisions`; of attention the dense form and, at `retention` in float32, the INT8 estimate alone, whose
     scores are written to memory, and with selection, attention to what it kept, all in one task, the same in a prefill after a
-    first look (`hierarchical`), and selection alone from float16 scores as an NPU returns them; with bfloat16 among the
-    precisions also dense attention and the tasks in it; the output layer for a step's last rows. Peaks are those of
-    `machine_peaks`. All take turns for `rounds` rounds.
+    first look that lets 1.25 times the budget through (`hierarchical` with no head spared), and selection alone from float16
+    scores as an NPU returns them; with bfloat16 among the precisions also dense attention and the tasks in it; the output layer
+    for a step's last rows. Peaks are those of `machine_peaks`. All take turns for `rounds` rounds.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 8192])
@@ -133,9 +136,10 @@ class Roofline(Study):
         units, made = lab.units("times"), []
         row = replace(lab.timing_row(RooflineRow), method="machine", n=self.rounds, retention=1.0)
         timings = _timings(units.get("machine", lambda: _seconds(peak_calls(), self.rounds)))
-        for name, peak in PEAKS.items():
-            value, low, high = peak.rates(timings[name])
-            made.append(replace(row, metric=peak.metric, value=value, low=low, high=high, unit=peak.unit))
+        for name, timing in timings.items():
+            value, low, high = PEAKS[name].rates(timing)
+            of = replace(row, metric=PEAKS[name].metric, unit=PEAKS[name].unit, flag=peak_flag(name))
+            made.append(replace(of, value=value, low=low, high=high))
         peaks = {one.metric: one.value for one in made}
         for phase, batch, keys in bar(cases, "cases"):
             stages = self._stages(decoder, lab.of("retention"), phase, rows if phase == "prefill" else 1, batch, keys)
@@ -248,7 +252,7 @@ def _attention(
     chunks = [_chunk(decoder, retention, rows, keys, seed, dtype) for seed in range(batch)]
     arithmetic, size = ("float32", 4) if dtype == torch.float32 else ("bfloat16", 2)
     estimators = [Int8Fused.of(chunk.q, chunk.k) for chunk in chunks]
-    looking = [Hierarchical.of(chunk.q, chunk.k) for chunk in chunks]
+    looking = [replace(Hierarchical.of(chunk.q, chunk.k), candidates=_THROUGH) for chunk in chunks]
     lists = rule.lists(chunks[0].retention, chunks[0].positions)
     kept = [one.select(chunk, rule, lists, kernels) for one, chunk in zip(estimators, chunks, strict=True)]
     scores = [(one.scores(chunk) / 127**2).half() for one, chunk in zip(estimators, chunks, strict=True)]
@@ -295,11 +299,21 @@ def _attention(
         _TASK: Stage(partial(together, estimators), "int8", operations, whole, True, attends),
     }
     if rows > 1:  # a single row is a block of its own, whose first look would be the estimate
-        block, through = looking[0].block_rows, looking[0].candidates
-        # Products of a row for each block with every key, and of every row with the keys that came through.
-        looked = operations * (1 / min(block, rows) + min(1.0, through * share))
+        looked = 2.0 * shape.head_dim * batch * _looked_at(chunks[0].positions, lists, looking[0].block_rows)
         stages[_LOOKED] = Stage(partial(together, looking), "int8", looked, whole, True, attends)
     return stages
+
+
+def _looked_at(positions: Tensor, lists: Lists, block: int) -> float:
+    """Products of a query with a key, of all heads: of each block's mean query with the keys up to its first row, and of each row
+    with those that came through, the `block` keys up to the first row and the block's own up to itself.
+    """
+    first = torch.arange(len(positions)) // block * block
+    last = (first + block - 1).clamp(max=len(positions) - 1)
+    through = (_THROUGH * lists.indptr.diff().view(-1, len(positions))[:, last]).ceil()  # [H, Q]
+    seen, start = positions + 1, positions[first] + 1
+    ranked = torch.minimum(through + block + (seen - start), seen)
+    return float(ranked.sum() + len(ranked) * start[::block].sum())
 
 
 def _chunk(decoder: Decoder, retention: float, rows: int, keys: int, seed: int, dtype: torch.dtype) -> Chunk:

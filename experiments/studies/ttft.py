@@ -42,7 +42,7 @@ class Ttft(Study):
     Runners take turns in one process for each length, `rounds` rounds after one that does not count. Each round has a prompt of
     its own, the same for all runners. `baseline` is the runner that others are held to, in time and in the loss of the
     evaluation's windows. With `memory` each also reads a longest prompt in a process of its own, which tells what that takes
-    beside the model.
+    beside the model, and what the whole process takes meanwhile.
     """
 
     runners: dict[str, Any] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Ttft(Study):
         longest = max(self.prompts)
         at = {metric: rows[(rows.metric == metric) & (rows.context_tokens == longest)].set_index("method").value for metric in
               ("times_faster", "cpu_seconds", "tokens_per_second")}  # fmt: skip
-        peaks = rows[rows.metric.isin(["reading_bytes", "peak_bytes"])].set_index(["method", "metric"]).value
+        peaks = rows[rows.metric.isin(["reading_bytes", "process_peak_bytes"])].set_index(["method", "metric"]).value
         loss, error, density = (
             rows[rows.metric == metric].set_index("method").value
             for metric in ("loss_increase", "loss_increase_error", "density")
@@ -165,7 +165,7 @@ class Ttft(Study):
         for name in self.runners:
             cells = [f"{first[name, tokens]:.2f}" for tokens in self.prompts]
             cells += [f"{values[name]:.2f}" for values in at.values()]
-            cells += [f"{peaks[name, metric] / 1e6:.0f}" for metric in ("reading_bytes", "peak_bytes") if len(peaks)]
+            cells += [f"{peaks[name, metric] / 1e6:.0f}" for metric in ("reading_bytes", "process_peak_bytes") if len(peaks)]
             table.add_row(name, *cells, f"{density[name]:.0%}", f"{loss[name]:+.3f} ± {error[name]:.3f}")
         return table
 
@@ -188,12 +188,12 @@ def taken_seconds(lab: Lab, runners: dict[str, Runner], prompts: list[list[int]]
 
 def reading_bytes(lab: Lab, runner: Runner, prompt: list[int]) -> dict[str, float]:
     """What a runner needs at most for a prompt, keys and values included: `reading_bytes` beyond what this process holds once it
-    can read one, and `peak_bytes` of the whole process meanwhile, with its model and libraries.
+    can read one, and `process_peak_bytes` of the whole process meanwhile, with its model and libraries.
     """
     read = runner.reader(lab, len(prompt) + 1)
     list(read(prompt[:_SHORT], 1))
     reading = peak_bytes(lambda: list(read(prompt, 1)))
-    return {"reading_bytes": float(reading), "peak_bytes": float(peak_resident_bytes())}
+    return {"reading_bytes": float(reading), "process_peak_bytes": float(peak_resident_bytes())}
 
 
 def _quality(runner: Runner, lab: Lab, windows: torch.Tensor) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from shadowattn.types import MOST_TILE_ROWS, Heads, Lists, Selection, UnionTiles
 # Gathered K and V of one tile. On a CPU a tile beyond the caches' size gains nothing and only costs memory; on a GPU every tile
 # is a dozen launches, which cost more than its arithmetic (on an H100 the larger size takes a third of the time off).
 _CPU_TILE_BYTES, _GPU_TILE_BYTES = 16 << 20, 256 << 20
-# Scores of every key that a GPU may hold instead: products with all keys cost it less than gathering some of them.
-_GPU_SCORE_BYTES = 1 << 30
+# On a GPU products with every key take fewer launches. What it may hold of their scores, in _SCORE_BYTES each: the score, its
+# weight, whether it is kept.
+_GPU_SCORE_BYTES, _SCORE_BYTES = 1 << 30, 4 + 4 + 2
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,11 @@ class TorchKernels:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, heads: Heads, *, scale: float) -> Tensor:
         """Gathers K and V tile by tile; lists of one tile are padded to the longest of them. A GPU multiplies with every key and
-        hides those that are in no list, where the scores are not too many.
+        hides those that are in no list, where that reads fewer keys and the scores are not too many.
         """
         count, rows, dim = q.shape
-        if q.device.type != "cpu" and count * rows * k.shape[1] * 4 <= _GPU_SCORE_BYTES:
+        fewer = count * k.shape[1] <= len(selection.indices)
+        if q.device.type != "cpu" and fewer and count * rows * k.shape[1] * _SCORE_BYTES <= _GPU_SCORE_BYTES:
             return attend_masked(q, k[heads.kv], v[heads.kv], selection, scale)
         keys, block = k.shape[1], selection.query_block
         k, v = k.reshape(-1, dim), v.reshape(-1, dim)
@@ -99,14 +101,14 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, selection: Selection, scale: 
     """Attention to the keys of `selection` by products with every key: q [H, Q, D], k and v [H, K, D]. Returns as q is."""
     heads, rows, keys = *q.shape[:2], k.shape[1]
     kept = torch.zeros(heads * selection.blocks, keys, dtype=torch.bool, device=q.device)
-    lists = torch.arange(len(kept), device=q.device).repeat_interleave(selection.counts.flatten().to(torch.int64))
+    lists = torch.arange(len(kept), device=q.device)
+    lists = lists.repeat_interleave(selection.counts.flatten(), output_size=len(selection.indices))
     kept[lists, selection.indices.to(torch.int64)] = True
     kept = kept.view(heads, -1, keys).repeat_interleave(selection.query_block, 1)[:, :rows]
     if selection.query_block > 1:
         kept &= torch.arange(keys, device=q.device) <= selection.positions[:, None]
-    logits = q.float() @ k.float().transpose(-1, -2) * scale
-    weights = torch.softmax(logits.masked_fill(~kept, torch.finfo(torch.float32).min), -1)
-    return (weights @ v.float()).to(q.dtype)
+    logits = (q.float() @ k.float().mT).mul_(scale).masked_fill_(~kept, torch.finfo(torch.float32).min)
+    return (torch.softmax(logits, -1) @ v.float()).to(q.dtype)
 
 
 def check_per_row(selection: Selection, rows: int) -> None:

@@ -28,9 +28,9 @@ from shadowattn.types import KEY_OFFSETS, KeyOffset
 
 PROBABILITIES = ("linear", "log2", "float")
 GRANULARITIES = ("tensor", "head")
-# Rows whose scores exist at a time, of all heads: few enough that they stay in a CPU's caches from one step to the next. On a GPU
-# it is all rows of a chunk: each tile is some dozen launches.
-_CPU_TILE_ROWS = 32
+# Rows whose scores exist at a time, of all heads: few enough that they stay in a CPU's caches from one step to the next. A GPU
+# takes as many as _GPU_TILE_BYTES hold, two float32 a score: each tile is some dozen launches.
+_CPU_TILE_ROWS, _GPU_TILE_BYTES = 32, 1 << 30
 _OCTAVES = 127  # powers of two that 7 bits tell apart
 
 
@@ -185,7 +185,7 @@ def full_int8(chunk: Chunk, steps: Steps, form: FullInt8 = FullInt8()) -> Tensor
     q, k, v = (integers(x, step) for x, step in ((chunk.q, steps.q), (left, steps.k), (chunk.v, steps.v)))
     v *= steps.v[:, None, None]
     out = torch.empty_like(q)
-    height = _CPU_TILE_ROWS if q.device.type == "cpu" else q.shape[1]
+    height = _CPU_TILE_ROWS if q.device.type == "cpu" else max(1, _GPU_TILE_BYTES // (8 * len(q) * k.shape[1]))
     for start in range(0, q.shape[1], height):
         rows = slice(start, start + height)
         out[:, rows] = _tile(q[:, rows], k, v, chunk.positions[rows], chunk, steps, form)

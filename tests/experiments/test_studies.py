@@ -52,7 +52,7 @@ def test_recall_of_every_kind_of_estimate(run):
     folder = run("table4", "+exp=table4", "graphs.chunk_tokens=32", "evaluation.windows=1")
     rows = rows_of(folder)
     recalls = rows[(rows.metric == "recall") & (rows.retention == 0.2) & (rows.granularity == "row")].set_index("method").value
-    assert len(recalls) == 15
+    assert len(recalls) == 16
     assert recalls["dynamic scales"] > recalls["4 bits, dynamic"] > 0.2
     offsets = rows.drop_duplicates("method").set_index("method").key_offset
     assert offsets["static, 9 buckets"] == offsets["NNCF, 1 bucket"] == "none"
@@ -98,23 +98,41 @@ def test_generated_tokens_are_compared_with_dense_ones(run):
     assert values["npu_full", "divergent_tokens"] <= 1
 
 
+def test_divergences_of_several_windows_have_an_interval(run):
+    how = ["estimator=oracle", "allocator=uniform", "retention=0.1", "evaluation.windows=3"]
+    rows = rows_of(run("default", *how, "evaluation.fidelity_windows=2"))
+    for method in ("oracle", "npu_full"):
+        values = rows[rows.method == method].set_index("metric").value
+        low, high = values.kl_divergence_low, values.kl_divergence_high
+        assert low < values.kl_divergence < high
+        assert (low + high) / 2 == pytest.approx(values.kl_divergence)
+        # Student's t at one degree of freedom.
+        assert high - values.kl_divergence == pytest.approx(12.706 * values.kl_divergence_error, rel=1e-3)
+    assert set(rows[rows.metric.str.startswith("kl_divergence_")].n) == {2}
+    one = rows_of(run("one", *how, "evaluation.fidelity_windows=1", "experiment=one"))
+    assert not one.metric.str.startswith("kl_divergence_").any()
+
+
 def test_buckets_and_their_quality(run):
     few = "study.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
     few += "rough: {dynamic: true, bits: 2, quality: true}}"
     windows = ["evaluation.windows=2", "study.quality_windows=3", "study.reference=nine"]
     rows = rows_of(run("recall", RECALL, "experiment=recall", "graphs.chunk_tokens=32", few, *windows))
     buckets = rows.set_index("method").buckets.to_dict()
-    assert buckets == {"one": 1, "nine": 9, "cross": 5, "rough": 0}
+    assert buckets == {"one": 1, "nine": 9, "cross": 5, "rough": 0, "npu_full": 0}
     losses = rows[rows.metric == "loss_increase"].set_index("method")
-    assert set(losses.index) == {"one", "nine", "rough"}
+    assert set(losses.index) == {"one", "nine", "rough", "npu_full"}
+    assert losses.retention["npu_full"] == 1
+    assert "npu_full" not in set(rows[rows.metric == "recall"].method)  # it ranks no key
     assert set(losses.n) == {3}  # windows, and not those of the recall
     recalls = rows[rows.metric == "recall"]
     means = recalls.groupby("method").value.mean()
     assert means["rough"] < means["nine"] - 0.1
     assert set(recalls.n) == {2 * 32 * (recalls.context_tokens.iloc[0] // 32)}  # rows of two windows, all in chunks of 32
     gain = rows[rows.metric == "gain_over_nine"]
-    assert gain.method.tolist() == ["one", "rough"]
-    assert gain.value.iloc[0] == pytest.approx(losses.value["nine"] - losses.value["one"])
+    assert gain.method.tolist() == ["one", "rough", "npu_full"]
+    for method, value in zip(gain.method, gain.value, strict=True):
+        assert value == pytest.approx(losses.value["nine"] - losses.value[method])
 
 
 def test_an_estimate_without_a_key_offset_of_its_own_takes_the_runs(run):
@@ -123,10 +141,17 @@ def test_an_estimate_without_a_key_offset_of_its_own_takes_the_runs(run):
     how = ["experiment=recall", "graphs.chunk_tokens=32", "evaluation.windows=1", "study.quality_windows=1", "key_offset=mean"]
     rows = rows_of(run("recall", RECALL, few, *how))
     first = rows.drop_duplicates("method").set_index("method").key_offset
-    assert first.to_dict() == {"runs": "mean", "mean": "mean", "none": "none", "dynamic": "mean", "int8": "mean"}
+    assert first.to_dict() == {
+        "runs": "mean",
+        "mean": "mean",
+        "none": "none",
+        "dynamic": "mean",
+        "int8": "mean",
+        "npu_full": "none",
+    }
     heads = rows[(rows.metric == "head_recall") & (rows.granularity == "row")].groupby("method").value.apply(list)
     assert heads["runs"] == heads["mean"] != heads["none"]
-    assert len(rows[rows.metric == "loss_increase"]) == 1
+    assert set(rows[rows.metric == "loss_increase"].method) == {"int8", "npu_full"}
 
 
 def test_losses_are_compared_with_an_estimate_that_has_one(run, capsys):

@@ -42,7 +42,7 @@ def implementation(name: str):
 
 
 class Masked(TorchKernels):
-    """As on a GPU."""
+    """As on a GPU, where that pays."""
 
     def attend(self, q, k, v, selection, heads, *, scale):
         return attend_masked(q, k[heads.kv], v[heads.kv], selection, scale)

@@ -77,7 +77,8 @@ OTHERS = {
     "vertical_slash": lambda model: VerticalSlash(8, 4, 4),
     "xattention": lambda model: XAttention(4, 8),
 }
-# What one layer may send to the CPU for one chunk: positions, counts and the longest list of every block, never keys or scores.
+# What one layer may send to the CPU for one chunk: positions, counts and, where keys are gathered, the longest list of every
+# block, never keys or scores.
 MOST_DOWN = 200
 
 

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from shadowattn.reporting.style import MARKERS, new_figure, subject
 
-_STAGES = f"{MARKERS}h"
+_STAGES = f"{MARKERS}hHd8+x|"
 _COLOURS = {"float32": "C0", "bfloat16": "C1", "int8": "C2"}
 
 
@@ -22,6 +22,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         points = rates[rates.phase == phase]
         x = np.geomspace((points.operations / points.bytes).min() / 2, (points.operations / points.bytes).max() * 2)
         for arithmetic, colour in _COLOURS.items():
+            if f"peak {arithmetic}" not in peaks:  # a processor without such products
+                continue
             roof = np.minimum(peaks[f"peak {arithmetic}"], x * peaks["bandwidth"])
             axis.plot(x, roof, color=colour, linewidth=1, label=f"roof, {arithmetic}")
         for row in points.itertuples():
