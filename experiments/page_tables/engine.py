@@ -62,9 +62,13 @@ def look_ahead_smollm2() -> str:
 
 
 def hidden_ranking_smollm2() -> str:
-    """What lists made a layer early lose in the engine, and how much of their time is hidden, on SmolLM2."""
-    name = "study_hidden_ranking_smollm2"
-    rows = rows_of(name)
+    """What lists made a layer early lose in the engine, and how much of their time is hidden, on SmolLM2.
+
+    Beside it the recall of lists ranked a layer early by exact products, mean over the layers that look ahead.
+    """
+    name, exact = "study_hidden_ranking_smollm2", "study_look_ahead_smollm2"
+    rows, early = rows_of(name), rows_of(exact)
+    early = early[(early.metric == "recall") & (early.ahead == 1)]
     cells = rows.set_index(["first_layer", "retention", "metric"]).value.sort_index()
     retentions, lines = sorted(rows.retention.unique()), []
     for first in sorted(rows.first_layer.unique()):
@@ -72,13 +76,15 @@ def hidden_ranking_smollm2() -> str:
         for at in retentions:
             of = cells[first, at]
             loss = f"{of.loss_increase:+.3f} ± {of.loss_increase_error:.3f}" if first else ""
-            line += [loss, f"{of.prefill:.2f}", f"{of.hidden:.0%}" if first else ""]
+            found = early[(early.layer >= first) & (early.retention == at)].value.mean()
+            line += [f"{found:.2f}" if first else "", loss, f"{of.prefill:.2f}", f"{of.hidden:.0%}" if first else ""]
         lines.append(line)
-    figures = ("loss above its own lists, nat", "seconds of a prefill", "of the ranking's time hidden")
+    figures = ("recall", "loss above its own lists, nat", "seconds of a prefill", "of the ranking's time hidden")
     heads = [f"{figure}, {at:.0%} of the keys" for at in retentions for figure in figures]
     rounds, windows = (int(rows.n[rows.metric == metric].iloc[0]) for metric in ("prefill", "loss_increase_error"))
     n = f"n = {windows} windows, ± one standard error, paired; seconds: medians of {rounds} interleaved rounds"
-    return table(["lists ahead", *heads], lines, name, n)
+    recall = f"recall, means over heads and the layers that look ahead; n = {int(early.n.iloc[0])} rows of queries"
+    return f"{table(['lists ahead', *heads], lines, name, n)}\n\n{source(exact, recall)}"
 
 
 _ANSWER = {
