@@ -195,7 +195,8 @@ def test_all_weights_of_four_bits_of_another_model_are_taken_over(make, saved, t
     if saved:
         ov.save_model(graph, tmp_path / "graph.xml", compress_to_fp16=False)
         graph = core().read_model(tmp_path / "graph.xml")
-    np.testing.assert_allclose(compiled(graph)(given)[LOGITS], expected, atol=1e-5)
+    # On AVX2 OpenVINO adds up in another order in a graph that it read from a file: up to 1.7e-5 apart, of logits up to 10.
+    np.testing.assert_allclose(compiled(graph)(given)[LOGITS], expected, atol=5e-5)
     assert np.abs(before - expected).max() > 0.1
 
 
