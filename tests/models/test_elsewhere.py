@@ -8,6 +8,7 @@ from transformers import DynamicCache
 
 import shadowattn
 from shadowattn.errors import InputError
+from shadowattn.kernels import torch_kernels
 from shadowattn.offline import observe_channels, observe_first_look
 from shadowattn.online.attention import Attended
 from shadowattn.online.estimators.double_sparsity import DoubleSparsity
@@ -99,8 +100,9 @@ def told(model, tokens, *, copies: Copies | None = None, **options) -> torch.Ten
 
 
 def assert_close_there(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """Logits of the device are the CPU's, but that it adds up in another order and over hidden keys too."""
-    torch.testing.assert_close(out.cpu(), expected, atol=5e-5, rtol=5e-5)
+    """Logits of the device are the CPU's; a GPU adds up in another order, 1.4e-5 apart at most on an H100."""
+    tolerance = 5e-5 if HAS_GPU else 1e-5
+    torch.testing.assert_close(out.cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
 def lists(seen: list[Attended]) -> list[list[int]]:
@@ -159,8 +161,9 @@ def test_every_way_to_share_a_list_runs_where_the_model_is(name, block_score):
 
 @pytest.mark.parametrize("dense_above", [0.5, "auto"])
 @pytest.mark.parametrize("decode", ["dense", "shared"])
-def test_dense_heads_run_where_the_model_is(dense_above, decode):
+def test_dense_heads_run_where_the_model_is(dense_above, decode, monkeypatch):
     """Heads that go dense lie between others, so that heads are taken out of their groups and put back."""
+    monkeypatch.setattr(torch_kernels, "_GPU_SCORE_BYTES", 0)  # keys are gathered, as where their scores are too many
     model = tiny_model(heads=4, kv_heads=2)
     profile = replace(profile_for(model, 0.2), retention=((0.2, 0.8, 0.3, 1.0), (1.0, 1.0, 0.2, 0.2)))
     options = {"retention": profile, "estimator": Int8Fused(profile.scales), "dense_above": dense_above, "decode": decode}
