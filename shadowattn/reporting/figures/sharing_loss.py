@@ -34,6 +34,8 @@ def draw(rows: pd.DataFrame, tolerance: float) -> Figure:
         axis.axhline(tolerance, color="0.4", linestyle="--", label=f"{tolerance:g} nat")
         axis.set(xlabel="query rows that share a list", title=f"{retention:.0%} of the keys", xscale="log")
         axis.set_yscale("symlog", linthresh=tolerance)  # linear up to the tolerance: differences may be negative
+        axis.yaxis.set_major_locator(matplotlib.ticker.SymmetricalLogLocator(base=10, linthresh=tolerance, subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
         axis.set_xticks(sorted(here.query_block.unique()), [str(block) for block in sorted(here.query_block.unique())])
         axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     axes[0].set_ylabel("loss above per-row lists, nat")
