@@ -49,7 +49,6 @@ _LOGITS_AT_ONCE = 512  # rows
 _LOOKED_AT_ONCE = 512  # rows; each holds several float32 a head and key
 _LEAST_LOOKED_AT = 256  # tokens: in shorter windows a first look leaves hardly a key out
 _SPARE_PAGES = 8  # of a KV cache, beyond those of a whole prompt
-_SEARCH_EVERY = 3  # layers, while a threshold is looked for
 
 Read = Callable[[list[int], int], Iterable[int]]
 """(prompt, new tokens) → tokens, one by one."""
@@ -85,7 +84,7 @@ class Runner(ABC):
         """Raises `InputError` where what it needs is not here."""
 
     def fitted(self, lab: Lab) -> "Runner":
-        """The runner with what is found on calibration text, where it asks for something of the kind."""
+        """The runner with what is found of the text first, where it asks for something of the kind."""
         return self
 
     @abstractmethod
@@ -287,8 +286,8 @@ class GenAI(Runner):
     `weights` of what is exported: float32, or int8, compressed by NNCF with an offset a channel, as optimum-intel does.
 
     `sparse`: none; xattention with its threshold, block and stride; trishape with the keys at the start and the recent ones that
-    it keeps. `keep`: the share of the keys to attend to, for which a threshold is found on a window of calibration text, or the
-    number of recent keys. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
+    it keeps. `keep`: the share of the keys to attend to in the evaluation's first window, for which a threshold or the number of
+    recent keys is found. A prompt is read in one piece, by trishape in pieces of `piece` tokens: it leaves out keys of earlier
     pieces, and with one piece it would be dense. `cache_gb`: of its KV cache; None: what a prompt and its new
     tokens take, since pages are used in turn, and a larger cache would fill. `properties` of OpenVINO, such as
     INFERENCE_PRECISION_HINT: f32.
@@ -394,12 +393,14 @@ class GenAI(Runner):
         return self._tri_shape.density(windows.shape[1]) if self.sparse == "trishape" else 1.0
 
     def _threshold(self, lab: Lab) -> float:
-        (window,) = lab.calibration(tokens=lab.context_tokens, windows=1)
-        return genai_sparse.threshold_for(self.keep, self._asked(lab, window, every=_SEARCH_EVERY))
+        """By the window whose share of the keys the rows have: runners are held to each other at equal shares, and a threshold of
+        other text reads another share there.
+        """
+        return genai_sparse.threshold_for(self.keep, self._asked(lab, lab.heldout()[0]))
 
-    def _asked(self, lab: Lab, window: Tensor, *, every: int = 1) -> Callable[[float], float]:
-        """The share of the keys by XAttention's threshold, in every `every`-th layer."""
-        layers = genai_sparse.layers_of(lab.loaded.model, window)[::every]
+    def _asked(self, lab: Lab, window: Tensor) -> Callable[[float], float]:
+        """The share of the keys by XAttention's threshold."""
+        layers = genai_sparse.layers_of(lab.loaded.model, window)
         (heads, _, head_dim), (kv_heads, _, _) = (x.shape for x in layers[0])
         kernel = genai_sparse.XAttention(heads, kv_heads, head_dim, self._properties)
         return lambda threshold: genai_sparse.density(layers, kernel, threshold, self.block, self.stride)

@@ -118,7 +118,7 @@ def test_no_check_of_an_experiment_asks_for_what_its_study_did_not_name(name, tm
         wine.parent.mkdir(parents=True)
         wine.touch()
         (compiler_folder() / MANIFEST).write_text(json.dumps({"openvino": version("openvino")}))
-    if name in ("ttft_chunks", "ttft_peers", "ttft_shapes"):
+    if name in ("ttft_all", "ttft_chunks", "ttft_peers", "ttft_shapes"):
         for package in ("openvino_genai", "llama_cpp"):
             monkeypatch.setattr(f"experiments.studies.prefill_runners._{package}", lambda: None)
         # The first keys and the last piece are more of so short a prompt than a tri-shape's share.

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies import prefill_runners
 from experiments.studies.genai_sparse import PAGE, TriShape, XAttention, density, layers_of, share, threshold_for
 from experiments.studies.prefill_runners import GenAI
 from shadowattn.errors import InputError
@@ -119,14 +118,13 @@ def test_queries_and_keys_are_those_of_every_layer():
         torch.testing.assert_close(k, other_k, atol=1e-4, rtol=1e-4)
 
 
-def test_a_runner_keeps_a_share_of_the_keys(monkeypatch):
+def test_a_runner_keeps_a_share_of_the_keys():
     window = torch.randint(0, 128, (320,), generator=torch.Generator().manual_seed(5))
     kept = {}
     lab = SimpleNamespace(
-        loaded=SimpleNamespace(model=tiny_model()), context_tokens=len(window), calibration=lambda tokens, windows: window[None],
+        loaded=SimpleNamespace(model=tiny_model()), context_tokens=len(window), heldout=lambda: window[None],
         units=lambda name: SimpleNamespace(get=lambda key, compute: kept.setdefault((name, key), compute())),
     )  # fmt: skip
-    monkeypatch.setattr(prefill_runners, "_SEARCH_EVERY", 1)
     runner = GenAI(sparse="xattention", keep=0.5, block=32).fitted(lab)
     assert runner._density(lab, window[None]) == pytest.approx(0.5, rel=0.03)
     assert list(kept.values()) == [runner.threshold]
