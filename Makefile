@@ -53,7 +53,7 @@ sanitize: setup
 	cmake --build $(SANITIZED) --parallel 2 > /dev/null
 	SHADOWATTN_NATIVE=$(CURDIR)/$(SANITIZED)/_native.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-	$(RUN) -m pytest -q tests/kernels -p no:cacheprovider
+	$(RUN) -m pytest -q -n auto tests/kernels -p no:cacheprovider
 
 # The kernel tests on an emulated Arm processor. Needs Debian's packages qemu-user, g++-aarch64-linux-gnu and debootstrap, and
 # takes Arm's Python from Debian and its wheels from PyPI, 2 GB. Any torch serves the kernels; the wheels for Arm after

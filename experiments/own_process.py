@@ -1,8 +1,11 @@
 """What has to be measured in a process of its own: memory that was once used is rarely given back. Linux only, for the memory."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import cache
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,13 +20,27 @@ _PROCESS = Path("/proc/self")
 
 
 def in_own_process(measure: Callable[..., Result], *arguments: object) -> Result:
-    """What a function of a module returns for `arguments`, in a fresh process with as many threads as here."""
-    threads = torch.get_num_threads()
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
+    """What a function of a module returns for `arguments`, in a fresh process with as many threads and the same environment."""
+    begun = torch.get_num_threads(), dict(os.environ)
+    with ProcessPoolExecutor(1, fresh_processes(), initializer=_begin, initargs=begun) as pool:
         return pool.submit(measure, *arguments).result()
 
 
-def _begin(threads: int) -> None:
+@cache
+def fresh_processes() -> BaseContext:
+    """Processes that hold nothing of this one. Each is forked off one that has imported what runs need and done nothing else, so
+    that imports, which take seconds, are made once; where the system has no such processes, each imports anew.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["experiments.job"])
+    return context
+
+
+def _begin(threads: int, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
 

@@ -27,6 +27,7 @@ from experiments.engines import build_engine, check_forms
 from experiments.first_looks import FirstLook
 from experiments.gguf_files import check_gguf, write_gguf
 from experiments.lab import Lab
+from experiments.progress import say
 from experiments.studies import genai_sparse
 from shadowattn import checks
 from shadowattn.engine.engine import Engine
@@ -396,6 +397,7 @@ class GenAI(Runner):
         """By the window whose share of the keys the rows have: runners are held to each other at equal shares, and a threshold of
         other text reads another share there.
         """
+        say(f"XAttention: a threshold for {self.keep:g} of the keys, on {lab.context_tokens} tokens")
         return genai_sparse.threshold_for(self.keep, self._asked(lab, lab.heldout()[0]))
 
     def _asked(self, lab: Lab, window: Tensor) -> Callable[[float], float]:

@@ -1,12 +1,10 @@
 """What was run, and several runs side by side."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,6 +15,7 @@ from experiments.source import current_code
 from shadowattn.artifacts import sha256
 from shadowattn.errors import InputError
 from shadowattn.runs import load_run
+from tests.commands import ROOT, run_module
 
 KILLED = """
 import os
@@ -33,7 +32,6 @@ class Odd(Study):
     def table(self, rows, title):
         return title
 """
-ROOT = Path(__file__).parents[2]
 NOW = datetime.now(UTC)
 
 
@@ -80,9 +78,8 @@ def test_runs_are_listed_with_settings_state_and_age(tmp_path):
 def test_an_unfinished_run_is_listed_with_what_it_was_asked_for(tmp_path):
     """Killed while it measured: by `os._exit`, after which nothing more is written."""
     (tmp_path / "odd.py").write_text(KILLED)
-    command = [sys.executable, "-m", "experiments.run", "study._target_=odd.Odd", "study.count=2", f"paths.results={tmp_path}"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300, check=False)
+    command = "study._target_=odd.Odd", "study.count=2", f"paths.results={tmp_path}"
+    killed = run_module("experiments.run", *command, folder=tmp_path)
     assert killed.returncode == 9
     (unfinished,) = listing.runs(tmp_path)
     assert (unfinished.state, unfinished.settings) == ("unfinished", "study._target_=odd.Odd study.count=2")

@@ -1,7 +1,6 @@
 """The command line, as a user meets it: on the bundled model and on a model made here."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -15,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 import experiments.run
 from shadowattn.reporting.flags import SAME
+from tests.commands import ROOT, run_module
 from tests.tiny import tiny_model
 
-ROOT = Path(__file__).parents[2]
 SMALL = [
     *("evaluation.windows=1", "evaluation.fidelity_windows=1", "evaluation.context_tokens=96", "graphs.chunk_tokens=32"),
     *("importance.windows=2", "importance.window_tokens=32", "graphs.calibration_windows=1", "graphs.launch_heads=[1]"),
@@ -39,9 +38,7 @@ OF_ESTIMATORS = [
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    command = [sys.executable, "-m", "experiments.run", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return run_module("experiments.run", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Results know their code: what is edited is measured again, and nothing else is."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ from experiments import source
 from experiments.part_targets import check_modules, check_targets, named_targets
 from experiments.source import Code, part_hashes, stage_code
 from shadowattn.errors import InputError
+from tests.commands import run_module
 
-ROOT = Path(__file__).parents[2]
 ESTIMATOR = """
 import mine_sign
 from shadowattn.online.estimators.oracle import Oracle
@@ -33,10 +32,8 @@ SMALL = [
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """The command line, started in a folder with a user's own modules."""
-    path = os.pathsep.join([str(folder), str(ROOT)])
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "experiments.run", *SMALL, "paths.results=results", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command = *SMALL, "paths.results=results", *arguments
+    return run_module("experiments.run", *command, folder=folder, PYTHONDONTWRITEBYTECODE="1")
 
 
 def perplexity(folder: Path) -> float:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,7 @@ from experiments import sweeps
 from experiments.publish import read_reference, study_of
 from shadowattn.reporting.figures.sweep import draw as draw_sweep
 from shadowattn.reporting.style import ALL_KEYS
-from tests.experiments.test_run import ROOT
+from tests.commands import ROOT, run_module
 from tests.experiments.test_source import SMALL as SMALL_ONE
 
 SMALL = [one for one in SMALL_ONE if not one.startswith("retention=")]
@@ -24,8 +23,7 @@ LAUNCHERS = pytest.mark.parametrize("launcher", [[], PROCESSES], ids=["in turn",
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "experiments.run", *arguments, *SMALL]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return run_module("experiments.run", *arguments, *SMALL)
 
 
 @LAUNCHERS
@@ -106,8 +104,7 @@ def test_a_sweep_draws_methods_that_attend_to_every_key_in_every_job():
 
 
 def test_an_experiment_of_other_rows_is_gathered_too(tmp_path):
-    command = [sys.executable, "-m", "experiments.run", "-m", "+exp=fig10", "retention=0.1,2", f"paths.results={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = run_module("experiments.run", "-m", "+exp=fig10", "retention=0.1,2", f"paths.results={tmp_path}")
     assert done.returncode == 2, done.stderr  # one of the two jobs cannot be
     assert "all jobs · simulated" in done.stdout
     assert "largest speedup" in done.stdout
@@ -145,9 +142,8 @@ class Odd(Study):
 
 def run_odd(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     (folder / "odd.py").write_text(STUDY)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    command = [sys.executable, "-m", "experiments.run", "-m", "study._target_=odd.Odd", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    path = os.pathsep.join([str(folder), str(ROOT)])  # for the processes of a launcher too
+    return run_module("experiments.run", "-m", "study._target_=odd.Odd", *arguments, folder=folder, PYTHONPATH=path)
 
 
 @LAUNCHERS
