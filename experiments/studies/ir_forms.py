@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from shadowattn.graphs.core import core
-from shadowattn.graphs.decoder.layers import StepSizes, fixed_names, loop_graph, one_graph, shared_graph, step_tensors
+from shadowattn.graphs.decoder.layers import OUT, StepSizes, fixed_names, loop_graph, one_graph, shared_graph, step_tensors
 from shadowattn.graphs.decoder.npuw import Plan, compile_npuw, compile_npuw_llm
 from shadowattn.graphs.decoder.passes import LastTokenSlice, rewritten
 from shadowattn.graphs.decoder.whole import BEAM, INPUTS, LLM_INPUTS, LOGITS, llm_graph, whole_graph
@@ -161,7 +161,7 @@ def _runner(compiled: ov.CompiledModel, inputs: dict[str, np.ndarray], output: s
 
 def _whole(parts: Parts, folder: Path | None) -> Built:
     compiled = core().compile_model(one_graph(parts.sizes, parts.tensors), "CPU", _hints(folder))
-    return _runner(compiled, parts.common | parts.all_cached(), "hidden"), _counts(compiled.outputs)
+    return _runner(compiled, parts.common | parts.all_cached(), OUT), _counts(compiled.outputs)
 
 
 def _layers(parts: Parts, folder: Path) -> Built:
@@ -172,7 +172,7 @@ def _layers(parts: Parts, folder: Path) -> Built:
         given = dict(parts.common)
         for layer, request in enumerate(requests):
             out = request.infer(given | parts.cached(layer, "past.0."), share_inputs=True, share_outputs=True)
-            given["hidden"] = out["hidden"]
+            given["hidden"] = out[OUT]
         return given["hidden"].copy()
 
     handed = [port for model in compiled for port in model.outputs]
@@ -188,7 +188,7 @@ def _shared(parts: Parts, folder: Path) -> Built:
         given = dict(parts.common)
         for layer, of_layer in enumerate(weights):
             out = request.infer(given | of_layer | parts.cached(layer, "past."), share_inputs=True, share_outputs=True)
-            given["hidden"] = out["hidden"].copy()  # the request's own memory, which the next layer writes
+            given["hidden"] = out[OUT].copy()  # the request's own memory, which the next layer writes
         return given["hidden"]
 
     return Run(run), _counts(compiled.outputs * len(weights), calls=len(weights))
@@ -197,7 +197,7 @@ def _shared(parts: Parts, folder: Path) -> Built:
 def _loop(parts: Parts, folder: Path) -> Built:
     compiled = core().compile_model(loop_graph(parts.sizes, parts.tensors), "CPU", _hints(folder))
     inputs = parts.common | {f"past.{kind}": x for kind, x in parts.past.items()}
-    return _runner(compiled, inputs, "hidden"), _counts(compiled.outputs)
+    return _runner(compiled, inputs, OUT), _counts(compiled.outputs)
 
 
 def trace(form: str, parts: Parts) -> None:
@@ -288,7 +288,9 @@ def _of_prompt(parts: Parts, compiled: ov.CompiledModel) -> Run:
 def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str, chunked: bool) -> Built:
     """Counted are the groups of a call of the phase's own graph: of a decoding step, or of one chunk."""
     step, chunk = parts.step, parts.step.chunk if chunked else None
-    compiled, plans = compile_npuw_llm(parts.llm, prompt=step.prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk)
+    compiled, plans = compile_npuw_llm(
+        parts.llm, prompt=step.prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk, cache=folder
+    )
     plan = plans[step.phase]
     return _of_prompt(parts, compiled), _of_plan(plan) if plan else _counts(compiled.outputs)
 

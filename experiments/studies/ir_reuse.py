@@ -42,7 +42,8 @@ _TOLERANCE = 2e-3  # of the largest value; other orders of summation
 _LEGEND = (
     "graphs: compiled bodies; calls: of them in a step; outputs: tensors that leave a call, in a step\n"
     "copies: what copying the outputs once takes, by one thread, times the step; whether a form copies them is not known\n"
-    "compile, cached: seconds without and with what an earlier compilation left (OpenVINO's cache; of NPUW its plan)\n"
+    "compile, cached: seconds without and with what an earlier compilation left (OpenVINO's cache; of NPUW its plan, and of its\n"
+    "  LLM mode what is compiled)\n"
     "memory: held after compiling; step: times that of the whole graph, `converted` for NPUW, both taking turns\n"
     "NPUW LLM: compiled are the graphs of both phases and the output layer; counted is the phase's, of a prefill one chunk;\n"
     "  a step of prefill is a whole prompt, beside `stateful` on the same one; in rows first_step_s is the first decoding step\n"
@@ -70,7 +71,7 @@ class Measured:
     handed_bytes: float  # of the outputs; not a number where their shapes are not known
     plan: str
     compile_s: float
-    cached_s: float  # not a number where nothing is kept
+    cached_s: float
     held_bytes: int
     seconds: list[float]
     whole_seconds: list[float]
@@ -195,15 +196,13 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
         compile_s = time.perf_counter() - start
         found = run()  # what is allocated at the first step is the form's too
         held = resident_bytes() - before
-        cached_s = float("nan")
-        if form not in OF_PROMPTS:
-            start = time.perf_counter()
-            BUILDERS[form](parts, Path(folder))
-            cached_s = time.perf_counter() - start
+        start = time.perf_counter()
+        again, _ = BUILDERS[form](parts, Path(folder))
+        cached_s = time.perf_counter() - start
+        _check_same(form, again(), found, "that of its first compilation")
+        del again
     whole = base_of(form, parts)
-    expected = whole()
-    if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
-        raise RuntimeError(f"{form}: its output differs from the whole graph's by {np.abs(found - expected).max():.3g}")
+    _check_same(form, found, whole(), "the whole graph's")
     turns, before = {"form": run.call, "whole": whole.call}, {"form": run.before, "whole": whole.before}
     times = interleave(turns, rounds=rounds, warmup=1, before=before)
     seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
@@ -217,3 +216,8 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
         measured.first_seconds.append(run.first())
         measured.whole_first_seconds.append(whole.first())
     return measured
+
+
+def _check_same(form: str, found: np.ndarray, expected: np.ndarray, whose: str) -> None:
+    if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(expected).max())):
+        raise RuntimeError(f"{form}: its output differs from {whose} by {np.abs(found - expected).max():.3g}")

@@ -2,7 +2,8 @@
 
 What `+exp=study_ir_reuse` compares. Inputs of every form: `hidden` [1, R, E]; `mask` [1, 1, 1, R, P + R], added to the products
 of Q and K; `cos` and `sin` [1, R, 1, D], the first half of `sin` negative; keys and values of P earlier tokens. R rows; H query
-and G key/value heads of D; E hidden. Outputs: `hidden`, and of every layer the R new keys and values [1, G, R, D].
+and G key/value heads of D; E hidden. Outputs: `OUT`, the next `hidden`, and of every layer the R new keys and values
+[1, G, R, D].
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from shadowattn.graphs.decoder.form import BlockForm
 from shadowattn.graphs.decoder.tensors import layer_tensors
 from shadowattn.models.decoder import Decoder
 
+OUT = "hidden_out"  # not the input's name: OpenVINO renames one of the two in a graph that comes from its cache
 _F32 = ov.Type.f32
 _CONSTANTS, _INPUTS = BlockForm(weights="constants"), BlockForm(weights="inputs")
 
@@ -67,7 +69,7 @@ def one_graph(sizes: StepSizes, layers: Sequence[Mapping[str, Tensor]]) -> ov.Mo
         x, *present = _layer(given, sizes, common, x, key, value)
         common.parameters += given.parameters
         made += [_named(part, f"present.{index}.{kind}") for part, kind in zip(present, ("key", "value"), strict=True)]
-    return _model([_named(x, "hidden"), *made], common.parameters)
+    return _model([_named(x, OUT), *made], common.parameters)
 
 
 def shared_graph(sizes: StepSizes, tensors: Mapping[str, Tensor]) -> ov.Model:
@@ -76,7 +78,7 @@ def shared_graph(sizes: StepSizes, tensors: Mapping[str, Tensor]) -> ov.Model:
     key, value = (given.input(f"past.{kind}", sizes.cached, _F32) for kind in ("key", "value"))
     x, *present = _layer(given, sizes, common, common.hidden, key, value)
     made = [_named(part, f"present.{kind}") for part, kind in zip(present, ("key", "value"), strict=True)]
-    return _model([_named(x, "hidden"), *made], common.parameters + given.parameters)
+    return _model([_named(x, OUT), *made], common.parameters + given.parameters)
 
 
 def loop_graph(sizes: StepSizes, layers: Sequence[Mapping[str, Tensor]]) -> ov.Model:
@@ -101,7 +103,7 @@ def loop_graph(sizes: StepSizes, layers: Sequence[Mapping[str, Tensor]]) -> ov.M
     out = loop.get_iter_value(body_results[0].output(0), -1)
     made = [loop.get_concatenated_slices(result.output(0), 0, 1, 1, -1, 0) for result in body_results[1:]]
     results = [
-        _named(out, "hidden"),
+        _named(out, OUT),
         *(_named(part, f"present.{kind}") for part, kind in zip(made, ("key", "value"), strict=True)),
     ]
     return ov.Model(results, [*outer.parameters, *past.values()], "loop")

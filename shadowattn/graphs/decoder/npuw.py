@@ -92,7 +92,7 @@ def compile_npuw(
 
 
 def compile_npuw_llm(
-    graph: ov.Model, *, prompt: int, response: int, pipeline: str, chunk: int | None = None
+    graph: ov.Model, *, prompt: int, response: int, pipeline: str, chunk: int | None = None, cache: Path | None = None
 ) -> tuple[ov.CompiledModel, dict[str, Plan | None]]:
     """A decoder by NPUW's LLM mode on the CPU device, and how each of its graphs was cut.
 
@@ -100,7 +100,8 @@ def compile_npuw_llm(
 
     NPUW makes two static graphs of it: `prefill` for prompts of up to `prompt` tokens, in chunks of `chunk` tokens, a power of
     two, or None for the whole prompt at once; and `decode` for up to `response` tokens after them. The output layer is a third.
-    Each of the two is partitioned; a plan is None where NPUW makes none. Raises `InputError` as `compile_npuw` does.
+    Each of the two is partitioned; a plan is None where NPUW makes none. `cache`: a folder for what is compiled, from which the
+    same call then reads it (CACHE_DIR), and for the plans. Raises `InputError` as `compile_npuw` does.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
     checks.integer("prompt", prompt, least=1)
@@ -116,7 +117,9 @@ def compile_npuw_llm(
     else:
         config["NPUW_LLM_PREFILL_CHUNK_SIZE"] = str(chunk)
     with tempfile.TemporaryDirectory() as folder:
-        dumps = {phase: Path(folder) / f"{phase}.xml" for phase in ("prefill", "decode")}
+        # In the same place the second time, since the path of a plan is part of what OpenVINO's cache goes by.
+        dumps = {phase: (cache or Path(folder)) / f"{phase}.xml" for phase in ("prefill", "decode")}
+        config |= {"CACHE_DIR": str(cache)} if cache else {}
         for half, dump in zip(("PREFILL", "GENERATE"), dumps.values(), strict=True):
             config[f"++NPUW_LLM_{half}_CONFIG"] = {"NPUW_ONLINE_PIPELINE": pipeline, "NPUW_ONLINE_DUMP_PLAN": str(dump)}
         compiled = _compiled(graph.clone(), config)

@@ -40,6 +40,7 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
     assert "5·(1 + 1)" in prompts["NPUW LLM chunked"]  # attention of every layer by itself
     times = rows[rows.metric.isin(["compile_s", "cached_s", "step_s", "step_times_whole"])]
     assert (times.value > 0).all()
+    assert set(times[times.metric == "cached_s"].method) == set(FORMS)
     handed = rows[(rows.phase == "decode") & (rows.metric == "handed_bytes")].set_index("method").value
     cached = 4 * 6 * 2 * 17 * 2 * 64  # float32 keys and values of 6 layers: 17 tokens, 2 heads of 64
     assert handed["converted"] == cached + 4 * 4096

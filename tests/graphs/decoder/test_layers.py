@@ -6,7 +6,7 @@ import torch
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
-from shadowattn.graphs.decoder.layers import StepSizes, loop_graph, one_graph, shared_graph, step_tensors
+from shadowattn.graphs.decoder.layers import OUT, StepSizes, loop_graph, one_graph, shared_graph, step_tensors
 from shadowattn.models.decoder import read_decoder
 from tests.tiny import tiny_model
 
@@ -48,7 +48,7 @@ def test_all_layers_in_one_graph(step):
         f"past.{layer}.{kind}": x for layer, pair in enumerate(past) for kind, x in zip(("key", "value"), pair, strict=True)
     }
     out = model(inputs | cached)
-    close(out["hidden"], hidden)
+    close(out[OUT], hidden)
     for layer, keys in enumerate(new_keys):
         close(out[f"present.{layer}.key"], keys)
 
@@ -61,7 +61,7 @@ def test_one_graph_serves_every_layer(step):
     for weights, (key, value), keys in zip(tensors, past, new_keys, strict=True):
         weights = {name: x.numpy() for name, x in weights.items()}
         out = model(given | weights | {"past.key": key, "past.value": value})
-        given["hidden"] = out["hidden"].copy()
+        given["hidden"] = out[OUT].copy()
         close(out["present.key"], keys)
     close(given["hidden"], hidden)
 
@@ -71,7 +71,7 @@ def test_a_loop_over_stacked_weights(step):
     model = core().compile_model(loop_graph(sizes, step_tensors(decoder)), "CPU", FLOAT)
     key, value = (np.concatenate(parts) for parts in zip(*past, strict=True))
     out = model(inputs | {"past.key": key, "past.value": value})
-    close(out["hidden"], hidden)
+    close(out[OUT], hidden)
     close(out["present.key"], np.concatenate(new_keys))
 
 

@@ -7,7 +7,7 @@ import torch
 from shadowattn.errors import InputError
 from shadowattn.graphs.core import core
 from shadowattn.graphs.decoder import npuw
-from shadowattn.graphs.decoder.layers import StepSizes, one_graph, step_tensors
+from shadowattn.graphs.decoder.layers import OUT, StepSizes, one_graph, step_tensors
 from shadowattn.graphs.decoder.npuw import Plan, compile_npuw, compile_npuw_llm
 from shadowattn.graphs.decoder.whole import llm_graph
 from shadowattn.models.decoder import read_decoder
@@ -60,9 +60,9 @@ def test_a_plan_without_groups_is_refused(tmp_path):
 def test_npuw_computes_what_the_whole_graph_does(graph, pipeline):
     generator = np.random.default_rng(0)
     inputs = {port.any_name: generator.standard_normal(port.shape, np.float32) for port in graph.inputs}
-    expected = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(inputs)["hidden"]
+    expected = core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(inputs)[OUT]
     compiled, plan = compile_npuw(graph, pipeline=pipeline)
-    np.testing.assert_allclose(compiled(inputs)["hidden"], expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(compiled(inputs)[OUT], expected, rtol=1e-3, atol=1e-3)
     if pipeline == "NONE":
         assert plan is None
         return
@@ -117,6 +117,21 @@ def test_the_llm_mode_continues_a_prompt_as_the_model_does(model, chunk, pipelin
     else:
         assert (calls["prefill"] > 1) == (pipeline != "NONE")
     assert (calls["decode"] > 1) == (pipeline != "NONE")
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_what_the_llm_mode_compiled_is_read_from_a_cache_folder(model, chunk, tmp_path):
+    ids = np.arange(30)[None]
+    graph, made = llm_graph(model, eager=True), []
+    for _ in range(2):
+        compiled, plans = compile_npuw_llm(graph, prompt=48, response=16, pipeline="REG", chunk=chunk, cache=tmp_path)
+        blobs = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.blob")}
+        made.append((after(compiled.create_infer_request(), ids, 30), plans, blobs))
+    (first, of_first, blobs), (again, of_again, same) = made
+    assert len(blobs) == 1
+    assert same == blobs  # another key would leave another file
+    assert of_first == of_again
+    np.testing.assert_array_equal(again, first)
 
 
 def test_a_chunk_that_is_no_power_of_two_is_refused(model):
