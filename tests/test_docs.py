@@ -1,12 +1,13 @@
 """What the pages say runs: their files are written, their code is run, in a folder of its own."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_module
 
 DOCS = Path(__file__).parents[1] / "docs"
 FILE = re.compile(r"<!-- file (?P<name>\S+) -->\n```\w+\n(?P<code>.*?)```", re.DOTALL)
@@ -43,7 +44,7 @@ def test_an_estimator_of_somebodys_runs_in_an_experiment(how, tmp_path):
         if how == "by its class"
         else ["estimator=own_pages", "estimator.page=8", "method=mine"]
     )
-    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", *chosen, "allocator=uniform"]
+    command = ["--config-dir", "mine", *chosen, "allocator=uniform"]
     command += ["evaluation.windows=1", "evaluation.context_tokens=64", "graphs.calibration_windows=1", "graphs.chunk_tokens=32"]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -53,7 +54,7 @@ def test_an_estimator_of_somebodys_runs_in_an_experiment(how, tmp_path):
 def test_a_study_of_somebodys_runs(tmp_path):
     """As the page says, from the folder that holds it; again, nothing is measured; its settings are checked and swept."""
     written("own_study.md", tmp_path)
-    command = [sys.executable, "-m", "experiments.run", "--config-dir", "mine", "+exp=quarters", "evaluation.context_tokens=96"]
+    command = ["--config-dir", "mine", "+exp=quarters", "evaluation.context_tokens=96"]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "results" / "runs" / "quarters").iterdir()
@@ -66,5 +67,4 @@ def test_a_study_of_somebodys_runs(tmp_path):
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(DOCS.parent)])}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return run_module("experiments.run", *command, folder=folder)

@@ -112,7 +112,7 @@ _RUNNERS = {
     "engine_w8a8_5": "engine, W8A8, 5 % of the keys",
     "engine_w8a8_10_flat": "engine, W8A8, 10 % of the keys, by a flat estimate",
     "engine_w8a8_down": "engine, W8A8 but the down projection in float32, dense",
-    "engine_w8a8_10_ahead": "engine, W8A8, 10 % of the keys, lists ahead",
+    "engine_w8a8_down_15": "engine, W8A8 but the down projection in float32, 15 % of the keys",
     "stateful": "OpenVINO, stateful graph, float32",
     "genai_own": "openvino-genai, exported, dense",
     "genai_own_int8": "openvino-genai, exported, INT8 weights, dense",
@@ -120,6 +120,7 @@ _RUNNERS = {
     "genai_own_int8_trishape_20": "openvino-genai, exported, INT8 weights, tri-shape for 20 % of the keys",
     "genai_own_xattention": "openvino-genai, exported, XAttention",
     "genai_own_xattention_20": "openvino-genai, exported, XAttention for 20 % of the keys",
+    "genai_own_xattention_15": "openvino-genai, exported, XAttention for 15 % of the keys",
     "genai_own_xattention_10": "openvino-genai, exported, XAttention for 10 % of the keys",
     "genai_own_xattention_5": "openvino-genai, exported, XAttention for 5 % of the keys",
     "genai_own_trishape": "openvino-genai, exported, tri-shape",
@@ -128,11 +129,14 @@ _RUNNERS = {
     "genai": "openvino-genai, GGUF, dense",
     "genai_xattention": "openvino-genai, GGUF, XAttention",
     "genai_xattention_20": "openvino-genai, GGUF, XAttention for 20 % of the keys",
+    "genai_xattention_15": "openvino-genai, GGUF, XAttention for 15 % of the keys",
     "genai_xattention_10": "openvino-genai, GGUF, XAttention for 10 % of the keys",
     "genai_trishape": "openvino-genai, GGUF, tri-shape",
     "llama_cpp": "llama.cpp, GGUF",
 }
-_LOOKED = {f"engine_w8a8_{keys}": f"engine, W8A8, {keys} % of the keys, after a first look" for keys in (20, 15, 10, 5)}
+_LOOKED = {name: f"{_RUNNERS[name]}, after a first look" for name in (
+    *(f"engine_w8a8_{keys}" for keys in (20, 15, 10, 5)), "engine_w8a8_down_15",
+)}  # fmt: skip
 _WRITTEN = {"llama_cpp": "llama.cpp, a file of 8-bit weights"}
 
 
@@ -154,14 +158,9 @@ def generate_8k() -> str:
     return "\n\n".join([table(heads, lines, "generate_8k_dense", n), source("generate_8k_tenth", "the second column")])
 
 
-def ttft_smollm2_epyc() -> str:
-    """Seconds to the first token of every runner on SmolLM2, openvino-genai and llama.cpp on a GGUF file."""
-    return _ttft("ttft_smollm2_epyc")
-
-
-def ttft_peers() -> str:
-    """The same with openvino-genai's sparse modes at measured shares of the keys, and the engine's lists after a first look."""
-    return _ttft("ttft_peers", _LOOKED)
+def ttft_all() -> str:
+    """Seconds to the first token of every runner on SmolLM2, sparse ones at measured shares of the keys."""
+    return _ttft("ttft_all", _LOOKED)
 
 
 def ttft_peers_amx() -> str:
@@ -216,8 +215,8 @@ def ttft_chunks() -> str:
 
 
 _EQUAL_LOSS = (  # rows, chunks and processor, and the dense form of the peer
-    ("ttft_peers", "2048", "genai_own"),
-    ("ttft_equal_loss", "4096", "genai_own"),
+    ("ttft_all", "4096", "genai_own"),
+    ("ttft_all", "4096, XAttention on the GGUF file", "genai"),
     ("ttft_peers_amx", "2048, matrix units", "genai_own"),
     ("ttft_gguf_amx", "2048, matrix units, XAttention on the GGUF file", "genai"),
 )
@@ -248,8 +247,8 @@ def ttft_equal_loss() -> str:
     heads = ["tokens of a chunk", "of the keys", "loss above its own dense attention, nat", "seconds"]
     heads += ["XAttention at this loss, s", "times faster"]
     n = "8064 tokens; between two measured losses seconds lie on a line"
-    others = [source(name, "the same") for name in dict.fromkeys(name for name, *_ in _EQUAL_LOSS[1:])]
-    return "\n\n".join([table(heads, lines, "ttft_peers", n), *others])
+    others = [source(name, "the same") for name in dict.fromkeys(name for name, *_ in _EQUAL_LOSS) if name != "ttft_all"]
+    return "\n\n".join([table(heads, lines, "ttft_all", n), *others])
 
 
 def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses: bool = True) -> str:
