@@ -15,6 +15,14 @@ _MOST_S = 300
 _STREAMS = {"stdout": 1, "stderr": 2}
 
 
+def run_python(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """What `python arguments` does, in a process begun by the system. A launcher by joblib needs one: in a process of
+    `run_module`, loky waits for ever.
+    """
+    command, environment = [sys.executable, *arguments], os.environ | environment
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_MOST_S, check=False)
+
+
 def run_module(module: str, *arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     """What `python -m module arguments` does in a folder, with the environment of now and what is given beside it."""
     with TemporaryDirectory() as streams:

@@ -12,7 +12,7 @@ from experiments import sweeps
 from experiments.publish import read_reference, study_of
 from shadowattn.reporting.figures.sweep import draw as draw_sweep
 from shadowattn.reporting.style import ALL_KEYS
-from tests.commands import ROOT, run_module
+from tests.commands import ROOT, run_module, run_python
 from tests.experiments.test_source import SMALL as SMALL_ONE
 
 SMALL = [one for one in SMALL_ONE if not one.startswith("retention=")]
@@ -23,7 +23,13 @@ LAUNCHERS = pytest.mark.parametrize("launcher", [[], PROCESSES], ids=["in turn",
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    return run_module("experiments.run", *arguments, *SMALL)
+    return started(*arguments, *SMALL)
+
+
+def started(*arguments: str, **where: str | Path) -> subprocess.CompletedProcess:
+    if PROCESSES[0] in arguments:
+        return run_python("-m", "experiments.run", *arguments, **where)
+    return run_module("experiments.run", *arguments, **where)
 
 
 @LAUNCHERS
@@ -143,7 +149,7 @@ class Odd(Study):
 def run_odd(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     (folder / "odd.py").write_text(STUDY)
     path = os.pathsep.join([str(folder), str(ROOT)])  # for the processes of a launcher too
-    return run_module("experiments.run", "-m", "study._target_=odd.Odd", *arguments, folder=folder, PYTHONPATH=path)
+    return started("-m", "study._target_=odd.Odd", *arguments, folder=folder, PYTHONPATH=path)
 
 
 @LAUNCHERS
