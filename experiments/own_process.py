@@ -20,7 +20,11 @@ _PROCESS = Path("/proc/self")
 
 
 def in_own_process(measure: Callable[..., Result], *arguments: object) -> Result:
-    """What a function of a module returns for `arguments`, in a fresh process with as many threads and the same environment."""
+    """What a function of a module returns for `arguments`, in a fresh process with as many threads and the same environment.
+
+    What libraries read of the environment when they are imported is that of the first call. Memory of the process counts what is
+    imported, which it shares with others.
+    """
     begun = torch.get_num_threads(), dict(os.environ)
     with ProcessPoolExecutor(1, fresh_processes(), initializer=_begin, initargs=begun) as pool:
         return pool.submit(measure, *arguments).result()

@@ -1,6 +1,7 @@
 """Commands of the project, each in a process of its own, which finds imported what takes seconds to import."""
 
 import atexit
+import multiprocessing.process
 import os
 import runpy
 import subprocess
@@ -24,7 +25,9 @@ def run_python(*arguments: str, folder: Path = ROOT, **environment: str) -> subp
 
 
 def run_module(module: str, *arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
-    """What `python -m module arguments` does in a folder, with the environment of now and what is given beside it."""
+    """What `python -m module arguments` does in a folder, with the environment of now and what is given beside it; libraries
+    have read theirs before.
+    """
     with TemporaryDirectory() as streams:
         of = (module, arguments, folder, os.environ | environment, Path(streams))
         process = fresh_processes().Process(target=_run, args=of)
@@ -32,6 +35,7 @@ def run_module(module: str, *arguments: str, folder: Path = ROOT, **environment:
         process.join(_MOST_S)
         if process.exitcode is None:
             process.kill()
+            process.join()
             raise subprocess.TimeoutExpired([module, *arguments], _MOST_S)
         said = {name: (Path(streams) / name).read_text() for name in _STREAMS}
         return subprocess.CompletedProcess([module, *arguments], process.exitcode, **said)
@@ -41,6 +45,7 @@ def _run(module: str, arguments: tuple[str, ...], folder: Path, environment: dic
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    multiprocessing.process.ORIGINAL_DIR = str(folder)  # where processes of this one begin
     for name, number in _STREAMS.items():
         os.dup2(os.open(streams / name, os.O_WRONLY | os.O_CREAT), number)
     sys.argv = [module, *arguments]

@@ -122,16 +122,12 @@ _RUNNERS = {
     "genai_own_xattention_20": "openvino-genai, exported, XAttention for 20 % of the keys",
     "genai_own_xattention_15": "openvino-genai, exported, XAttention for 15 % of the keys",
     "genai_own_xattention_10": "openvino-genai, exported, XAttention for 10 % of the keys",
-    "genai_own_xattention_5": "openvino-genai, exported, XAttention for 5 % of the keys",
-    "genai_own_trishape": "openvino-genai, exported, tri-shape",
     "genai_own_trishape_20": "openvino-genai, exported, tri-shape for 20 % of the keys",
     "genai_own_trishape_10": "openvino-genai, exported, tri-shape for 10 % of the keys",
     "genai": "openvino-genai, GGUF, dense",
-    "genai_xattention": "openvino-genai, GGUF, XAttention",
     "genai_xattention_20": "openvino-genai, GGUF, XAttention for 20 % of the keys",
     "genai_xattention_15": "openvino-genai, GGUF, XAttention for 15 % of the keys",
     "genai_xattention_10": "openvino-genai, GGUF, XAttention for 10 % of the keys",
-    "genai_trishape": "openvino-genai, GGUF, tri-shape",
     "llama_cpp": "llama.cpp, GGUF",
 }
 _LOOKED = {name: f"{_RUNNERS[name]}, after a first look" for name in (
@@ -343,10 +339,20 @@ def ttft_stateful() -> str:
     return _ttft("ttft_stateful")
 
 
+_HANDING_ON = (
+    *("converted", "dynamic", "stateful", "NPUW REG", "NPUW REP"),
+    *("NPUW LLM", "NPUW LLM REP", "NPUW LLM chunked", "NPUW LLM chunked REP"),
+)
+
+
+def _of_most_layers() -> pd.DataFrame:
+    rows = rows_of("study_ir_reuse")
+    return rows[rows.layers == rows.layers.max()]
+
+
 def ir_reuse() -> str:
     """Groups, graphs and calls of every way to make graphs of a decoder, and what they cost, of the most layers measured."""
-    rows = rows_of("study_ir_reuse")
-    most = rows[rows.layers == rows.layers.max()]
+    most = _of_most_layers()
     cells = most.set_index(["phase", "method", "metric"]).value.sort_index()
     plans = most.drop_duplicates(["phase", "method"]).set_index(["phase", "method"]).plan.fillna("")
     lines = []
@@ -367,10 +373,10 @@ def ir_reuse() -> str:
 
 def ir_reuse_copies() -> str:
     """What copying the outputs of calls takes, steps of any length beside fixed ones, and the first step behind a prompt."""
-    rows = rows_of("study_ir_reuse_copies")
+    rows = _of_most_layers()
     cells = rows.set_index(["phase", "method", "metric"]).value.sort_index()
     lines = []
-    for form in dict.fromkeys(rows.method):
+    for form in _HANDING_ON:
         here, chunk = cells["decode", form], cells["prefill", form]
         copied = (dash(scale * of.get(metric, float("nan")), 1) for of in (here, chunk) for metric, scale in _COPIED.items())
         steps = (f"{of['step_times_whole']:.2f}" for of in (here, chunk))
@@ -384,22 +390,22 @@ def ir_reuse_copies() -> str:
         "copying them, % of the chunk",
     ]
     header += ["decoding step, times its base", "prefill, times its base", "first decoding step, s", "times its base's first"]
-    return table(header, lines, "study_ir_reuse_copies", _steps(rows))
+    return table(header, lines, "study_ir_reuse", _steps(rows))
 
 
 def ir_reuse_folding() -> str:
     """What folding saves where NPUW cuts a decoder, and what the cuts themselves cost."""
-    rows = rows_of("study_ir_reuse_folding")
+    rows = _of_most_layers()
     cells = rows.set_index(["phase", "method", "metric"]).value.sort_index()
     lines = []
-    for form in dict.fromkeys(rows.method):
+    for form in ("NPUW NONE", "NPUW REG", "NPUW REG unfolded"):
         here, chunk = cells["decode", form], cells["prefill", form]
         costs = f"{here['graphs']:.0f}", f"{here['calls']:.0f}", f"{here['compile_s']:.2f}", f"{here['held_bytes'] / 1e6:.0f}"
         steps = (text for of in (here, chunk) for text in (f"{of['step_times_whole']:.2f}", f"{1e3 * of['call_s']:.1f}"))
         lines.append([form, *costs, *steps])
     heads = ["form", "graphs", "calls", "compile, s", "memory, MB", "decoding step, times its base", "a call of it, ms"]
     heads += ["prefill, times its base", "a call of it, ms"]
-    return table(heads, lines, "study_ir_reuse_folding", f"{_steps(rows)}; graphs to memory: of decoding")
+    return table(heads, lines, "study_ir_reuse", f"{_steps(rows)}; graphs to memory: of decoding")
 
 
 def _steps(rows: pd.DataFrame) -> str:

@@ -180,7 +180,7 @@ _EVIDENCE = {
     ],
     "At equal loss, rows after a first look and XAttention": [
         _Faster("ttft_all", "engine_w8a8_15", "engine_w8a8", "lists of single rows, 15% of the keys"),
-        _Faster("ttft_all", "genai_own_xattention_20", "genai_own", "XAttention"),
+        _Faster("ttft_all", "genai_own_xattention_15", "genai_own", "XAttention, 15% of the keys"),
     ],
     "INT8 blocks and the down projection": [
         _Loss("study_blocks_smollm2", "w8a8_smooth", "float32", 1.0),

@@ -85,7 +85,7 @@ class Runner(ABC):
         """Raises `InputError` where what it needs is not here."""
 
     def fitted(self, lab: Lab) -> "Runner":
-        """The runner with what is found of the text first, where it asks for something of the kind."""
+        """The runner with what it has to find in text before it reads, such as a threshold."""
         return self
 
     @abstractmethod

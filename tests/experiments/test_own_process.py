@@ -1,6 +1,7 @@
 """What is measured in a process of its own."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -39,6 +40,16 @@ def test_it_is_another_process_with_as_many_threads():
     assert value == 5
     assert process != os.getpid()
     assert threads == torch.get_num_threads()
+
+
+def found(name: str) -> tuple[str | None, bool]:
+    return os.environ.get(name), "experiments.job" in sys.modules
+
+
+def test_it_has_the_environment_of_the_call_and_the_imports_of_a_run(monkeypatch):
+    for value in ("first", "second"):
+        monkeypatch.setenv("SHADOWATTN_OF_THIS_TEST", value)
+        assert in_own_process(found, "SHADOWATTN_OF_THIS_TEST") == (value, True)
 
 
 def test_its_errors_come_back():

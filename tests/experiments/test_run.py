@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import experiments.run
 from shadowattn.reporting.flags import SAME
-from tests.commands import ROOT, run_module
+from tests.commands import ROOT, run_module, run_python
 from tests.tiny import tiny_model
 
 SMALL = [
@@ -62,7 +62,7 @@ def finished(tiny_folder, tmp_path_factory):
         *("+exp=sweep_retention", "retentions=[0.1,0.5,1.0]", "model=local", f"model.path={tiny_folder}"),
         *("data=text", f"data.path={tiny_folder / 'text.txt'}", f"paths.results={results}", *SMALL),
     ]
-    return run(*arguments), results, arguments
+    return run_python("-m", "experiments.run", *arguments), results, arguments
 
 
 def test_a_run_leaves_rows_meta_and_figures(finished):

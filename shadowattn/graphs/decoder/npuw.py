@@ -100,8 +100,8 @@ def compile_npuw_llm(
 
     NPUW makes two static graphs of it: `prefill` for prompts of up to `prompt` tokens, in chunks of `chunk` tokens, a power of
     two, or None for the whole prompt at once; and `decode` for up to `response` tokens after them. The output layer is a third.
-    Each of the two is partitioned; a plan is None where NPUW makes none. `cache`: a folder for what is compiled, from which the
-    same call then reads it (CACHE_DIR), and for the plans. Raises `InputError` as `compile_npuw` does.
+    Each of the two is partitioned; a plan is None where NPUW makes none. `cache`: a folder of this graph's own for what is
+    compiled, from which the same call then reads it (CACHE_DIR), and for the plans. Raises `InputError` as `compile_npuw` does.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
     checks.integer("prompt", prompt, least=1)
@@ -118,7 +118,8 @@ def compile_npuw_llm(
         config["NPUW_LLM_PREFILL_CHUNK_SIZE"] = str(chunk)
     with tempfile.TemporaryDirectory() as folder:
         # In the same place the second time, since the path of a plan is part of what OpenVINO's cache goes by.
-        dumps = {phase: (cache or Path(folder)) / f"{phase}.xml" for phase in ("prefill", "decode")}
+        name = f"{pipeline}-{prompt}-{response}-{chunk or prompt}"
+        dumps = {phase: (cache or Path(folder)) / f"{phase}-{name}.xml" for phase in ("prefill", "decode")}
         config |= {"CACHE_DIR": str(cache)} if cache else {}
         for half, dump in zip(("PREFILL", "GENERATE"), dumps.values(), strict=True):
             config[f"++NPUW_LLM_{half}_CONFIG"] = {"NPUW_ONLINE_PIPELINE": pipeline, "NPUW_ONLINE_DUMP_PLAN": str(dump)}

@@ -15,7 +15,8 @@ _NUMBER = re.compile(r"_(\d+)$")  # of a runner that is one of a family: its sha
 def draw(rows: pd.DataFrame) -> Figure:
     """Seconds by tokens, quartiles as bars; and, where losses were measured, loss above the baseline at the longest prompt.
 
-    Runners whose names differ in a number at the end alone look alike; their losses are joined, and the number is beside them.
+    Runners whose names differ in a number at the end alone, or in having one, look alike. Their losses are joined, and the number
+    is beside them.
     """
     first = rows[rows.metric == "time_to_first_token"]
     loss, error = (rows[rows.metric == metric].set_index("method").value for metric in ("loss_increase", "loss_increase_error"))
@@ -51,7 +52,10 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 def _label(family: str, names: list[str]) -> str:
     numbers = sorted((int(found[1]) for name in names if (found := _NUMBER.search(name))), reverse=True)
-    return f"{family}, {', '.join(map(str, numbers))}" if numbers else family
+    if not numbers:
+        return family
+    alone = f"{family}; " if family in names else ""
+    return f"{alone}{family}_{', '.join(map(str, numbers))}"
 
 
 def _draw_losses(axes: Axes, seconds: pd.Series, loss: pd.Series, error: pd.Series, look: dict) -> None:

@@ -122,7 +122,8 @@ def test_a_runner_keeps_a_share_of_the_keys():
     window = torch.randint(0, 128, (320,), generator=torch.Generator().manual_seed(5))
     kept = {}
     lab = SimpleNamespace(
-        loaded=SimpleNamespace(model=tiny_model()), context_tokens=len(window), heldout=lambda: window[None],
+        loaded=SimpleNamespace(model=tiny_model()), context_tokens=len(window),
+        heldout=lambda: torch.stack([window, window.flip(0)]),
         units=lambda name: SimpleNamespace(get=lambda key, compute: kept.setdefault((name, key), compute())),
     )  # fmt: skip
     runner = GenAI(sparse="xattention", keep=0.5, block=32).fitted(lab)
