@@ -293,7 +293,16 @@ def _base(rows: pd.DataFrame, others: Mapping[str, str]) -> str:
 
 def roofline_amx() -> str:
     """Time of every stage in all layers, the share of its roof that it reaches, and which roof that is."""
-    rows = rows_of(_ROOFS)
+    return _roofline(_ROOFS)
+
+
+def roofline_avx512() -> str:
+    """The same on a processor without matrix units."""
+    return _roofline("roofline_avx512")
+
+
+def _roofline(name: str) -> str:
+    rows = rows_of(name)
     peaks, stages = rows[rows.method == "machine"], rows[rows.stage != ""]
     cells = stages.set_index(["metric", "phase", "batch", "context_tokens", "stage"]).value
     columns = list(stages[["phase", "batch", "context_tokens"]].drop_duplicates().itertuples(index=False, name=None))
@@ -318,7 +327,7 @@ def roofline_amx() -> str:
     shown = ", ".join(f"{row.metric} {row.value:.0f} {row.unit}" for row in peaks.itertuples())
     first = stages.iloc[0]
     return table(
-        header, lines, _ROOFS, f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds, peaks of the fastest; {shown}"
+        header, lines, name, f"{first.chunk_rows} rows in a prefill, medians of {first.n} rounds, peaks of the fastest; {shown}"
     )
 
 
