@@ -258,8 +258,10 @@ def _ttft(name: str, others: Mapping[str, str] = MappingProxyType({}), *, losses
     at = rows[rows.context_tokens == lengths[-1]].set_index(["metric", "method"]).value
     lost, errors = (rows[rows.metric == metric].set_index("method") for metric in ("loss_increase", "loss_increase_error"))
     density = rows[rows.metric == "density"].set_index("method").value
-    lines = []
-    for runner, words in (_RUNNERS | others).items():
+    labels, lines = _RUNNERS | others, []
+    if unknown := set(lost.index) - labels.keys():
+        raise ValueError(f"{name}: expected runners that have a label, got {', '.join(sorted(unknown))}; add theirs to _RUNNERS")
+    for runner, words in labels.items():
         if runner not in lost.index:
             continue
         seconds = [f"{first[runner, length]:.2f}" for length in lengths]
