@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import TypeVar
@@ -35,10 +35,12 @@ def fresh_processes() -> BaseContext:
     """Processes that hold nothing of this one. Each is forked off one that has imported what runs need and done nothing else, so
     that imports, which take seconds, are made once; where the system has no such processes, each imports anew.
     """
-    if "forkserver" not in get_all_start_methods():
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["experiments.job"])
+    known = get_all_start_methods()
+    context = get_context("forkserver" if "forkserver" in known else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(["experiments.job"])
+    if get_start_method(allow_none=True) not in (None, *known):  # of joblib's workers: a new process is told it, and knows none
+        set_start_method(context.get_start_method(), force=True)
     return context
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from joblib import Parallel, delayed
 
 from experiments import own_process
 from experiments.own_process import check_memory, in_own_process, peak_bytes
@@ -40,6 +41,12 @@ def test_it_is_another_process_with_as_many_threads():
     assert value == 5
     assert process != os.getpid()
     assert threads == torch.get_num_threads()
+
+
+def test_a_worker_of_joblib_has_one_too():
+    """As a job of a sweep by Hydra's joblib launcher, whose workers know a way to start processes that others do not."""
+    done = Parallel(n_jobs=2)(delayed(in_own_process)(where, value) for value in (1, 2))
+    assert [value for value, *_ in done] == [1, 2]
 
 
 def found(name: str) -> tuple[str | None, bool]:
