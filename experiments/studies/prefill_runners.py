@@ -356,7 +356,7 @@ class GenAI(Runner):
         genai = _openvino_genai()
         options = {"scheduler_config": self._scheduler(genai, most_tokens)} | self._properties
         with self._model(lab) as path:
-            pipeline = genai.LLMPipeline(path, "CPU", options)
+            pipeline = genai.LLMPipeline(path, "CPU", **options)
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
             ids = ov.Tensor(np.array([prompt], np.int64))
