@@ -18,11 +18,13 @@ from experiments.cells import attachment, method_row
 from experiments.engines import build_engine, check_engine
 from experiments.lab import Lab
 from experiments.own_process import begin_peak, peak_resident_bytes
+from experiments.part_building import part_name
 from experiments.progress import bar, say
 from experiments.refusals import check_count
 from experiments.studies.base import Study
 from shadowattn.engine.drafts import PromptLookup
-from shadowattn.engine.generation import Generation
+from shadowattn.engine.engine import cannot_draft
+from shadowattn.engine.generation import Generation, check_context
 from shadowattn.engine.sampling import Sampling
 from shadowattn.engine.text import TextStream, end_tokens, prompt_tokens
 from shadowattn.errors import InputError
@@ -89,14 +91,12 @@ class Generate(Study):
             raise InputError(
                 f"study.drafts: expected fewer than engine.chunk_tokens={chunk}, which check them at once, got {self.drafts}"
             )
+        ranks = (lab.main.within or lab.main).estimator_class
+        if self.drafts and (reason := cannot_draft(ranks.sees, part_name(lab.main.estimator), lab.of("decode"))):
+            raise InputError(f"study.drafts: {reason}; use decode=dense, or study.drafts=0")
         tokens = self._tokens(lab)
         lab.asked_tokens = [len(tokens)]
-        most = lab.shape.context_tokens
-        if len(tokens) + self.new_tokens > most:
-            raise InputError(
-                f"prompt: the model's context is {most} tokens, got a prompt of {len(tokens)} and study.new_tokens="
-                f"{self.new_tokens}; shorten the prompt or set fewer new tokens"
-            )
+        check_context(lab.shape.context_tokens, len(tokens), self.new_tokens)
 
     def measure(self, lab: Lab) -> list[GenerationRow]:
         method, at = lab.main, lab.of("retention")
@@ -162,7 +162,7 @@ def _streamed(run: Generation, stream: TextStream, prefill) -> str:
         if shows:
             print(new, end="", file=sys.stderr, flush=True)
     if shows:
-        print(file=sys.stderr)
+        print(stream.rest(), file=sys.stderr)
     return stream.text
 
 
@@ -179,6 +179,8 @@ def _rows(
         "tokens_per_second": (spent.tokens_per_second, "tokens/s"),
         "reader_tokens_per_second": (read, "tokens/s"),
         "cpu_seconds": (spent.cpu_seconds, "s"),
+        "prefill_cpu_seconds": (spent.first_token_cpu, "s"),
+        "decode_cpu_seconds": (spent.decoding_cpu, "s"),
         "cpu_share": (spent.cpu_seconds / (spent.first_token + spent.decoding), "cores"),
         "kv_cache": (float(run.cache.bytes), "bytes"),
         "density": (density, "1"),

@@ -82,6 +82,7 @@ class Engine:
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
         self._blocks: dict[int, Blocks] = {}
         self._int8_head = Int8Head(self.decoder.head) if form.head == "int8" else None
+        self._name = object()  # of whoever made what its caches hold
         self._exclusive = Exclusive()  # the blocks' memory belongs to one forward pass at a time
 
     @property
@@ -90,15 +91,31 @@ class Engine:
         return self._attention
 
     def cache(self) -> KVCache:
-        """An empty KV cache."""
-        return KVCache(self.decoder.shape, self._dtype)
+        """An empty KV cache, for this engine alone."""
+        return KVCache(self.decoder.shape, self._dtype, self._name)
+
+    def check_cache(self, cache: KVCache) -> None:
+        """Raises `InputError` on another engine's, whose keys and values are of other weights or of another arithmetic."""
+        if cache.owner is not self._name:
+            raise InputError("cache: expected one of this engine's own, got another engine's; make it with engine.cache()")
+
+    def check_drafts(self, most: int) -> None:
+        """Raises `InputError` where so many drafted tokens cannot be checked at once, or refused ones would count later."""
+        if most >= self.chunk_tokens:
+            raise InputError(
+                f"drafts: expected fewer than the engine's chunk_tokens={self.chunk_tokens}, which check them at once, got {most}"
+            )
+        estimator = self._attention.estimator
+        if reason := cannot_draft(estimator.sees, type(estimator).__name__, self._attention.decode):
+            raise InputError(f"drafts: {reason}; use decode=dense, or leave drafts out")
 
     def compile(self, tokens: int, *, drafts: int = 0) -> None:
         """Compiles the blocks that a prompt of so many tokens and the decoding steps after it take, with up to so many drafted
         tokens. Otherwise the first pass that needs some compiles them.
         """
         checks.integer("tokens", tokens, least=1)
-        checks.integer("drafts", drafts, least=0)
+        if checks.integer("drafts", drafts, least=0):
+            self.check_drafts(drafts)
         with self._exclusive.use():
             for rows in {min(tokens, self.chunk_tokens), tokens % self.chunk_tokens or self.chunk_tokens, *range(1, 2 + drafts)}:
                 self._blocks_for(rows)
@@ -117,9 +134,10 @@ class Engine:
         """The tokens after a prompt of token ids, one by one: iterate over the result, whose `spent` says what they took.
 
         It ends behind the first token of `stop`, or after `new_tokens`. A `cache` of an earlier generation is gone on from as far
-        as the prompt begins with its tokens. `drafts` are checked several at a time, and change no token, greedy or drawn, but
-        where rounding decides. `progress` is told of each chunk's tokens. Raises `InputError` on a prompt that the model's
-        context does not hold together with the new tokens, before any work.
+        as the prompt begins with its tokens; keys of an answer are then those of its decoding steps, and where an estimator goes
+        by a chunk's rows, chunks begin where the new tokens do. `drafts` are checked several at a time, and change no token,
+        greedy or drawn, but where rounding decides. `progress` is told of each chunk's tokens. Raises `InputError`, before any
+        work, on a prompt that the model's context does not hold together with the new tokens, and on another engine's cache.
         """
         cache = self.cache() if cache is None else cache
         return Generation(self, list(prompt), new_tokens, frozenset(stop), sampling or Sampling(), cache, drafts, progress)
@@ -143,6 +161,7 @@ class Engine:
         `decode`: they are decoding steps, not a prompt's. Seconds are added to `stages`, by `STAGES`, and where lists are made
         ahead by `AHEAD_STAGES`, of which the first passes beside the others. After an error the cache is as it was.
         """
+        self.check_cache(cache)
         rows, start = len(tokens), len(cache)
         decoder, clock = self.decoder, Clock({} if stages is None else stages)
         # Memory of the blocks and the cache outlives the call, and torch forbids to write to what was made in inference mode.
@@ -272,6 +291,15 @@ def cannot_look_ahead(sees: str, estimator: str, pipeline: str) -> str:
         return f"expected an estimator that ranks by a prompt's present rows, got {estimator}, which goes by earlier ones"
     if pipeline != "batched":
         return f"expected pipeline=batched, since lists are there before their layer's stages begin, got {pipeline}"
+    return ""
+
+
+def cannot_draft(sees: str, estimator: str, decode: str) -> str:
+    """Why steps that `decode` so cannot check drafts, with an estimator of that name, which `sees` what it says; empty where they
+    can.
+    """
+    if decode == "shared" and sees == "earlier_rows":
+        return f"expected an estimator that ranks by present rows, got {estimator}, which would count rows of refused drafts"
     return ""
 
 

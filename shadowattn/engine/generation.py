@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Spent:
-    """What a generation took so far. Seconds are of the wall, `cpu_seconds` of all threads.
+    """What a generation took so far. Seconds are of the wall, `…_cpu` those of the process, all threads together; neither counts
+    what whoever takes the tokens does between two of them.
 
     `accepted_tokens` are drafts that were yielded: none behind a stop token. `first_token` is the time to the first token,
     prefill and all; `decoding` what came after it. `prefill` and `decode` hold the seconds of the engine's stages, by
@@ -32,10 +33,15 @@ class Spent:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     first_token: float = 0.0
+    first_token_cpu: float = 0.0
     decoding: float = 0.0
-    cpu_seconds: float = 0.0
+    decoding_cpu: float = 0.0
     prefill: dict[str, float] = field(default_factory=dict)
     decode: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return self.first_token_cpu + self.decoding_cpu
 
     @property
     def tokens_per_second(self) -> float:
@@ -60,44 +66,48 @@ class Generation:
 
     def __post_init__(self):
         checks.integer("new_tokens", self.new_tokens, least=1)
+        self.engine.check_cache(self.cache)
         if not self.prompt:
             raise InputError("prompt: expected at least one token, got none")
         vocabulary = len(self.engine.decoder.embedding)
         if not all(0 <= token < vocabulary for token in self.prompt):
             raise InputError(f"prompt: expected token ids from 0 to {vocabulary - 1}, got others; use this model's own tokenizer")
-        most = self.engine.decoder.shape.context_tokens
-        if len(self.prompt) + self.new_tokens > most:
-            raise InputError(
-                f"prompt: the model's context is {most} tokens, got a prompt of {len(self.prompt)} and {self.new_tokens} new "
-                "ones; shorten the prompt or set fewer new tokens"
-            )
-        if self.drafts is not None and self.drafts.most >= self.engine.chunk_tokens:
-            raise InputError(
-                f"drafts: expected fewer than the engine's chunk_tokens={self.engine.chunk_tokens}, which check them at once, "
-                f"got {self.drafts.most}"
-            )
+        check_context(self.engine.decoder.shape.context_tokens, len(self.prompt), self.new_tokens)
+        if self.drafts is not None:
+            self.engine.check_drafts(self.drafts.most)
         self._generator = self.sampling.generator()
 
     def __iter__(self) -> Iterator[int]:
         if self.spent.prompt_tokens:
             raise InputError("generation: it was iterated over before; call engine.generate again, with the same cache to go on")
         began, cpu = time.perf_counter(), time.process_time()
-        token = self._sampled(self._prefill())
-        self.spent.first_token = time.perf_counter() - began
+        made = [self._sampled(self._prefill())]
         if self.drafts is not None:
             self.drafts.add(self.prompt)
-        decoding = time.perf_counter()
-        made = [token]
+        self.spent.first_token, self.spent.first_token_cpu = time.perf_counter() - began, time.process_time() - cpu
+        held = list(self.prompt)  # what the cache is to hold before the next pass
         while True:
             for at, token in enumerate(made):
                 self.spent.new_tokens += 1
                 self.spent.accepted_tokens += at < len(made) - 1  # all but the last were drafts
-                self.spent.decoding, self.spent.cpu_seconds = time.perf_counter() - decoding, time.process_time() - cpu
                 yield token
+                self._check_alone(held)
                 if token in self.stop or self.spent.new_tokens == self.new_tokens:
                     self.cache.crop(len(self.cache) - (len(made) - 1 - at))
                     return
+            began, cpu = time.perf_counter(), time.process_time()
+            held.append(made[-1])
             made = self._next(made)
+            held += made[:-1]
+            self.spent.decoding += time.perf_counter() - began
+            self.spent.decoding_cpu += time.process_time() - cpu
+
+    def _check_alone(self, held: list[int]) -> None:
+        if self.cache.tokens != held:
+            raise InputError(
+                "cache: expected it as this generation left it, got one that was used meanwhile; end one generation before "
+                "another goes on from its cache, or leave cache out"
+            )
 
     def _prefill(self) -> Tensor:
         """The logits [V] behind the prompt."""
@@ -106,7 +116,7 @@ class Generation:
         # At least one token goes through, for its logits.
         spent.reused_tokens = min(self.cache.shared_with(list(self.prompt)), len(self.prompt) - 1)
         self.cache.crop(spent.reused_tokens)
-        self.cache.reserve(len(self.prompt) + self.new_tokens)  # once, instead of at each doubling
+        self.cache.reserve(len(self.prompt) + self.new_tokens - 1)  # once, instead of at each doubling
         for start in range(spent.reused_tokens, len(self.prompt), chunk_tokens):
             chunk = list(self.prompt[start : start + chunk_tokens])
             hidden = self.engine.forward(self.cache, chunk, stages=spent.prefill)
@@ -133,3 +143,14 @@ class Generation:
 
     def _sampled(self, logits: Tensor) -> int:
         return self.sampling.next(logits, self._generator)
+
+
+def check_context(most: int, prompt_tokens: int, new_tokens: int) -> None:
+    """Raises `InputError` where a context of so many tokens does not hold a prompt and what is made after it, but for the last
+    token, whose keys nobody reads.
+    """
+    if prompt_tokens + new_tokens - 1 > most:
+        raise InputError(
+            f"prompt: the model's context is {most} tokens, got a prompt of {prompt_tokens} and {new_tokens} new ones; shorten "
+            "the prompt or set fewer new tokens"
+        )

@@ -15,11 +15,11 @@ class KVCache:
     """Token-major: a token's keys of all heads lie side by side, so that a chunk is written in one piece.
 
     Grows by doubling up to the model's context. `tokens` are the ids whose keys and values it holds, so that a prompt that begins
-    alike need not be computed again.
+    alike need not be computed again. `owner`: whose weights and arithmetic made them.
     """
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype = torch.float32):
-        self._shape, self._dtype = shape, dtype
+    def __init__(self, shape: ModelShape, dtype: torch.dtype = torch.float32, owner: object = None):
+        self._shape, self._dtype, self.owner = shape, dtype, owner
         self.tokens: list[int] = []
         self._held = [self._memory(0) for _ in range(shape.layers)]
         self.derived = [LayerCache() for _ in range(shape.layers)]

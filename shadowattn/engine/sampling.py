@@ -44,7 +44,8 @@ class Sampling:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What is drawn from, float32 [V], for a temperature above 0."""
-        logits = logits.float() / self.temperature
+        logits = logits.double()  # a small temperature takes what is divided by it beyond float32's range
+        logits = ((logits - logits.max()) / self.temperature).float()
         if 0 < self.top_k < len(logits):
             least = logits.topk(self.top_k).values[-1]
             logits = logits.masked_fill(logits < least, -torch.inf)

@@ -47,6 +47,12 @@ class TextStream:
         new, self._shown = text[self._shown :], len(text)
         return new
 
+    def rest(self) -> str:
+        """What `add` held back when there were no more tokens: a character that stayed incomplete."""
+        text = self.text
+        new, self._shown = text[self._shown :], len(text)
+        return new
+
     @property
     def text(self) -> str:
         """All of it, special tokens left out."""

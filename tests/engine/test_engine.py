@@ -1,5 +1,7 @@
 """The engine against transformers: the same logits, the same tokens, whatever the chunks, the cache and the drafts."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,7 +25,9 @@ from shadowattn.kernels.torch_kernels import dense
 from shadowattn.method import CHUNK_TOKENS
 from shadowattn.models.decoder import read_decoder
 from shadowattn.offline import observe_block_ranges
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_graph import Int8Graph
+from shadowattn.types import ScaleGrid
 from tests.profiles import bank_for, profile_for
 from tests.tiny import tiny_model
 
@@ -194,15 +198,70 @@ def test_a_cache_that_holds_tokens_grows_up_to_the_models_context(monkeypatch):
     engine = Engine(tiny_model(), method=Method(0.4, estimator="quest"), chunk_tokens=64)
     most, cache, capacities = engine.decoder.shape.context_tokens, engine.cache(), []
     text = prompt(most)
-    for end in (200, 300, most - 4):
+    for end in (200, 300, most - 3):
         run = engine.generate(text[:end], new_tokens=4, cache=cache)
         assert list(run) == list(engine.generate(text[:end], new_tokens=4))
         capacities.append(cache.capacity)
     assert capacities == [256, most, most]
     assert cache.bytes == 2 * 2 * most * 2 * 64 * 4  # keys and values, layers, tokens, heads, their size, float32
     monkeypatch.setattr(engine, "forward", None)
-    with pytest.raises(InputError, match=f"context is {most} tokens, got a prompt of {most - 3} and 4 new ones"):
-        engine.generate(text[: most - 3], new_tokens=4, cache=cache)
+    with pytest.raises(InputError, match=f"context is {most} tokens, got a prompt of {most - 2} and 4 new ones"):
+        engine.generate(text[: most - 2], new_tokens=4, cache=cache)
+    monkeypatch.undo()
+    assert len(list(engine.generate(text, new_tokens=1))) == 1  # of which nobody reads the keys
+
+
+def test_a_cache_serves_the_engine_that_made_it_alone():
+    """Another model's keys, and values that another form has scaled, would be read as its own."""
+    model, tokens = tiny_model(), prompt(40)
+    first, other = (Engine(model, form=BlockForm("w8a8", smooth=s), ranges=ranges(model), chunk_tokens=16) for s in (0.0, 0.8))
+    cache = first.cache()
+    list(first.generate(tokens, new_tokens=4, cache=cache))
+    refused = pytest.raises(InputError, match=r"cache: expected one of this engine's own.*engine\.cache\(\)")
+    with refused:
+        other.generate(tokens, new_tokens=4, cache=cache)
+    with refused:
+        other.forward(cache, tokens[:4])
+    assert len(cache) == 43
+
+
+def test_two_generations_do_not_take_turns_on_a_cache():
+    engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(40)
+    cache = engine.cache()
+    first = iter(engine.generate(tokens, new_tokens=8, cache=cache))
+    next(first)
+    list(engine.generate(tokens + prompt(5, seed=1), new_tokens=3, cache=cache))
+    with pytest.raises(InputError, match="cache: expected it as this generation left it"):
+        next(first)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [Int8Fused(grid=ScaleGrid((0.1,), (0.1,), "product")), "quest", "oracle"],
+    ids=["int8_fused", "quest", "oracle"],
+)
+@pytest.mark.parametrize("reused", [16, 37, 50])
+def test_a_reused_prefix_ranks_as_a_whole_prompt_does(estimator, reused):
+    """Wherever it ends, for estimators whose scales do not go by the chunk."""
+    engine = Engine(tiny_model(), method=Method(0.3, estimator=estimator), chunk_tokens=16)
+    cache, whole = engine.cache(), prompt(90)
+    list(engine.generate(whole[:reused] + prompt(20, seed=1), new_tokens=1, cache=cache))
+    run = engine.generate(whole, new_tokens=1, cache=cache)
+    list(run)
+    assert run.spent.reused_tokens == reused
+    fresh = engine.cache()
+    list(engine.generate(whole, new_tokens=1, cache=fresh))
+    for ours, expected in zip(cache._held, fresh._held, strict=True):
+        torch.testing.assert_close(ours[:, : len(whole)], expected[:, : len(whole)], rtol=1e-4, atol=1e-4)
+
+
+def test_seconds_are_the_engines_alone():
+    """Not those of whoever takes the tokens."""
+    run = Engine(tiny_model(), chunk_tokens=16).generate(prompt(20), new_tokens=4)
+    for _ in run:
+        time.sleep(0.3)
+    assert 0 < run.spent.decoding < 0.6
+    assert run.spent.cpu_seconds == run.spent.first_token_cpu + run.spent.decoding_cpu > 0
 
 
 def test_the_output_layer_takes_one_row_a_token(monkeypatch):
@@ -277,6 +336,18 @@ class _Foreseen(PromptLookup):
         return self._answer[self._made :][: self.most]
 
 
+def test_drafts_are_refused_where_rows_of_refused_ones_would_count():
+    engine = Engine(tiny_model(), method=Method(0.3, estimator="h2o", decode="shared"), chunk_tokens=16)
+    with pytest.raises(InputError, match="drafts: expected an estimator that ranks by present rows, got H2O"):
+        engine.generate(prompt(20), new_tokens=4, drafts=PromptLookup())
+    dense = Engine(tiny_model(), method=Method(0.3, estimator="h2o"), chunk_tokens=16)
+    assert len(list(dense.generate(prompt(20), new_tokens=4, drafts=PromptLookup()))) == 4
+    with pytest.raises(
+        InputError, match="drafts: expected fewer than the engine's chunk_tokens=16, which check them at once, got"
+    ):
+        dense.compile(20, drafts=16)
+
+
 def test_drafts_behind_a_stop_token_are_not_counted():
     engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(12)
     answer = list(engine.generate(tokens, new_tokens=30))
@@ -330,6 +401,12 @@ def test_sampling_keeps_the_likeliest(seed, top_k, top_p, temperature):
     torch.testing.assert_close(kept[allowed[:fewest]].double(), weights[:fewest] / weights[:fewest].sum(), rtol=1e-4, atol=1e-6)
 
 
+def test_the_smallest_temperature_is_greedy():
+    logits = torch.tensor([20.0, 10.0, 19.0])
+    assert Sampling(1e-300).probabilities(logits).tolist() == [1, 0, 0]
+    assert Sampling(1e-39, top_p=0.5).next(logits, torch.Generator()) == 0
+
+
 def test_a_seed_draws_the_same_tokens_again():
     engine, tokens = Engine(tiny_model(), chunk_tokens=16), prompt(20)
     first, other = Sampling(1.0, seed=0), Sampling(1.0, seed=1)
@@ -356,7 +433,7 @@ def test_a_prompt_takes_its_memory_once():
     token = iter(run)
     next(token)
     held = [memory.data_ptr() for memory in run.cache._held]
-    assert run.cache.capacity == 408
+    assert run.cache.capacity == 407
     list(token)
     assert [memory.data_ptr() for memory in run.cache._held] == held
 
@@ -479,7 +556,7 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
         (lambda model: BlockForm("int8"), "expected one of float32, bfloat16, w8a8, w8, w4"),
         (lambda model: Engine(model, chunk_tokens=0), "chunk_tokens: expected an integer of 1"),
         (lambda model: Engine(model, attention_dtype="float16"), "attention_dtype: expected one of float32, bfloat16"),
-        (lambda model: Engine(model).generate(prompt(500), new_tokens=13), "the model's context is 512 tokens"),
+        (lambda model: Engine(model).generate(prompt(500), new_tokens=14), "the model's context is 512 tokens"),
         (lambda model: Engine(model).generate([]), "expected at least one token"),
         (lambda model: Engine(model).generate([128]), "expected token ids from 0 to 127"),
         (

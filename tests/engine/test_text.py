@@ -57,3 +57,12 @@ def test_characters_appear_whole_and_special_tokens_do_not(tokenizer):
     shown = [stream.add(token) for token in [*tokens, tokenizer.eos_token_id]]
     assert shown == ["n", "", "é", " ", "", "", "", "🦊", "!", ""]
     assert "".join(shown) == stream.text == "né 🦊!"
+
+
+def test_a_character_that_stays_incomplete_is_shown_at_the_end(tokenizer):
+    stream = TextStream(tokenizer)
+    shown = [stream.add(token) for token in tokenizer("né🦊").input_ids[:-1]]
+    assert shown == ["n", "", "é", "", "", ""]
+    assert stream.rest() == "\N{REPLACEMENT CHARACTER}"
+    assert "".join(shown) + "\N{REPLACEMENT CHARACTER}" == stream.text
+    assert stream.rest() == ""

@@ -61,7 +61,7 @@ def test_on_a_terminal_a_token_is_shown_before_the_next_is_made(monkeypatch):
             seen.append(shown.getvalue())
             yield token
 
-    stream = SimpleNamespace(text="a b c ", add=lambda token: f"{token} ")
+    stream = SimpleNamespace(text="a b c ", add=lambda token: f"{token} ", rest=lambda: "")
     assert generate._streamed(tokens(), stream, SimpleNamespace(close=lambda: closed.append(shown.getvalue()))) == "a b c "
     assert seen == ["", "a ", "a b "]
     assert closed[0] == ""
@@ -120,6 +120,10 @@ def test_drafts_change_no_token(run):
         (["prompt=a", "engine.chunk_tokens=0"], "engine.chunk_tokens: expected an integer of 1"),
         (["prompt=a", "engine.attention_dtype=float16"], "engine.attention_dtype: expected one of float32, bfloat16"),
         (["prompt=a", "study.drafts=8", "engine.chunk_tokens=8"], "study.drafts: expected fewer than engine.chunk_tokens=8"),
+        (
+            ["prompt=a", "study.drafts=2", "estimator=h2o", "decode=shared"],
+            "study.drafts: expected an estimator that ranks by present",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_any_work(run, capsys, monkeypatch, settings, message):
