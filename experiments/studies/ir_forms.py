@@ -230,9 +230,7 @@ def _npuw(parts: Parts, folder: Path, *, pipeline: str, fold: bool = True) -> Bu
     earlier = kept if kept.exists() else None
     compiled, plan = compile_npuw(parts.converted, pipeline=pipeline, fold=fold, plan=earlier, dump=kept)
     run = _runner(compiled, parts.converted_inputs, LOGITS)
-    if plan is None:
-        return run, _counts(compiled.outputs)
-    return run, _of_plan(plan, parts.converted, fold=fold)
+    return run, _of_plan(plan, parts.converted, fold=fold) if plan else {}
 
 
 def _stateful(parts: Parts, folder: Path | None) -> Built:
@@ -285,18 +283,20 @@ def _of_prompt(parts: Parts, compiled: ov.CompiledModel) -> Run:
     return Run(token, first=first) if step.phase == "decode" else Run(prompt, request.reset_state)
 
 
-def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str, chunked: bool) -> Built:
+def _npuw_llm(parts: Parts, folder: Path, *, pipeline: str = "REG", chunked: bool = False, **hints: str) -> Built:
     """Counted are the groups of a call of the phase's own graph: of a decoding step, or of one chunk."""
     step, chunk = parts.step, parts.step.chunk if chunked else None
     compiled, plans = compile_npuw_llm(
-        parts.llm, prompt=step.prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk, cache=folder
+        parts.llm, prompt=step.prompt, response=RESPONSE, pipeline=pipeline, chunk=chunk, cache=folder, **hints
     )
-    plan = plans[step.phase]
-    return _of_prompt(parts, compiled), _of_plan(plan) if plan else _counts(compiled.outputs)
+    return _of_prompt(parts, compiled), _of_plan(plans[step.phase])
 
 
 OF_CONVERTED = ("converted", "dynamic", "stateful", "NPUW NONE", "NPUW REG", "NPUW REG unfolded", "NPUW REP")
-OF_PROMPTS = ("NPUW LLM", "NPUW LLM REP", "NPUW LLM chunked", "NPUW LLM chunked REP")
+OF_PROMPTS = (
+    *("NPUW LLM", "NPUW LLM REP", "NPUW LLM BEST_PERF"),
+    *("NPUW LLM chunked", "NPUW LLM chunked STATIC", "NPUW LLM chunked REP"),
+)
 # Each makes of the parts, and of a folder for what compiling leaves, a call of one step, and says what the step consists of.
 BUILDERS: dict[str, Callable[..., Built]] = {
     "whole": _whole,
@@ -310,8 +310,10 @@ BUILDERS: dict[str, Callable[..., Built]] = {
     "NPUW REG": partial(_npuw, pipeline="REG"),
     "NPUW REG unfolded": partial(_npuw, pipeline="REG", fold=False),
     "NPUW REP": partial(_npuw, pipeline="REP"),
-    "NPUW LLM": partial(_npuw_llm, pipeline="REG", chunked=False),
-    "NPUW LLM REP": partial(_npuw_llm, pipeline="REP", chunked=False),
-    "NPUW LLM chunked": partial(_npuw_llm, pipeline="REG", chunked=True),
+    "NPUW LLM": _npuw_llm,
+    "NPUW LLM REP": partial(_npuw_llm, pipeline="REP"),
+    "NPUW LLM BEST_PERF": partial(_npuw_llm, decoding="BEST_PERF"),
+    "NPUW LLM chunked": partial(_npuw_llm, chunked=True),
+    "NPUW LLM chunked STATIC": partial(_npuw_llm, chunked=True, attention="STATIC"),
     "NPUW LLM chunked REP": partial(_npuw_llm, pipeline="REP", chunked=True),
 }

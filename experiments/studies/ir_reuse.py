@@ -8,6 +8,7 @@ and makes static graphs of its own of it, for prompts and for decoding; it is co
 whole prompt and on the tokens behind one.
 """
 
+import gc
 import math
 import tempfile
 import time
@@ -196,25 +197,25 @@ def measure_form(form: str, step: Step, rounds: int) -> Measured:
         compile_s = time.perf_counter() - start
         found = run()  # what is allocated at the first step is the form's too
         held = resident_bytes() - before
+        whole = base_of(form, parts)
+        _check_same(form, found, whole(), "the whole graph's")
+        turns, before = {"form": run.call, "whole": whole.call}, {"form": run.before, "whole": whole.before}
+        times = interleave(turns, rounds=rounds, warmup=1, before=before)
+        seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
+        firsts = [(run.first(), whole.first()) for _ in range(rounds if run.first else 0)]
+        del run, whole, turns, before  # what is compiled again would otherwise be held beside them
+        gc.collect()
         start = time.perf_counter()
         again, _ = BUILDERS[form](parts, Path(folder))
         cached_s = time.perf_counter() - start
         _check_same(form, again(), found, "that of its first compilation")
-        del again
-    whole = base_of(form, parts)
-    _check_same(form, found, whole(), "the whole graph's")
-    turns, before = {"form": run.call, "whole": whole.call}, {"form": run.before, "whole": whole.before}
-    times = interleave(turns, rounds=rounds, warmup=1, before=before)
-    seconds, whole_seconds = ([float(x) for x in times[name].seconds] for name in ("form", "whole"))
     costs = {"compile_s": compile_s, "cached_s": cached_s, "held_bytes": held}
     measured = Measured(**counts, **costs, seconds=seconds, whole_seconds=whole_seconds)
+    measured.first_seconds, measured.whole_first_seconds = ([pair[place] for pair in firsts] for place in (0, 1))
     if not math.isnan(measured.handed_bytes):  # apart from the turns, whose caches it would empty
         handed = np.ones(int(measured.handed_bytes), np.uint8)
         copied = np.zeros_like(handed)
         measured.copy_seconds = repeated(lambda: np.copyto(copied, handed), most=rounds, most_s=math.inf)
-    for _ in range(rounds if run.first else 0):
-        measured.first_seconds.append(run.first())
-        measured.whole_first_seconds.append(whole.first())
     return measured
 
 

@@ -22,6 +22,8 @@ from shadowattn.graphs.core import core
 
 _PRECISION = "INFERENCE_PRECISION_HINT"
 PIPELINES = ("REP", "REG", "NONE")
+ATTENTION = ("PYRAMID", "STATIC")
+DECODING = ("FAST_COMPILE", "BEST_PERF")
 _CONFIG = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO"}
 
 
@@ -72,7 +74,7 @@ class Plan:
 def compile_npuw(
     graph: ov.Model, *, pipeline: str, fold: bool = True, plan: Path | None = None, dump: Path | None = None
 ) -> tuple[ov.CompiledModel, Plan | None]:
-    """The graph by NPUW on the CPU device, in float32, and how it was partitioned; None where it stays whole or `plan` was given.
+    """The graph by NPUW on the CPU device, in float32, and how it was partitioned; None where `plan` was given.
 
     `pipeline`: one of `PIPELINES`, NPUW_ONLINE_PIPELINE. `fold`: of groups that repeat one body is compiled, and not each.
     `dump`: where the plan is written; a `plan` written so partitions the same graph without another search. Raises `InputError`
@@ -83,32 +85,44 @@ def compile_npuw(
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
     config = _CONFIG | {"NPUW_FOLD": "YES" if fold else "NO"}
-    searches = plan is None and pipeline != "NONE"
     with tempfile.TemporaryDirectory() as folder:
         dump = dump or Path(folder) / "plan.xml"
-        config |= {"NPUW_PLAN": str(plan)} if plan else {"NPUW_ONLINE_PIPELINE": pipeline}
-        config |= {"NPUW_ONLINE_DUMP_PLAN": str(dump)} if searches else {}
-        return _compiled(graph, config), Plan.read(dump) if searches else None
+        if plan is not None:
+            return _compiled(graph, config | {"NPUW_PLAN": str(plan)}), None
+        config |= {"NPUW_ONLINE_PIPELINE": pipeline, "NPUW_ONLINE_DUMP_PLAN": str(dump)}
+        return _compiled(graph, config), Plan.read(dump)
 
 
 def compile_npuw_llm(
-    graph: ov.Model, *, prompt: int, response: int, pipeline: str, chunk: int | None = None, cache: Path | None = None
-) -> tuple[ov.CompiledModel, dict[str, Plan | None]]:
+    graph: ov.Model,
+    *,
+    prompt: int,
+    response: int,
+    pipeline: str,
+    chunk: int | None = None,
+    attention: str = "PYRAMID",
+    decoding: str = "FAST_COMPILE",
+    cache: Path | None = None,
+) -> tuple[ov.CompiledModel, dict[str, Plan]]:
     """A decoder by NPUW's LLM mode on the CPU device, and how each of its graphs was cut.
 
     `graph` is its LLM form with `eager` attention (`whole.llm_graph`), and is left as it was.
 
     NPUW makes two static graphs of it: `prefill` for prompts of up to `prompt` tokens, in chunks of `chunk` tokens, a power of
     two, or None for the whole prompt at once; and `decode` for up to `response` tokens after them. The output layer is a third.
-    Each of the two is partitioned; a plan is None where NPUW makes none. `cache`: a folder of this graph's own for what is
-    compiled, from which the same call then reads it (CACHE_DIR), and for the plans. Raises `InputError` as `compile_npuw` does.
+    Each of the two is partitioned. `attention`, of `ATTENTION`: what chunks of a prompt attend to, the keys up to theirs or, by
+    STATIC, always room for all of the prompt's (NPUW_LLM_PREFILL_ATTENTION_HINT). `decoding`, of `DECODING`: BEST_PERF leaves its
+    graph whole, whatever the pipeline (NPUW_LLM_GENERATE_HINT). `cache`: a folder of this graph's own for what is compiled, from
+    which the same call then reads it, weights and all (CACHE_DIR), and for the plans. Raises `InputError` as `compile_npuw` does.
     """
     checks.one_of("pipeline", pipeline, PIPELINES)
     checks.integer("prompt", prompt, least=1)
     checks.integer("response", response, least=1)
+    checks.one_of("attention", attention, ATTENTION)
+    checks.one_of("decoding", decoding, DECODING)
     config = _CONFIG | {
         "NPUW_LLM": "YES", "NPUW_LLM_MAX_PROMPT_LEN": str(prompt), "NPUW_LLM_MIN_RESPONSE_LEN": str(response), _PRECISION: "f32",
-        "KV_CACHE_PRECISION": "f32",
+        "KV_CACHE_PRECISION": "f32", "NPUW_LLM_PREFILL_ATTENTION_HINT": attention, "NPUW_LLM_GENERATE_HINT": decoding,
     }  # fmt: skip
     if chunk is None:
         config["NPUW_LLM_PREFILL_HINT"] = "STATIC"
@@ -118,13 +132,15 @@ def compile_npuw_llm(
         config["NPUW_LLM_PREFILL_CHUNK_SIZE"] = str(chunk)
     with tempfile.TemporaryDirectory() as folder:
         # In the same place the second time, since the path of a plan is part of what OpenVINO's cache goes by.
-        name = f"{pipeline}-{prompt}-{response}-{chunk or prompt}"
+        name = f"{pipeline}-{prompt}-{response}-{chunk or prompt}-{attention}-{decoding}"
         dumps = {phase: (cache or Path(folder)) / f"{phase}-{name}.xml" for phase in ("prefill", "decode")}
-        config |= {"CACHE_DIR": str(cache)} if cache else {}
+        # By default no weights are cached, and what is read is a graph without any where no other holds them (2026.4).
+        config |= {"CACHE_DIR": str(cache), "CACHE_MODE": "OPTIMIZE_SPEED"} if cache else {}
         for half, dump in zip(("PREFILL", "GENERATE"), dumps.values(), strict=True):
-            config[f"++NPUW_LLM_{half}_CONFIG"] = {"NPUW_ONLINE_PIPELINE": pipeline, "NPUW_ONLINE_DUMP_PLAN": str(dump)}
+            searched = {} if half == "GENERATE" and decoding == "BEST_PERF" else {"NPUW_ONLINE_PIPELINE": pipeline}
+            config[f"++NPUW_LLM_{half}_CONFIG"] = searched | {"NPUW_ONLINE_DUMP_PLAN": str(dump)}
         compiled = _compiled(graph.clone(), config)
-        return compiled, {phase: Plan.read(dump) if dump.exists() else None for phase, dump in dumps.items()}
+        return compiled, {phase: Plan.read(dump) for phase, dump in dumps.items()}
 
 
 def _compiled(graph: ov.Model, config: dict[str, Any]) -> ov.CompiledModel:

@@ -38,6 +38,8 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
     assert counts.graphs["NPUW LLM"] < counts.calls["NPUW LLM"] <= 12
     prompts = rows[rows.phase == "prefill"].drop_duplicates("method").set_index("method").plan
     assert "5·(1 + 1)" in prompts["NPUW LLM chunked"]  # attention of every layer by itself
+    assert prompts["NPUW LLM chunked STATIC"] == plans["NPUW LLM chunked STATIC"] == plans["NPUW LLM"]
+    assert counts.loc["NPUW LLM BEST_PERF"].tolist() == [1, 1]
     times = rows[rows.metric.isin(["compile_s", "cached_s", "step_s", "step_times_whole"])]
     assert (times.value > 0).all()
     assert set(times[times.metric == "cached_s"].method) == set(FORMS)
@@ -66,7 +68,7 @@ def test_every_form_is_compiled_and_takes_its_turn(run, monkeypatch, capsys):
         ("study.layers=[1]", "study.layers: expected at least 2"),
         (
             "study.layers=[6,4]",
-            "study.layers: expected at least 6 for NPUW LLM, NPUW LLM REP, NPUW LLM chunked, NPUW LLM chunked",
+            "study.layers: expected at least 6 for NPUW LLM, NPUW LLM BEST_PERF, NPUW LLM REP, NPUW LLM chunked,",
         ),
         ("study.chunk_tokens=100", "study.chunk_tokens: expected a power of two"),
         ("study.rounds=63", "study.rounds: expected at most 62"),

@@ -1,5 +1,7 @@
 """NPUW's plans, on the CPU device."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_npuw_computes_what_the_whole_graph_does(graph, pipeline):
     compiled, plan = compile_npuw(graph, pipeline=pipeline)
     np.testing.assert_allclose(compiled(inputs)[OUT], expected, rtol=1e-3, atol=1e-3)
     if pipeline == "NONE":
-        assert plan is None
+        assert plan.described() == "1"
         return
     assert plan.calls < 2 * LAYERS
     assert plan.graphs < plan.calls
@@ -75,6 +77,7 @@ def test_npuw_computes_what_the_whole_graph_does(graph, pipeline):
 def test_npuw_is_told_whether_to_fold(graph, monkeypatch, fold):
     told = []
     monkeypatch.setattr(npuw, "_compiled", lambda _, config: told.append(config))
+    monkeypatch.setattr(Plan, "read", lambda _: None)
     compile_npuw(graph, pipeline="NONE", fold=fold)
     assert told[0]["NPUW_FOLD"] == {True: "YES", False: "NO"}[fold]
 
@@ -110,7 +113,7 @@ def test_the_llm_mode_continues_a_prompt_as_the_model_does(model, chunk, pipelin
     request, tolerance = compiled.create_infer_request(), 2e-3 * float(np.abs(expected).max())
     np.testing.assert_allclose(after(request, ids[:, :41].numpy(), 41)[0], expected[40], atol=tolerance)
     np.testing.assert_allclose(after(request, ids[:, 41:].numpy(), 42)[0], expected[41], atol=tolerance)
-    calls = {phase: plan.calls if plan else 1 for phase, plan in plans.items()}
+    calls = {phase: plan.calls for phase, plan in plans.items()}
     if chunk:  # attention of every layer is a group of its own, whatever is asked for
         assert calls["prefill"] == 2 * LAYERS + 1
         assert f"{LAYERS - 1}·(1 + 1)" in plans["prefill"].described()
@@ -119,14 +122,32 @@ def test_the_llm_mode_continues_a_prompt_as_the_model_does(model, chunk, pipelin
     assert (calls["decode"] > 1) == (pipeline != "NONE")
 
 
+def test_hints_of_the_llm_mode_cut_a_prompts_chunks_as_a_decoding_step_and_leave_that_step_whole(model):
+    """With room for all keys in every chunk attention is no group of its own; it is the number of keys that sets it apart."""
+    graph, ids = llm_graph(model, eager=True), torch.randint(0, 128, (1, 42), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[0].numpy()
+    sizes = {"prompt": 48, "response": 16, "pipeline": "REG", "chunk": 16}
+    compiled, plans = compile_npuw_llm(graph, **sizes, attention="STATIC", decoding="BEST_PERF")
+    request, tolerance = compiled.create_infer_request(), 2e-3 * float(np.abs(expected).max())
+    np.testing.assert_allclose(after(request, ids[:, :41].numpy(), 41)[0], expected[40], atol=tolerance)
+    np.testing.assert_allclose(after(request, ids[:, 41:].numpy(), 42)[0], expected[41], atol=tolerance)
+    assert plans["decode"].described() == "1"
+    _, plain = compile_npuw_llm(graph, **sizes)
+    assert plans["prefill"].described() == plain["decode"].described() != plain["prefill"].described()
+
+
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_what_the_llm_mode_compiled_is_read_from_a_cache_folder(model, chunk, tmp_path):
+    """As another process would, with nothing of the first compilation left in memory."""
     ids = np.arange(30)[None]
     graph, made = llm_graph(model, eager=True), []
     for _ in range(2):
         compiled, plans = compile_npuw_llm(graph, prompt=48, response=16, pipeline="REG", chunk=chunk, cache=tmp_path)
         blobs = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.blob")}
         made.append((after(compiled.create_infer_request(), ids, 30), plans, blobs))
+        del compiled
+        gc.collect()
     (first, of_first, blobs), (again, of_again, same) = made
     assert len(blobs) == 1
     assert same == blobs  # another key would leave another file
@@ -137,3 +158,11 @@ def test_what_the_llm_mode_compiled_is_read_from_a_cache_folder(model, chunk, tm
 def test_a_chunk_that_is_no_power_of_two_is_refused(model):
     with pytest.raises(InputError, match="chunk: expected a power of two"):
         compile_npuw_llm(llm_graph(model, eager=True), prompt=48, response=16, pipeline="REG", chunk=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("attention", "one of PYRAMID, STATIC"), ("decoding", "one of FAST_COMPILE, BEST")]
+)
+def test_an_unknown_hint_is_refused(model, name, message):
+    with pytest.raises(InputError, match=f"{name}: expected {message}"):
+        compile_npuw_llm(llm_graph(model, eager=True), prompt=48, response=16, pipeline="REG", **{name: "FAST"})
