@@ -1,5 +1,6 @@
 """Tables about the engine."""
 
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -91,13 +92,24 @@ _ANSWER = {
     "time_to_first_token": ("seconds to the first token", 1, 2),
     "tokens_per_second": ("tokens a second after it", 1, 1),
     "reader_tokens_per_second": ("tokens a second that a person reads", 1, 1),
-    "cpu_seconds": ("CPU seconds", 1, 1),
+    "prefill_cpu_seconds": ("CPU seconds to the first token", 1, 1),
+    "decode_cpu_seconds": ("CPU seconds after it", 1, 1),
     "cpu_share": ("cores busy", 1, 2),
     "peak_memory": ("memory of the process at most, MB", 1e-6, 0),
     "kv_cache": ("KV cache, MB", 1e-6, 0),
     "density": ("share of the keys that the prompt attended to, %", 100, 1),
+    "drafted_tokens": ("drafted tokens", 1, 0),
+    "accepted_tokens": ("drafts that stayed", 1, 0),
+    "compile_seconds": ("seconds of compiling, before", 1, 2),
 }
-_ROOFS = "roofline_amx"
+_ANSWERS = {
+    "every key": "generate_8k_dense",
+    "every key, a graph for each layer": "generate_8k_constants",
+    "every key, drafts": "generate_8k_drafts",
+    "10 % of the keys": "generate_8k_tenth",
+    "10 % of the keys, a shared list in decoding": "generate_8k_shared",
+}
+_ROOFS, _WITHOUT_TILES = "roofline_amx", "roofline_avx512"
 _COPIED = {"handed_bytes": 1e-6, "copies_times_step": 100.0}
 _LIMIT = 0.05  # nat above dense attention, up to which XAttention's time is a target
 
@@ -122,6 +134,7 @@ _RUNNERS = {
     "genai_own_xattention_20": "openvino-genai, exported, XAttention for 20 % of the keys",
     "genai_own_xattention_15": "openvino-genai, exported, XAttention for 15 % of the keys",
     "genai_own_xattention_10": "openvino-genai, exported, XAttention for 10 % of the keys",
+    "genai_own_xattention_5": "openvino-genai, exported, XAttention for 5 % of the keys",
     "genai_own_trishape_20": "openvino-genai, exported, tri-shape for 20 % of the keys",
     "genai_own_trishape_10": "openvino-genai, exported, tri-shape for 10 % of the keys",
     "genai": "openvino-genai, GGUF, dense",
@@ -137,9 +150,8 @@ _WRITTEN = {"llama_cpp": "llama.cpp, a file of 8-bit weights"}
 
 
 def generate_8k() -> str:
-    """Where the time of a long prompt and of an answer goes in the engine, dense and with a tenth of the keys."""
-    names = {"every key": "generate_8k_dense", "10 % of the keys": "generate_8k_tenth"}
-    found = {words: rows_of(name) for words, name in names.items()}
+    """Where the time of a long prompt and of an answer goes in the engine: dense, by a graph a layer, drafted, and sparse."""
+    found = {words: rows_of(name) for words, name in _ANSWERS.items()}
     lines = []
     for phase in ("prefill", "decode"):
         for stage in dict.fromkeys(found["every key"].stage[found["every key"].phase == phase]):
@@ -150,13 +162,19 @@ def generate_8k() -> str:
         lines.append([words, *(f"{scale * value:.{digits}f}" for value in of)])
     first = found["every key"].iloc[0]
     n = f"one prompt of {first.prompt_tokens} tokens and {first.new_tokens} new ones, one run each"
-    heads = ["an answer", *names]
-    return "\n\n".join([table(heads, lines, "generate_8k_dense", n), source("generate_8k_tenth", "the second column")])
+    first_name, *others = _ANSWERS.values()
+    sources = [source(name, "one column") for name in others]
+    return "\n\n".join([table(["an answer", *_ANSWERS], lines, first_name, n), *sources])
 
 
 def ttft_all() -> str:
     """Seconds to the first token of every runner on SmolLM2, sparse ones at measured shares of the keys."""
     return _ttft("ttft_all", _LOOKED)
+
+
+def ttft_twentieth() -> str:
+    """XAttention and the engine's lists at a twentieth of the keys."""
+    return _ttft("ttft_twentieth", _LOOKED)
 
 
 def ttft_peers_amx() -> str:
@@ -184,9 +202,9 @@ def ttft_qwen2_0_5b_trishape() -> str:
     return _ttft("ttft_qwen2_0_5b_trishape", _LOOKED, losses=False)
 
 
-def ttft_qwen2_1_5b_trishape() -> str:
-    """The same on random weights of half of Qwen2-1.5B's layers."""
-    return _ttft("ttft_qwen2_1_5b_trishape", _LOOKED, losses=False)
+def ttft_shapes_qwen2_1_5b() -> str:
+    """Seven layers of Qwen2-1.5B's shape with random weights, by the same runners."""
+    return _ttft("ttft_shapes_qwen2_1_5b", _LOOKED | _WRITTEN, losses=False)
 
 
 def ttft_shapes_qwen2_0_5b() -> str:
@@ -196,7 +214,16 @@ def ttft_shapes_qwen2_0_5b() -> str:
 
 def ttft_chunks() -> str:
     """Seconds to the first token by the tokens of the engine's chunks, beside openvino-genai's dense attention."""
-    rows = rows_of("ttft_chunks")
+    return _chunks("ttft_chunks")
+
+
+def ttft_chunks_avx512() -> str:
+    """The same on a processor without matrix units."""
+    return _chunks("ttft_chunks_avx512")
+
+
+def _chunks(name: str) -> str:
+    rows = rows_of(name)
     first = rows[rows.metric == "time_to_first_token"].set_index(["method", "context_tokens"]).value
     lengths = sorted(first.index.unique("context_tokens"))
     lines = [
@@ -207,7 +234,7 @@ def ttft_chunks() -> str:
     lines.append(["openvino-genai, in one piece", *peer, *("" for _ in lengths)])
     heads = [f"{keys}, {tokens} tokens, s" for keys in ("dense", "10 % of the keys") for tokens in lengths]
     n = f"medians of {int(rows.n[rows.metric == 'time_to_first_token'].iloc[0])} interleaved rounds"
-    return table(["tokens of a chunk", *heads], lines, "ttft_chunks", n)
+    return table(["tokens of a chunk", *heads], lines, name, n)
 
 
 _EQUAL_LOSS = (  # rows, chunks and processor, and the dense form of the peer
@@ -300,7 +327,7 @@ def roofline_amx() -> str:
 
 def roofline_avx512() -> str:
     """The same on a processor without matrix units."""
-    return _roofline("roofline_avx512")
+    return _roofline(_WITHOUT_TILES)
 
 
 def _roofline(name: str) -> str:
@@ -333,16 +360,52 @@ def _roofline(name: str) -> str:
     )
 
 
+def roofline_intensity() -> str:
+    """Operations a byte of memory of every stage, from how many on arithmetic limits it, and the batch that takes it there."""
+    rows = rows_of(_WITHOUT_TILES)
+    peaks, stages = rows[rows.method == "machine"].set_index("metric").value, rows[rows.metric == "of the roof"]
+    longest = stages[stages.context_tokens == stages.context_tokens.max()]
+    lines = []
+    for stage, of in longest.groupby("stage", sort=False):
+        prefill, decode = of[of.phase == "prefill"].iloc[0], of[of.phase == "decode"].set_index("batch")
+        ridge = peaks[f"peak {prefill.arithmetic}"] / peaks["bandwidth"]
+        intensities = [f"{decode.operations[batch] / decode.bytes[batch]:.3g}" for batch in (1, 8)] if len(decode) else ["", ""]
+        crossing = _crossing(decode, ridge) if len(decode) else ""
+        lines.append([stage, f"{ridge:.0f}", f"{prefill.operations / prefill.bytes:.3g}", *intensities, crossing])
+    first = longest.iloc[0]
+    heads = ["operations a byte", "arithmetic limits from", "prefill", "decode, batch 1", "decode, batch 8"]
+    heads += ["batch from which it does"]
+    n = f"{first.chunk_rows} rows in a prefill, {first.context_tokens} keys; counted, beside measured peaks"
+    return table(heads, lines, _WITHOUT_TILES, n)
+
+
+def _crossing(decode: pd.DataFrame, ridge: float) -> str:
+    """The sequences with which a step does so many operations a byte, some bytes being read once for all; a dash: no number."""
+    (one, many), batch = (decode.loc[b] for b in (1, decode.index.max())), decode.index.max()
+    own = (many.bytes - one.bytes) / (batch - 1)  # of each sequence
+    gain = one.operations - ridge * own
+    return f"{math.ceil(ridge * (one.bytes - own) / gain)}" if gain > 0 else "–"
+
+
 def prompt_by_the_roof() -> str:
     """Seconds of a whole prompt in blocks and attention, as measured in its last chunk and at that chunk's roof."""
-    seconds = prefill_seconds(rows_of(_ROOFS)).unstack("context_tokens")
+    return _prompt_by_the_roof(_ROOFS)
+
+
+def prompt_by_the_roof_avx512() -> str:
+    """The same on a processor without matrix units."""
+    return _prompt_by_the_roof(_WITHOUT_TILES)
+
+
+def _prompt_by_the_roof(name: str) -> str:
+    seconds = prefill_seconds(rows_of(name)).unstack("context_tokens")
     lengths = list(seconds.taken.columns)
     lines = [
         [stage, *(f"{seconds[column, tokens][stage]:.2f}" for tokens in lengths for column in ("taken", "least"))]
         for stage in seconds.index
     ]
     heads = [f"{words}, {tokens} tokens" for tokens in lengths for words in ("seconds", "by the roof")]
-    return table(["part of a prefill", *heads], lines, _ROOFS, "a whole prompt, by the rate and the roof of its last chunk")
+    return table(["part of a prefill", *heads], lines, name, "a whole prompt, by the rate and the roof of its last chunk")
 
 
 def ttft_stateful() -> str:
@@ -352,7 +415,8 @@ def ttft_stateful() -> str:
 
 _HANDING_ON = (
     *("converted", "dynamic", "stateful", "NPUW REG", "NPUW REP"),
-    *("NPUW LLM", "NPUW LLM REP", "NPUW LLM chunked", "NPUW LLM chunked REP"),
+    *("NPUW LLM", "NPUW LLM REP", "NPUW LLM BEST_PERF"),
+    *("NPUW LLM chunked", "NPUW LLM chunked STATIC", "NPUW LLM chunked REP"),
 )
 
 
