@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ class Engine:
         self._tensors = [self._layer_tensors(layer, ranges) for layer in range(len(self.decoder.layers))]
         self._blocks: dict[int, Blocks] = {}
         self._int8_head = Int8Head(self.decoder.head) if form.head == "int8" else None
-        self._name = object()  # of whoever made what its caches hold
+        self._name = uuid4().hex  # of whoever made what its caches hold; copies of a cache keep it
         self._exclusive = Exclusive()  # the blocks' memory belongs to one forward pass at a time
 
     @property
@@ -96,7 +97,8 @@ class Engine:
 
     def check_cache(self, cache: KVCache) -> None:
         """Raises `InputError` on another engine's, whose keys and values are of other weights or of another arithmetic."""
-        if cache.owner is not self._name:
+        checks.instance("cache", cache, KVCache, "make it with engine.cache()")
+        if cache.owner != self._name:
             raise InputError("cache: expected one of this engine's own, got another engine's; make it with engine.cache()")
 
     def check_drafts(self, most: int) -> None:

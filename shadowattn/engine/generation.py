@@ -91,9 +91,12 @@ class Generation:
                 self.spent.new_tokens += 1
                 self.spent.accepted_tokens += at < len(made) - 1  # all but the last were drafts
                 yield token
+                ends, refused = token in self.stop or self.spent.new_tokens == self.new_tokens, len(made) - 1 - at
+                if ends and not refused:
+                    return
                 self._check_alone(held)
-                if token in self.stop or self.spent.new_tokens == self.new_tokens:
-                    self.cache.crop(len(self.cache) - (len(made) - 1 - at))
+                if ends:
+                    self.cache.crop(len(self.cache) - refused)
                     return
             began, cpu = time.perf_counter(), time.process_time()
             held.append(made[-1])

@@ -18,7 +18,7 @@ class KVCache:
     alike need not be computed again. `owner`: whose weights and arithmetic made them.
     """
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype = torch.float32, owner: object = None):
+    def __init__(self, shape: ModelShape, dtype: torch.dtype = torch.float32, owner: str = ""):
         self._shape, self._dtype, self.owner = shape, dtype, owner
         self.tokens: list[int] = []
         self._held = [self._memory(0) for _ in range(shape.layers)]

@@ -1,5 +1,6 @@
 """The engine against transformers: the same logits, the same tokens, whatever the chunks, the cache and the drafts."""
 
+import copy
 import time
 
 import pytest
@@ -223,6 +224,8 @@ def test_a_cache_serves_the_engine_that_made_it_alone():
     with refused:
         other.forward(cache, tokens[:4])
     assert len(cache) == 43
+    with pytest.raises(InputError, match="cache: expected a KVCache"):
+        first.generate(tokens, cache={})
 
 
 def test_two_generations_do_not_take_turns_on_a_cache():
@@ -233,6 +236,21 @@ def test_two_generations_do_not_take_turns_on_a_cache():
     list(engine.generate(tokens + prompt(5, seed=1), new_tokens=3, cache=cache))
     with pytest.raises(InputError, match="cache: expected it as this generation left it"):
         next(first)
+    ended = iter(engine.generate(tokens, new_tokens=1, cache=cache))
+    next(ended)
+    list(engine.generate(tokens + prompt(5, seed=2), new_tokens=3, cache=cache))
+    assert list(ended) == []  # of which nothing was left to come
+
+
+def test_a_copy_of_a_cache_goes_on_by_itself():
+    engine, tokens = Engine(tiny_model(), method=Method(0.4, estimator="quest"), chunk_tokens=16), prompt(40)
+    cache = engine.cache()
+    list(engine.generate(tokens, new_tokens=1, cache=cache))
+    copied = copy.deepcopy(cache)
+    for ours, end in ((cache, prompt(9, seed=1)), (copied, prompt(9, seed=2))):
+        run = engine.generate(tokens + end, new_tokens=6, cache=ours)
+        assert list(run) == list(engine.generate(tokens + end, new_tokens=6))
+        assert run.spent.reused_tokens == 40
 
 
 @pytest.mark.parametrize(
@@ -240,17 +258,15 @@ def test_two_generations_do_not_take_turns_on_a_cache():
     [Int8Fused(grid=ScaleGrid((0.1,), (0.1,), "product")), "quest", "oracle"],
     ids=["int8_fused", "quest", "oracle"],
 )
-@pytest.mark.parametrize("reused", [16, 37, 50])
+@pytest.mark.parametrize("reused", [23, 37, 50])
 def test_a_reused_prefix_ranks_as_a_whole_prompt_does(estimator, reused):
     """Wherever it ends, for estimators whose scales do not go by the chunk."""
     engine = Engine(tiny_model(), method=Method(0.3, estimator=estimator), chunk_tokens=16)
     cache, whole = engine.cache(), prompt(90)
     list(engine.generate(whole[:reused] + prompt(20, seed=1), new_tokens=1, cache=cache))
-    run = engine.generate(whole, new_tokens=1, cache=cache)
-    list(run)
+    run, fresh = engine.generate(whole, new_tokens=8, cache=cache), engine.cache()
+    assert list(run) == list(engine.generate(whole, new_tokens=8, cache=fresh))
     assert run.spent.reused_tokens == reused
-    fresh = engine.cache()
-    list(engine.generate(whole, new_tokens=1, cache=fresh))
     for ours, expected in zip(cache._held, fresh._held, strict=True):
         torch.testing.assert_close(ours[:, : len(whole)], expected[:, : len(whole)], rtol=1e-4, atol=1e-4)
 

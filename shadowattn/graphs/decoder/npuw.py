@@ -39,7 +39,9 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        """Of a file that NPUW wrote (`NPUW_ONLINE_DUMP_PLAN`). Raises `InputError` where it holds no groups."""
+        """Of a file that NPUW wrote (`NPUW_ONLINE_DUMP_PLAN`). Raises `InputError` where it is missing or holds no groups."""
+        if not path.exists():
+            raise InputError(f"{path}: expected the plan that NPUW leaves, found none; empty its folder and compile again")
         groups = ElementTree.parse(path).getroot().findall("./partitioning/group")
         if not groups:
             raise InputError(f"{path}: expected NPUW's groups, found none; compile the graph again")
@@ -120,6 +122,8 @@ def compile_npuw_llm(
     checks.integer("response", response, least=1)
     checks.one_of("attention", attention, ATTENTION)
     checks.one_of("decoding", decoding, DECODING)
+    if attention == "STATIC" and chunk is None:
+        raise InputError("attention: expected PYRAMID where a prompt is one chunk, whose keys do not grow, got STATIC; set chunk")
     config = _CONFIG | {
         "NPUW_LLM": "YES", "NPUW_LLM_MAX_PROMPT_LEN": str(prompt), "NPUW_LLM_MIN_RESPONSE_LEN": str(response), _PRECISION: "f32",
         "KV_CACHE_PRECISION": "f32", "NPUW_LLM_PREFILL_ATTENTION_HINT": attention, "NPUW_LLM_GENERATE_HINT": decoding,

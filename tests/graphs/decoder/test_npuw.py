@@ -166,3 +166,10 @@ def test_a_chunk_that_is_no_power_of_two_is_refused(model):
 def test_an_unknown_hint_is_refused(model, name, message):
     with pytest.raises(InputError, match=f"{name}: expected {message}"):
         compile_npuw_llm(llm_graph(model, eager=True), prompt=48, response=16, pipeline="REG", **{name: "FAST"})
+
+
+def test_what_has_nothing_to_act_on_is_refused(model, tmp_path):
+    with pytest.raises(InputError, match="attention: expected PYRAMID where a prompt is one chunk"):
+        compile_npuw_llm(llm_graph(model, eager=True), prompt=48, response=16, pipeline="REG", attention="STATIC")
+    with pytest.raises(InputError, match="expected the plan that NPUW leaves, found none"):
+        Plan.read(tmp_path / "plan.xml")
