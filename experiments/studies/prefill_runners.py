@@ -28,6 +28,7 @@ from experiments.first_looks import FirstLook
 from experiments.gguf_files import check_gguf, write_gguf
 from experiments.lab import Lab
 from experiments.progress import say
+from experiments.signal_stack import Kept
 from experiments.studies import genai_sparse
 from shadowattn import checks
 from shadowattn.engine.engine import Engine
@@ -356,13 +357,13 @@ class GenAI(Runner):
         genai = _openvino_genai()
         options = {"scheduler_config": self._scheduler(genai, most_tokens)} | self._properties
         with self._model(lab) as path:
-            pipeline = genai.LLMPipeline(path, "CPU", **options)
+            pipeline = Kept(lambda: genai.LLMPipeline(path, "CPU", **options))
 
         def read(prompt: list[int], new_tokens: int) -> Iterable[int]:
             ids = ov.Tensor(np.array([prompt], np.int64))
             inputs = genai.TokenizedInputs(ids, ov.Tensor(np.ones((1, len(prompt)), np.int64)))
             how = genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)
-            return _pulled(genai, partial(pipeline.generate, inputs, how))
+            return _pulled(genai, partial(pipeline.built.generate, inputs, how))
 
         return read
 
@@ -373,13 +374,13 @@ class GenAI(Runner):
         genai = _openvino_genai()
         scheduler = self._scheduler(genai, windows.shape[1] + 1)
         with self._model(lab) as path:
-            pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", self._properties)
+            kept = Kept(lambda: genai.ContinuousBatchingPipeline(path, scheduler, "CPU", self._properties))
         how = genai.GenerationConfig(max_new_tokens=1, echo=True, logprobs=1, ignore_eos=True, do_sample=False)
         found = []
         for number, window in enumerate(windows):
-            handle = pipeline.add_request(number, ov.Tensor(window[None].numpy()), how)
-            while pipeline.has_non_finished_requests():
-                pipeline.step()
+            handle = kept.built.add_request(number, ov.Tensor(window[None].numpy()), how)
+            while kept.built.has_non_finished_requests():
+                kept.built.step()
             (out,) = handle.read_all()
             found.append(-float(np.mean(out.generated_log_probs[1 : len(window)])))
         return Quality(found, self._density(lab, windows))

@@ -1,5 +1,6 @@
 """openvino-genai itself, on tiny models: what it reads, loses and generates is what the rows say of it."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from experiments.signal_stack import signal_stack
 from experiments.studies.genai_sparse import PAGE, XAttention, layers_of
 from experiments.studies.prefill_runners import GenAI
 from tests.tiny import tiny_model
@@ -91,3 +93,21 @@ def test_trishape_loses_what_its_rule_leaves_out(recent, piece):
     quality = runner.quality(lab(model), windows(2))
     assert quality.density == pytest.approx(float(reads[0].sum() / causal(windows(1)).sum()))
     assert quality.losses == pytest.approx(masked_losses(model, windows(2), reads), abs=1e-4)
+
+
+def test_an_interruption_after_it_is_handled():
+    """openvino-genai leaves a thread a signal stack that is unmapped, on which Python would handle the next signal."""
+
+    def place() -> tuple[int, int]:
+        stack = signal_stack()
+        return stack.sp, stack.size
+
+    before, of, runner = place(), lab(tiny_model(vocab=300)), GenAI(properties=EXACT)
+    read = runner.reader(of, 43)
+    assert place() == before
+    list(read(list(range(37)), 2))
+    runner.quality(of, windows(1))
+    del read
+    assert place() == before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
