@@ -142,7 +142,7 @@ class Engine:
         work, on a prompt that the model's context does not hold together with the new tokens, and on another engine's cache.
         """
         cache = self.cache() if cache is None else cache
-        return Generation(self, list(prompt), new_tokens, frozenset(stop), sampling or Sampling(), cache, drafts, progress)
+        return Generation(self, prompt, new_tokens, stop, sampling or Sampling(), cache, drafts, progress)
 
     def prefill_chunks(self, tokens: Tensor, cache: KVCache | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Yields (positions, logits [chunk, V]) for each chunk of one prompt, int64 [T].

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING
 
 from torch import Generator, Tensor
@@ -67,11 +68,11 @@ class Generation:
     def __post_init__(self):
         checks.integer("new_tokens", self.new_tokens, least=1)
         self.engine.check_cache(self.cache)
+        vocabulary = len(self.engine.decoder.embedding)
+        self.prompt = _token_ids("prompt", self.prompt, vocabulary)
+        self.stop = frozenset(_token_ids("stop", self.stop, vocabulary))
         if not self.prompt:
             raise InputError("prompt: expected at least one token, got none")
-        vocabulary = len(self.engine.decoder.embedding)
-        if not all(0 <= token < vocabulary for token in self.prompt):
-            raise InputError(f"prompt: expected token ids from 0 to {vocabulary - 1}, got others; use this model's own tokenizer")
         check_context(self.engine.decoder.shape.context_tokens, len(self.prompt), self.new_tokens)
         if self.drafts is not None:
             self.engine.check_drafts(self.drafts.most)
@@ -117,7 +118,7 @@ class Generation:
         spent, chunk_tokens = self.spent, self.engine.chunk_tokens
         spent.prompt_tokens = len(self.prompt)
         # At least one token goes through, for its logits.
-        spent.reused_tokens = min(self.cache.shared_with(list(self.prompt)), len(self.prompt) - 1)
+        spent.reused_tokens = min(self.cache.shared_with(self.prompt), len(self.prompt) - 1)
         self.cache.crop(spent.reused_tokens)
         self.cache.reserve(len(self.prompt) + self.new_tokens - 1)  # once, instead of at each doubling
         for start in range(spent.reused_tokens, len(self.prompt), chunk_tokens):
@@ -146,6 +147,16 @@ class Generation:
 
     def _sampled(self, logits: Tensor) -> int:
         return self.sampling.next(logits, self._generator)
+
+
+def _token_ids(name: str, tokens: Collection[int], vocabulary: int) -> list[int]:
+    try:
+        ids = [index(token) for token in checks.sequence(name, tokens)]
+    except TypeError:
+        raise InputError(f"{name}: expected token ids in one sequence, got other than integers; of a batch take [0]") from None
+    if not all(0 <= token < vocabulary for token in ids):
+        raise InputError(f"{name}: expected token ids from 0 to {vocabulary - 1}, got others; use this model's own tokenizer")
+    return ids
 
 
 def check_context(most: int, prompt_tokens: int, new_tokens: int) -> None:

@@ -561,6 +561,16 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
     assert least < (found - exact).norm() / exact.norm() < most
 
 
+def test_token_ids_may_come_in_a_tensor():
+    engine = Engine(tiny_model())
+    expected = list(engine.generate(prompt(9), new_tokens=4))
+    assert list(engine.generate(torch.tensor(prompt(9)), new_tokens=4)) == expected
+    assert (
+        list(engine.generate(prompt(9), new_tokens=4, stop=torch.tensor(expected[1:2])))
+        == expected[: expected.index(expected[1]) + 1]
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -575,6 +585,10 @@ def test_other_precisions_round_as_far_as_they_say(precision, least, most):
         (lambda model: Engine(model).generate(prompt(500), new_tokens=14), "the model's context is 512 tokens"),
         (lambda model: Engine(model).generate([]), "expected at least one token"),
         (lambda model: Engine(model).generate([128]), "expected token ids from 0 to 127"),
+        (lambda model: Engine(model).generate([1.5]), "prompt: expected token ids in one sequence"),
+        (lambda model: Engine(model).generate(torch.tensor([[1, 2]])), "prompt: expected token ids in one sequence"),
+        (lambda model: Engine(model).generate([1], stop=2), "stop: expected a sequence"),
+        (lambda model: Engine(model).generate([1], stop=[128]), "stop: expected token ids from 0 to 127"),
         (
             lambda model: Engine(model, chunk_tokens=4).generate([1], drafts=PromptLookup(most=4)),
             "drafts: expected fewer than the engine's chunk_tokens=4",
