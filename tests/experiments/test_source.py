@@ -12,7 +12,7 @@ from experiments import source
 from experiments.part_targets import check_modules, check_targets, named_targets
 from experiments.source import Code, part_hashes, stage_code
 from shadowattn.errors import InputError
-from tests.commands import run_module
+from tests.commands import ROOT, run_module
 
 ESTIMATOR = """
 import mine_sign
@@ -24,6 +24,7 @@ class Mine(Oracle):
         return mine_sign.SIGN * super().scores(chunk)
 """
 SMALL = [
+    *("data=text", f"data.path={ROOT / 'README.md'}"),  # of which every run makes tokens
     *("model=random", "model.shape=qwen2_0_5b", "model.layers=1", "model.hidden=64", "model.vocabulary=2560"),
     *("evaluation.windows=1", "evaluation.fidelity_windows=0", "evaluation.context_tokens=96", "graphs.chunk_tokens=32"),
     *("graphs.calibration_windows=1", "allocator=uniform", "retention=0.1", "estimator=oracle"),
