@@ -12,7 +12,7 @@ MARKER := $(VENV)/.installed.$(MODULES)
 FETCH_MARKER := $(VENV)/.installed.fetch
 KERNELS := CMakeLists.txt $(wildcard shadowattn/kernels/csrc/* shadowattn/kernels/csrc/isa/*)
 
-.PHONY: quickstart evidence npu-compile test test-library lint sanitize arm setup clean
+.PHONY: quickstart evidence npu-compile test test-library lint sanitized-kernels sanitize arm setup clean
 
 quickstart: setup
 	$(RUN) -m experiments.run +exp=quickstart
@@ -48,9 +48,11 @@ lint: setup
 # The kernel tests once more, with address and undefined-behaviour sanitizers in the kernels. Nothing but the kernels is
 # instrumented, so the runtime has to be there before Python, and leaks of the interpreter are not ours to report.
 SANITIZED := build/sanitized
-sanitize: setup
+sanitized-kernels:
 	cmake -S . -B $(SANITIZED) -DSHADOWATTN_SANITIZE=ON > /dev/null
 	cmake --build $(SANITIZED) --parallel 2 > /dev/null
+
+sanitize: setup sanitized-kernels
 	SHADOWATTN_NATIVE=$(CURDIR)/$(SANITIZED)/_native.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	$(RUN) -m pytest -q -n auto tests/kernels -p no:cacheprovider
