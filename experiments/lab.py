@@ -36,6 +36,7 @@ from shadowattn.models import LoadedModel, ModelShape, model_shape
 from shadowattn.models.place import find_place, place_label
 from shadowattn.online.break_even import break_even
 from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.base import FirstLook
 from shadowattn.online.executor import Threads
 from shadowattn.online.full_int8 import FullInt8
 from shadowattn.online.latency import LatencyProfile
@@ -73,6 +74,11 @@ class MethodSettings:
     def needs(self) -> frozenset[str]:
         """What has to be made for the estimator: a `bank`, a `grid`, a `key_offset`; as `Estimator.needs`."""
         return self.estimator_class.needs | (self.within.needs if self.within else frozenset())
+
+    @property
+    def look(self) -> FirstLook | None:
+        """The estimator's first look."""
+        return self.estimator_class.look_of(self.estimator)
 
     @property
     def on_device(self) -> bool:
@@ -225,13 +231,13 @@ class Lab:
         """The same with the instruction set that is used."""
         return self.kernel + (f" ({native.level()})" if self.kernel == "native" else "")
 
-    def dense_above(self, query_block: int) -> float:
+    def dense_above(self, rule: Rule, look: FirstLook | None = None) -> float:
         """The retention from which heads go dense, a number also where the config says `auto`."""
         if self.of("dense_above") != "auto":
             return float(self.of("dense_above"))
         dtype = self.loaded.model.dtype
         kernels = choose(self.kernel, head_dim=self.shape.head_dim, dtype=dtype, device=self.place)
-        return break_even(kernels, dtype, query_block)
+        return break_even(kernels, dtype, rule, look)
 
     @cached_property
     def main(self) -> MethodSettings:
@@ -390,7 +396,7 @@ class Lab:
             data=self.corpus.name if "data" in has else "none",
             corpus_sha256=self.corpus.sha256 if "data" in has else "",
             flag="",
-            dense_above=self.dense_above(1) if "dense_above" in has else 1.0,
+            dense_above=self.dense_above(Rule()) if "dense_above" in has else 1.0,
             model_device=place_label(self.place),
         )
 

@@ -116,6 +116,8 @@ def tensors(dtypes: Sequence[torch.dtype] = FLOATS, **arguments: Tensor) -> None
             raise InputError(f"{name}: expected a torch.Tensor, got {shown(x)}; convert it with torch.from_numpy or torch.tensor")
         if x.layout != torch.strided or x.is_nested:
             raise InputError(f"{name}: expected a dense tensor, got layout {x.layout}; use {name}.to_dense()")
+        if x.is_neg():
+            raise InputError(f"{name}: expected a tensor of its own values, got a lazily negated view; use {name}.clone()")
         if x.is_meta:
             raise InputError(f"{name}: expected a tensor with values, got one on the meta device; load or compute it first")
         if x.dtype not in dtypes:

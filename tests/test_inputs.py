@@ -44,6 +44,7 @@ NOT_RETENTIONS += [torch.full((4,), 0.2, requires_grad=True)]
 def not_tensors(x: torch.Tensor) -> list:
     """What is no dense float tensor of three axes in the CPU's memory with finite values."""
     wrong = [x.numpy(), x.tolist(), None, "q", 1.0, x.to_sparse(), x.to("meta"), x[0], x[None], x[:0], x[..., :0], object()]
+    wrong.append(torch._neg_view(x))
     wrong += [x.to(dtype) for dtype in (torch.int8, torch.int32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)]
     wrong += [torch.where(x == x[0, 0, 0], value, x) for value in (NAN, INF, -INF)]
     return [*wrong, x.double() * 1e200]

@@ -331,6 +331,7 @@ _BESIDE = {
     "sdpa": "SDPA",
     "own dense": "our dense attention",
     "total (int8_fused), per row": "`int8_fused`, lists of single rows",
+    "total (hierarchical), per row": "`hierarchical`, lists of single rows",
     "total (int8_fused), 32-row blocks, probability": "`int8_fused`, lists of 32 rows",
     "total (int8_graph), per row": "`int8_graph`, lists of single rows",
 }

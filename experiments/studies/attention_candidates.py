@@ -21,7 +21,7 @@ from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
-from shadowattn.online.selection import Rule
+from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
 
@@ -167,7 +167,15 @@ def sparse_paths(t: Tensors, block: int) -> dict[str, Call]:
 
 def whole_paths(t: Tensors, block: int) -> dict[str, Call]:
     """All that gives the output of attention: what memory is measured of."""
-    return baselines(t) | sparse_paths(t, block)
+    return baselines(t) | _paths_by_every_score(t, block)
+
+
+def _paths_by_every_score(t: Tensors, block: int) -> dict[str, Call]:
+    """`sparse_paths`, and lists of blocks by every other score of theirs."""
+    calls = sparse_paths(t, block)
+    for block_score in BLOCK_SCORES:
+        calls |= totals(t, block, block_score)
+    return calls
 
 
 def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
@@ -175,7 +183,7 @@ def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
     baseline's mask. In a fresh process."""
 
     def call(t: Tensors) -> None:
-        paths = baselines(t) if candidate in BASELINES else sparse_paths(t, block)
+        paths = baselines(t) if candidate in BASELINES else _paths_by_every_score(t, block)
         paths[candidate]()
 
     call(Tensors(replace(case, keys=min(case.keys, 1024))))  # libraries and kernels load on first use

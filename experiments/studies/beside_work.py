@@ -129,6 +129,7 @@ def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> 
     libgomp waits."""
     t = Tensors(case)
     calls: dict[str, Callable[[], object]] = candidates.baselines(t) | candidates.totals(t, 1)
+    calls |= candidates.totals(t, 1, estimators=("hierarchical",))
     calls |= candidates.totals(t, query_block, "probability", ("int8_fused",))
     for call in calls.values():
         call()

@@ -91,7 +91,8 @@ class CompareEstimators(Quality):
         """What the estimator keeps of dense attention's own queries and keys: its ranking alone, and no drift of the model's."""
         return measure_on_dense(
             lab.loaded.model, windows, attached.estimator, attached.profile.retention, attached.rule,
-            chunk_tokens=lab.of("graphs").chunk_tokens, dense_above=lab.dense_above(attached.rule.query_block),
+            chunk_tokens=lab.of("graphs").chunk_tokens,
+            dense_above=lab.dense_above(attached.rule, attached.estimator.look_of(vars(attached.estimator))),
         )  # fmt: skip
 
     def measure(self, lab: Lab) -> list[Row]:

@@ -106,7 +106,8 @@ class Fig9(LatencyStudy):
 
 def _last_chunk(lab: Lab, profile: RetentionProfile) -> tuple[Chunk, Parts]:
     """The last chunk of a held-out prompt in the layer whose sparse heads are the most, and differ the most in retention."""
-    sparse = [[r for r in layer if r < lab.dense_above(1)] for layer in profile.retention]
+    limit = lab.dense_above(lab.main.rule, lab.main.look)
+    sparse = [[r for r in layer if r < limit] for layer in profile.retention]
     layer = max(range(len(sparse)), key=lambda i: (len(sparse[i]), max(sparse[i], default=0) - min(sparse[i], default=0)))
     estimator, chunk_tokens = estimator_of(lab, lab.main, profile), lab.of("graphs").chunk_tokens
     seen: list[Attended] = []
@@ -116,7 +117,7 @@ def _last_chunk(lab: Lab, profile: RetentionProfile) -> tuple[Chunk, Parts]:
             seen[:] = [attended]
 
     options = {"estimator": estimator, "chunk_tokens": chunk_tokens, "kernel": lab.kernel}
-    options |= {"dense_above": lab.dense_above(1), **lab.main.rule_options}
+    options |= {"dense_above": limit, **lab.main.rule_options}
     with attach(lab.loaded.model, profile, None, observers=(observe,), **options):
         window_losses(lab.loaded.model, lab.heldout()[:1], chunk_tokens=chunk_tokens)
     (last,) = seen

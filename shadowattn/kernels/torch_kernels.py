@@ -17,6 +17,7 @@ _CPU_TILE_BYTES, _GPU_TILE_BYTES = 16 << 20, 256 << 20
 # On a GPU products with every key take fewer launches. What it may hold of their scores, in _SCORE_BYTES each: the score, its
 # weight, whether it is kept.
 _GPU_SCORE_BYTES, _SCORE_BYTES = 1 << 30, 4 + 4 + 2
+_MOST_SCORES = 1 << 20  # that are selected from at once on a CPU
 
 
 @dataclass(frozen=True)
@@ -81,19 +82,19 @@ class TorchKernels:
 
     def select(self, scores: Tensor, lists: Lists) -> Selection:
         """torch.topk for the k-th value, then ties in key order."""
-        scores = scores.float()
-        key = torch.arange(scores.shape[-1], device=scores.device)
-        # A score of −∞ would tie with the hidden keys, so none may come in.
-        scores = scores.masked_fill(key >= lists.candidates[:, None], -math.inf)
-        counts = lists.indptr.diff().view(scores.shape[:2]) - lists.tail
-        # Of sinks and window as many as the budget holds, so that all who outrank the others are in, in any order.
-        sinks = (counts - int(lists.self_first)).clamp(min=0, max=lists.sinks)
-        recent = (counts - sinks).clamp(max=lists.recent)
-        forced = (key < sinks[..., None]) | (key >= (lists.candidates - recent)[..., None])
-        scores = scores.masked_fill(forced & (key < lists.candidates[:, None]), math.inf)
-        chosen = _top(scores, counts)
-        chosen |= (key >= lists.candidates[:, None]) & (key < (lists.candidates + lists.tail)[:, None])
-        indices = chosen.nonzero()[:, -1].to(torch.int32)  # over heads, lists and keys in ascending order
+        heads, blocks, keys = scores.shape
+        counts = lists.indptr.diff().view(heads, blocks) - lists.tail
+        # All heads at once where their copies are small, else some lists of one head.
+        most = _MOST_SCORES if scores.device.type == "cpu" else _GPU_SCORE_BYTES // _SCORE_BYTES
+        at_once, step = (heads, blocks) if heads * blocks * keys <= most else (1, max(1, most // keys))
+        indices = torch.empty(lists.size, dtype=torch.int32, device=scores.device)
+        for head in range(0, heads, at_once):
+            some = slice(head, head + at_once)
+            for first in range(0, blocks, step):
+                part = slice(first, first + step)
+                start = int(lists.indptr[head * blocks + first])
+                chosen = _chosen(scores[some, part], counts[some, part], lists, part)
+                indices[start : start + len(chosen)] = chosen
         return Selection(indices, lists.indptr, lists.positions, lists.query_block)
 
 
@@ -131,6 +132,21 @@ def dense(q: Tensor, k: Tensor, v: Tensor, *, causal_offset: int, scale: float |
         *batched, attn_mask=seen, is_causal=square, scale=scale, enable_gqa=True
     )
     return out.view_as(q)
+
+
+def _chosen(scores: Tensor, counts: Tensor, lists: Lists, part: slice) -> Tensor:
+    """The keys of some of the lists, `part` of every head's, by scores [h, b, K]: int64, lists one after another."""
+    candidates, tail = lists.candidates[part], lists.tail[part]
+    key = torch.arange(scores.shape[-1], device=scores.device)
+    # A score of −∞ would tie with the hidden keys, so none may come in.
+    scores = scores.float().masked_fill(key >= candidates[:, None], -math.inf)
+    # Of sinks and window as many as the budget holds, so that all who outrank the others are in, in any order.
+    sinks = (counts - int(lists.self_first)).clamp(min=0, max=lists.sinks)
+    recent = (counts - sinks).clamp(max=lists.recent)
+    forced = (key < sinks[..., None]) | (key >= (candidates - recent)[..., None])
+    chosen = _top(scores.masked_fill_(forced & (key < candidates[:, None]), math.inf), counts)
+    chosen |= (key >= candidates[:, None]) & (key < (candidates + tail)[:, None])
+    return chosen.nonzero()[:, -1]  # over heads, lists and keys in ascending order
 
 
 def _top(scores: Tensor, counts: Tensor) -> Tensor:

@@ -99,9 +99,9 @@ class SparseAttention:
 
     `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs; lists are
     made as `query_block`, `block_score`, `sinks` and `recent` say (`selection.Rule`). Heads of retention `dense_above` or
-    more go dense (`auto`: the measured break-even of the kernels in use, above which an estimate and a list cost more than
-    they save). `pipeline` says how the stages of different heads overlap, if at all. `decode` says what decoding steps do:
-    `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
+    more go dense (`auto`: the measured break-even of the kernels in use, above which an INT8 estimate and a list cost more
+    than they save, see `online.break_even`). `pipeline` says how the stages of different heads overlap, if at all. `decode`
+    says what decoding steps do: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
     """
 
     def __init__(
@@ -254,8 +254,9 @@ class SparseAttention:
 
     def _sparse(self, retention: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:
         """Which heads go sparse, bool [H]."""
-        limit = break_even(kernels, dtype, self.rule.query_block) if self.dense_above == "auto" else self.dense_above
-        return retention < limit
+        if self.dense_above != "auto":
+            return retention < self.dense_above
+        return retention < break_even(kernels, dtype, self.rule, self.estimator.look_of(vars(self.estimator)))
 
     def _prefill(self, prompt: Chunk, kernels: Kernels, lists: tuple[Selection, ...] | None) -> Tensor:
         sparse = self._sparse(prompt.retention, prompt.q.dtype, kernels)

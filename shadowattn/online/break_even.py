@@ -1,10 +1,11 @@
 """The retention above which dense attention is faster than a whole sparse chunk, measured on this machine.
 
-Processors differ too much for one number: measured once for each dtype and kind of lists, in a few seconds, and kept in the cache
-folder by processor, compiled kernels and instruction set.
+Processors differ too much for one number: measured once for each dtype and way to make lists, in a few seconds, and kept in the
+cache folder by processor, compiled kernels and instruction set.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from shadowattn.kernels import Kernels, native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.base import FirstLook
+from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
@@ -31,17 +34,23 @@ _SHARED_ROWS = 32
 _HEADS, _KV_HEADS, _HEAD_DIM, _ROWS, _KEYS, _ROUNDS = 4, 2, 64, 256, 8192, 5
 
 
-def break_even(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
+def break_even(kernels: Kernels, dtype: torch.dtype, rule: Rule, look: FirstLook | None = None) -> float:
     """A retention in (0, 1]; 1, never, with the torch twins. Lists are those of one row, or shared by 16 or more.
 
-    One chunk of random tensors: estimate by the native kernels, selection and attention, against our own dense attention.
+    One chunk of random tensors: estimate, selection and attention by the native kernels, against our own dense attention. The
+    estimate is `int8_fused`'s, whichever the method's is, or after a first `look` `hierarchical`'s, of heads that none is spared.
     """
-    return 1.0 if kernels.name != "native" else _kept(dtype, query_block >= 16, native.level(), cache_folder())
+    if kernels.name != "native":
+        return 1.0
+    timed = Rule(_SHARED_ROWS, rule.block_score) if rule.query_block >= 16 else Rule()
+    return _kept(dtype, timed, None if timed.query_block > 1 else look, native.level(), cache_folder())
 
 
 @cache
-def _kept(dtype: torch.dtype, shared: bool, level: str, folder: Path) -> float:
-    key = f"{'shared' if shared else 'own'} {str(dtype).removeprefix('torch.')}"
+def _kept(dtype: torch.dtype, rule: Rule, look: FirstLook | None, level: str, folder: Path) -> float:
+    lists = f"{rule.query_block} rows by {rule.block_score}" if rule.query_block > 1 else "single rows"
+    after = f" after a look at {look.candidates:g} times as many keys, {look.block_rows} rows" if look else ""
+    key = f"{lists}{after}, {str(dtype).removeprefix('torch.')}"
     machine = f"{processor()}, {cores()} cores, kernels {sha256(native.path())[:12]}, {level}"
     path = folder / "break_even.json"
     try:
@@ -49,18 +58,19 @@ def _kept(dtype: torch.dtype, shared: bool, level: str, folder: Path) -> float:
     except InputError:  # not there yet, or damaged
         break_evens = {}
     if key not in break_evens.get(machine, {}):
-        value = measure(NativeKernels(), dtype, _SHARED_ROWS if shared else 1)
+        value = measure(NativeKernels(), dtype, rule, look)
         break_evens[machine] = break_evens.get(machine, {}) | {key: value}
         write_json(path, break_evens)
     return float(break_evens[machine][key])
 
 
-def measure(kernels: Kernels, dtype: torch.dtype, query_block: int) -> float:
+def measure(kernels: Kernels, dtype: torch.dtype, rule: Rule, look: FirstLook | None = None) -> float:
     """The same, measured now: interleaved calls, medians of their quotients, linear in between."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(_HEADS, _ROWS, _HEAD_DIM, generator=generator).to(dtype)
     k, v = (torch.randn(_KV_HEADS, _KEYS, _HEAD_DIM, generator=generator).to(dtype) for _ in range(2))
-    parts = Parts(Int8Fused.of(q, k), Rule(query_block), kernels)
+    estimator = Int8Fused.of(q, k) if look is None else replace(Hierarchical.of(q, k), **look._asdict())
+    parts = Parts(estimator, rule, kernels)
     heads, scale = Heads.all(_HEADS, _KV_HEADS), _HEAD_DIM**-0.5
     calls = {"dense": lambda: kernels.dense(q, k, v, heads, causal_offset=_KEYS - _ROWS, scale=scale)}
     for retention in RETENTIONS:

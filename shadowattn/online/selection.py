@@ -17,6 +17,7 @@ from shadowattn.types import Lists
 BLOCK_SCORES = ("leading_query", "pooled_query", "max", "sum", "probability")
 # How the scores of a block's rows become those of its list; the other two score one row of their own.
 _POOLED = ("max", "sum", "probability")
+_PART_BYTES = 4 << 20  # of float64 scores that are pooled at once
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,19 @@ class Rule:
         """
         if self.pooling == "rows":
             return scores
-        if self.pooling == "probability":
-            return torch.stack([self._pool(*head, positions) for head in zip(scores, logit_scales.tolist(), strict=True)])
-        return self._pool(scores, 1.0, positions)
+        heads, rows, keys = scores.shape
+        pooled = scores.new_empty(heads, -(-rows // self.query_block), keys, dtype=torch.float32)
+        # Some blocks of one head at a time: a copy of all scores in float64 would be the largest tensor of a chunk.
+        blocks = max(1, _PART_BYTES // (8 * keys * self.query_block))
+        for head, logit_scale in enumerate([1.0] * heads if logit_scales is None else logit_scales.tolist()):
+            for first in range(0, pooled.shape[1], blocks):
+                part = slice(first * self.query_block, (first + blocks) * self.query_block)
+                pooled[head, first : first + blocks] = self._pool(scores[head, part], logit_scale, positions[part])
+        return pooled
 
     def _pool(self, scores: Tensor, logit_scale: float, positions: Tensor) -> Tensor:
-        """Scores [..., B, K]; `logit_scale` as in `pool`, of these heads."""
-        rows, keys = scores.shape[-2:]
+        """Scores [B, K] of whole blocks of one head's rows, from scores [rows, K]; `logit_scale` as in `pool`."""
+        rows, keys = scores.shape
         later = torch.arange(keys, device=scores.device) > positions[:, None]
         fill = -math.inf if self.pooling == "max" else 0.0
         if self.pooling == "probability":

@@ -1,5 +1,6 @@
 """Known models: where each is loaded from, what rows then call it, and that every shape can be attached to. All offline."""
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 
 import shadowattn
 from experiments.compose import CONF, composed
+from shadowattn.artifacts import cache_folder
 from shadowattn.errors import InputError
 from shadowattn.models import load_bundled, load_known, load_random, model_shape
 from shadowattn.models.known import KNOWN_MODELS
@@ -85,6 +87,14 @@ def test_fetched_weights_are_taken_where_they_are_asked_for(saved, hub):
     put_in_hub_cache(saved, hub)
     put_fetched(saved)
     assert load_known("smollm2", source="fetched").name == FETCHED
+
+
+def test_fetched_weights_of_a_narrower_dtype_are_named(saved):
+    put_fetched(saved)
+    config = cache_folder() / "smollm2" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
+    assert load_known("smollm2", source="fetched").name == f"{FETCHED}, weights rounded to bfloat16"
+    assert load_known("smollm2", source="fetched", dtype="bfloat16").name == FETCHED
 
 
 def test_weights_in_several_files_are_cached_when_all_are(saved, hub, monkeypatch):

@@ -9,6 +9,8 @@ from shadowattn.kernels import native
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online import break_even as module
 from shadowattn.online.break_even import break_even, crossing, measure
+from shadowattn.online.estimators.base import FirstLook
+from shadowattn.online.selection import Rule
 
 BUILT = native.library() is not None
 
@@ -22,7 +24,7 @@ def test_it_lies_between_its_neighbours(ratios, expected):
 
 
 def test_the_torch_twins_never_go_dense():
-    assert break_even(TorchKernels(), torch.float32, 1) == 1.0
+    assert break_even(TorchKernels(), torch.float32, Rule()) == 1.0
 
 
 @pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
@@ -32,34 +34,55 @@ def test_it_is_measured_once_and_kept_by_machine_kernels_and_kind(tmp_path, monk
     monkeypatch.setenv("SHADOWATTN_CACHE", str(tmp_path))
     calls = []
 
-    def counted(kernels, dtype, query_block):
-        calls.append((dtype, query_block))
+    def counted(kernels, dtype, rule, look):
+        calls.append((dtype, rule, look))
         return 0.25
 
     monkeypatch.setattr(module, "measure", counted)
     module._kept.cache_clear()
+    kernels, look = NativeKernels(), FirstLook(1.25, 64)
     for _ in range(2):
-        assert break_even(NativeKernels(), torch.float32, 1) == 0.25
-    break_even(NativeKernels(), torch.bfloat16, 16)
-    break_even(NativeKernels(), torch.bfloat16, 64)  # as lists of 16 rows
-    assert calls == [(torch.float32, 1), (torch.bfloat16, 32)]
+        assert break_even(kernels, torch.float32, Rule()) == 0.25
+    break_even(kernels, torch.float32, Rule(1, "max", sinks=4))  # lists of single rows, whatever the score of blocks is
+    for score in ("max", "probability"):
+        break_even(kernels, torch.bfloat16, Rule(16, score))
+    break_even(kernels, torch.bfloat16, Rule(64, "max"))  # as lists of 16 rows
+    break_even(kernels, torch.float32, Rule(), look)
+    assert calls == [
+        (torch.float32, Rule(), None),
+        (torch.bfloat16, Rule(32, "max"), None),
+        (torch.bfloat16, Rule(32, "probability"), None),
+        (torch.float32, Rule(), look),
+    ]
     module._kept.cache_clear()  # another process
-    break_even(NativeKernels(), torch.float32, 1)
-    assert len(calls) == 2
+    break_even(kernels, torch.float32, Rule())
+    assert len(calls) == 4
     (kept,) = json.loads((tmp_path / "break_even.json").read_text()).values()
-    assert kept == {"own float32": 0.25, "shared bfloat16": 0.25}
+    assert list(kept) == [
+        "single rows, float32",
+        "32 rows by max, bfloat16",
+        "32 rows by probability, bfloat16",
+        "single rows after a look at 1.25 times as many keys, 64 rows, float32",
+    ]
     (tmp_path / "break_even.json").write_text("{")
     module._kept.cache_clear()
-    break_even(NativeKernels(), torch.float32, 1)
-    assert len(calls) == 3
+    break_even(kernels, torch.float32, Rule())
+    assert len(calls) == 5
     module._kept.cache_clear()
 
 
 @pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
-@pytest.mark.parametrize(("dtype", "query_block"), [(torch.float32, 1), (torch.bfloat16, 32)])
-def test_what_is_measured_is_a_retention(dtype, query_block, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "rule", "look"),
+    [
+        (torch.float32, Rule(), None),
+        (torch.bfloat16, Rule(32, "probability"), None),
+        (torch.bfloat16, Rule(), FirstLook(1.5, 32)),
+    ],
+)
+def test_what_is_measured_is_a_retention(dtype, rule, look, monkeypatch):
     from shadowattn.kernels.native_kernels import NativeKernels
 
     monkeypatch.setattr(module, "_KEYS", 512)
     monkeypatch.setattr(module, "_ROUNDS", 1)
-    assert 0 < measure(NativeKernels(), dtype, query_block) <= 1
+    assert 0 < measure(NativeKernels(), dtype, rule, look) <= 1

@@ -69,7 +69,7 @@ def test_heads_that_keep_much_go_dense(kernel):
 
 @pytest.mark.parametrize(("query_block", "dense"), [(1, 3), (16, 1)])
 def test_auto_goes_dense_above_the_measured_break_even(query_block, dense, monkeypatch):
-    monkeypatch.setattr(attention, "break_even", lambda kernels, dtype, rows: 0.8 if rows > 1 else 0.3)
+    monkeypatch.setattr(attention, "break_even", lambda kernels, dtype, rule, look: 0.8 if rule.query_block > 1 else 0.3)
     q, k, v = qkv(4, 2, 32, 32, 64)
     how = {"chunk_tokens": 16, "query_block": query_block, "dense_above": "auto"}
     prefill = SparseAttention([[0.1, 0.5, 0.6, 0.9]], Oracle(), **how)

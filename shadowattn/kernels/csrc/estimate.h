@@ -19,7 +19,7 @@ constexpr int64_t kKeysPerPass = 512;  // of pooled rows: packed keys that stay 
 inline int8_t to_int8(float x, float scale) {
   x = x / scale;
   x = x < 127.0f ? x : 127.0f;
-  x = x > -127.0f ? x : -127.0f;  // also NaN, which the callers refuse before
+  x = x > -127.0f ? x : -127.0f;  // also NaN, which is refused where scales are measured, and passes by fixed ones
   return rounded_byte(x);
 }
 

@@ -1,9 +1,10 @@
 """What an estimator is: how important a key looks to a query row. Only the order of the scores of a row matters."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,6 +23,13 @@ SEES = ("row", "earlier_rows", "chunk")
 
 # What a class says of its own scores and lists.
 _FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "single_rows", "is_native")
+
+
+class FirstLook(NamedTuple):
+    """How a ranking begins that is not of every key: see `hierarchical`."""
+
+    candidates: float
+    block_rows: int
 
 
 class Estimator(ABC):
@@ -57,7 +65,7 @@ class Estimator(ABC):
     - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
-    `launches`, `launch`, `select`, `shared_scores`, `attend_shared`, `attends` and `goes_by`.
+    `launches`, `launch`, `select`, `shared_scores`, `attend_shared`, `attends`, `look_of` and `goes_by`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -99,6 +107,7 @@ class Estimator(ABC):
                 "shared_scores",
                 "attend_shared",
                 "attends",
+                "look_of",
                 "goes_by",
             ):
                 if name not in vars(cls):
@@ -117,6 +126,11 @@ class Estimator(ABC):
 
         Asked of the class before anything is calibrated or measured. An estimator within this one is given by its class.
         """
+
+    @classmethod
+    def look_of(cls, settings: Mapping[str, Any]) -> FirstLook | None:
+        """The first look of an estimator with these settings; None: every key is ranked."""
+        return None
 
     @abstractmethod
     def scores(self, chunk: Chunk) -> Tensor:

@@ -6,6 +6,7 @@ compares as many scores. Here a block shares one row of products with every key,
 A few heads lose most of the attention mass that is lost by it. They are known from calibration text, and let every key through.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,10 +18,12 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators.base import check_rule
+from shadowattn.online.estimators.base import FirstLook, check_rule
 from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys, longer
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, FirstLookLosses, Lists, Selection
+
+_SCORE_BYTES = 64 << 20  # that `select` makes at once
 
 
 class KeysTwice(PackedKeys):
@@ -90,6 +93,10 @@ class Hierarchical(Int8Fused):
     ) -> None:
         _check_settings(candidates, block_rows, flat_share)
 
+    @classmethod
+    def look_of(cls, settings: Mapping[str, Any]) -> FirstLook:
+        return FirstLook(*(settings.get(name, getattr(cls, name)) for name in FirstLook._fields))
+
     @property
     def made_for(self) -> str:
         return self.first_look.fingerprint if self.first_look else ""
@@ -124,6 +131,13 @@ class Hierarchical(Int8Fused):
         stages apart.
         """
         check_rule(rule, type(self))
+        heads, rows, _ = chunk.q.shape
+        some = max(1, _SCORE_BYTES // (4 * rows * chunk.keys))
+        parts = [slice(first, first + some) for first in range(0, heads, some)]
+        return Selection.cat([self._select(chunk[part], rule, lists[part], kernels) for part in parts])
+
+    def _select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
+        """As `select`, with masks and scores of all heads of the chunk at once."""
         self._count_clipped(chunk)
         keys, q_scales = self._keys(chunk), self._q_scales(chunk)
         seen, through = lists.candidates[:: self.block_rows].contiguous(), self._through(chunk, lists)
@@ -137,7 +151,7 @@ class Hierarchical(Int8Fused):
         members = _members(best, len(chunk.heads), chunk.keys) | (key < rule.sinks) | (key >= seen[:, None] - self._near(rule))
         members = members.repeat_interleave(self.block_rows, 1)[:, : chunk.q.shape[1]]
         scores = keys.products(chunk, q_scales)
-        return kernels.select(torch.where(members, scores, scores.amin() - 1), lists)
+        return kernels.select(scores.masked_fill_(~members, scores.amin() - 1), lists)
 
     def _near(self, rule: Rule) -> int:
         """How many keys up to a block's first row are let through anyway: what the first look sees worst, and the window."""

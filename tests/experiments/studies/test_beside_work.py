@@ -94,7 +94,7 @@ def test_every_way_to_attend_is_timed_beside_every_load(run, capsys):
     folder = run("study_beside_work", "+exp=study_beside_work", *short, "study.loads=[nothing,one loop]")
     rows = pd.read_parquet(folder / "rows.parquet")
     methods = {"sdpa", "own dense", "total (int8_graph), per row", "total (int8_fused), per row"}
-    methods |= {"total (int8_fused), 32-row blocks, probability"}
+    methods |= {"total (hierarchical), per row", "total (int8_fused), 32-row blocks, probability"}
     for waiting in ("spinning", "asleep"):
         some = rows[(rows.waiting == waiting) & (rows.metric == "time")].set_index(["load", "method"])
         assert set(some.index) == {(load, method) for load in ("nothing", "one loop") for method in methods}
