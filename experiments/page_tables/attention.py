@@ -6,6 +6,7 @@ import pandas as pd
 
 from experiments.page_tables.common import SHAPES, one, rows_of, source, table
 from experiments.studies.estimator_speed import said_break_even
+from shadowattn.online.break_even import crossing
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.verdicts import gains
 
@@ -175,6 +176,35 @@ def per_row_targets() -> str:
     sources.append(source(quality, f"the loss, in windows of 2048 tokens, 95 % intervals, paired; n = {int(losses.n.iloc[0])}"))
     first = table(header, lines, _FIRST_LOOK[0.05], "5% of the keys, random tensors; below the target in bold")
     return "\n\n".join([first, *sources])
+
+
+def per_row_targets_shapes() -> str:
+    """The same on random tensors of other shapes, and where lists for every row stop being faster than dense attention."""
+    rows = rows_of("attention_speed")
+    rows = rows[(rows.part == "retention") & (rows.metric == "times faster than own dense")]
+    shapes, estimators = list(dict.fromkeys(rows.model)), ("int8_fused", "hierarchical")
+
+    def ratios(estimator: str, dtype: str, shape: str) -> pd.Series:
+        of = (rows.method == f"total ({estimator}), per row") & (rows.dtype == dtype) & (rows.model == shape)
+        return rows[of].set_index("retention").value
+
+    lines = []
+    for (dtype, at), target in _PER_ROW_TARGETS.items():
+        cells = []
+        for shape in shapes:
+            values = [ratios(estimator, dtype, shape)[at] for estimator in estimators]
+            cells.append(" · ".join(f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in values))
+        lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *cells])
+    for dtype in dict.fromkeys(rows.dtype):
+        cells = []
+        for shape in shapes:
+            of = [ratios(estimator, dtype, shape) for estimator in estimators]
+            cells.append(" · ".join(f"{crossing(list(ratio.index), list(ratio)):.0%}" for ratio in of))
+        lines.append([f"{dtype}, break-even", "", *cells])
+    header = ["`int8_fused` · `hierarchical`", "target", *(SHAPES[shape] for shape in shapes)]
+    rounds = int(rows.n.min())
+    n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds or more; below the target in bold; "
+    return table(header, lines, "attention_speed", n + "break-even: share of the keys above which dense attention is faster")
 
 
 def first_look_recall() -> str:
