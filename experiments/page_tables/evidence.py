@@ -1,5 +1,6 @@
 """The evidence of every finding: one value with its interval, n, figure and rows, in the order of the findings' page."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -65,6 +66,18 @@ class _Middle(_One):
         return self.what, f"{middle:.2f}{spread}", f"{len(means)} {self.unit}"
 
 
+class _RankCorrelation(_One):
+    """Spearman's, with its 95 % interval by Fisher's z and the variance of Bonett and Wright (Psychometrika 65, 2000)."""
+
+    def said(self) -> tuple[str, str, str]:
+        """What is measured, its value and of how many."""
+        rows = _chosen(rows_of(self.rows), self.where)
+        (row,) = rows[rows.metric == self.metric].itertuples()
+        half = 1.96 * math.sqrt((1 + row.value**2 / 2) / (row.n - 3))
+        low, high = (math.tanh(math.atanh(row.value) + shift) for shift in (-half, half))
+        return self.what, f"{row.value:.2f} ({low:.2f} … {high:.2f})", f"{row.n} {self.unit}"
+
+
 @dataclass(frozen=True)
 class _Faster:
     """How many times faster than the engine's dense attention a runner reads the longest prompt, and what it loses above `dense`,
@@ -104,7 +117,7 @@ def _slower(method: str, keys: float) -> _One:
 
 def _rank(rows: str, signal: str) -> _One:
     what = f"rank correlation of {_SIGNALS[signal]} with the loss where a head keeps 5% of its keys"
-    return _One(rows, what, "heads", "need_rank_correlation", {"method": signal, "retention": 0.05})
+    return _RankCorrelation(rows, what, "heads", "need_rank_correlation", {"method": signal, "retention": 0.05})
 
 
 def _above_dense(rows: str, method: str) -> _One:
