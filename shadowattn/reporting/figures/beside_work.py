@@ -25,7 +25,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set(xlabel="beside", ylim=(0, 1.05 * rows.high.max()))
         axis.set_title(f"{model}, {dtype}, threads {waiting}", fontsize=9)
     axes[0].set_ylabel("times the time of the quiet machine")
-    axes[-1].legend(fontsize=7, loc="upper left")
+    axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
     first = rows.iloc[0]
     drawn.suptitle(
         f"{first.chunk_rows} rows of {first.context_tokens} keys, retention {first.retention:g} · measured, medians and "
