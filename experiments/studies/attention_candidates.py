@@ -111,7 +111,7 @@ def totals(
     `hierarchical` spares its share of the heads a first look: those that lose most by `first_look`; without it, as on random
     tensors, where no head is worse than another, the first ones, rounded up to a whole head.
     """
-    name, rule = _rows(block) + ("" if block == 1 else f", {block_score}"), Rule(block, block_score)
+    rule = Rule(block, block_score)
 
     def total(estimator: str) -> Call:
         return (
@@ -120,7 +120,12 @@ def totals(
             else _fused_total(t, rule, _fused(t, estimator, first_look, key_offset))
         )
 
-    return {f"total ({estimator}), {name}": total(estimator) for estimator in estimators}
+    return {total_name(estimator, block, block_score): total(estimator) for estimator in estimators}
+
+
+def total_name(estimator: str, block: int, block_score: str) -> str:
+    """What `totals` calls a path."""
+    return f"total ({estimator}), {_rows(block)}" + ("" if block == 1 else f", {block_score}")
 
 
 def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses, key_offset: KeyOffset | None) -> Selection:
@@ -167,15 +172,16 @@ def sparse_paths(t: Tensors, block: int) -> dict[str, Call]:
 
 def whole_paths(t: Tensors, block: int) -> dict[str, Call]:
     """All that gives the output of attention: what memory is measured of."""
-    return baselines(t) | _paths_by_every_score(t, block)
+    return baselines(t) | {name: totals(t, *how)[name] for name, how in _every_total(block).items()}
 
 
-def _paths_by_every_score(t: Tensors, block: int) -> dict[str, Call]:
-    """`sparse_paths`, and lists of blocks by every other score of theirs."""
-    calls = sparse_paths(t, block)
-    for block_score in BLOCK_SCORES:
-        calls |= totals(t, block, block_score)
-    return calls
+def _every_total(block: int) -> dict[str, tuple[int, str, tuple[str]]]:
+    """What `totals` takes for each path alone, by its name: lists of one row, also after a first look, and of blocks by every
+    score.
+    """
+    kinds = [(1, BLOCK_SCORES[0], estimator) for estimator in (*ESTIMATORS, "hierarchical")]
+    kinds += [(block, block_score, estimator) for block_score in BLOCK_SCORES for estimator in ESTIMATORS]
+    return {total_name(estimator, rows, score): (rows, score, (estimator,)) for rows, score, estimator in kinds}
 
 
 def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
@@ -183,7 +189,8 @@ def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
     baseline's mask. In a fresh process."""
 
     def call(t: Tensors) -> None:
-        paths = baselines(t) if candidate in BASELINES else _paths_by_every_score(t, block)
+        # Only this one is made: what others prepare would stay in the process, and count.
+        paths = baselines(t) if candidate in BASELINES else totals(t, *_every_total(block)[candidate])
         paths[candidate]()
 
     call(Tensors(replace(case, keys=min(case.keys, 1024))))  # libraries and kernels load on first use

@@ -83,7 +83,8 @@ class Fig9(LatencyStudy):
 
     def _row(self, lab: Lab, chunk: Chunk) -> StageRow:
         return replace(
-            lab.row(StageRow), path_kind="timing", unit="ms", n=self.rounds, retention=float(chunk.retention.mean()),
+            lab.row(StageRow), dense_above=lab.dense_above(lab.main.rule, lab.main.look), path_kind="timing",
+            unit="ms", n=self.rounds, retention=float(chunk.retention.mean()),
             layer=chunk.layer, allocator=part_name(lab.main.allocator), estimator=part_name(lab.main.estimator),
             estimate_device=lab.device.label, context_tokens=chunk.keys, **lab.main.selection,
         )  # fmt: skip

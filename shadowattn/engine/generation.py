@@ -69,8 +69,9 @@ class Generation:
         checks.integer("new_tokens", self.new_tokens, least=1)
         self.engine.check_cache(self.cache)
         vocabulary = len(self.engine.decoder.embedding)
-        self.prompt = _token_ids("prompt", self.prompt, vocabulary)
-        self.stop = frozenset(_token_ids("stop", self.stop, vocabulary))
+        self.prompt, self.stop = _token_ids("prompt", self.prompt), frozenset(_token_ids("stop", self.stop))
+        if not all(0 <= token < vocabulary for token in self.prompt):
+            raise InputError(f"prompt: expected token ids from 0 to {vocabulary - 1}, got others; use this model's own tokenizer")
         if not self.prompt:
             raise InputError("prompt: expected at least one token, got none")
         check_context(self.engine.decoder.shape.context_tokens, len(self.prompt), self.new_tokens)
@@ -149,14 +150,11 @@ class Generation:
         return self.sampling.next(logits, self._generator)
 
 
-def _token_ids(name: str, tokens: Collection[int], vocabulary: int) -> list[int]:
+def _token_ids(name: str, tokens: Collection[int]) -> list[int]:
     try:
-        ids = [index(token) for token in checks.sequence(name, tokens)]
+        return [index(token) for token in checks.sequence(name, tokens)]
     except TypeError:
         raise InputError(f"{name}: expected token ids in one sequence, got other than integers; of a batch take [0]") from None
-    if not all(0 <= token < vocabulary for token in ids):
-        raise InputError(f"{name}: expected token ids from 0 to {vocabulary - 1}, got others; use this model's own tokenizer")
-    return ids
 
 
 def check_context(most: int, prompt_tokens: int, new_tokens: int) -> None:

@@ -92,9 +92,12 @@ class TorchKernels:
             some = slice(head, head + at_once)
             for first in range(0, blocks, step):
                 part = slice(first, first + step)
-                start = int(lists.indptr[head * blocks + first])
+                last = (head + at_once - 1) * blocks + min(first + step, blocks)
+                start, stop = lists.indptr[[head * blocks + first, last]].tolist()
                 chosen = _chosen(scores[some, part], counts[some, part], lists, part)
-                indices[start : start + len(chosen)] = chosen
+                if len(chosen) != stop - start:
+                    raise InputError("scores: expected numbers, got NaN, of which no key is the best")
+                indices[start:stop] = chosen
         return Selection(indices, lists.indptr, lists.positions, lists.query_block)
 
 

@@ -63,8 +63,8 @@ def load_known(
     `source` hub: its local cache, or online, at the pinned revision; fetched: the folder that `python -m experiments.fetch` left,
     whose 4-bit weights are dequantised and slightly worse than the published ones; auto: the hub where it is reached, else that
     folder. The result's `name` is the hub's id, or says how the fetched weights were quantised, and in which narrower dtype than
-    `dtype` they are stored. Raises `InputError` on an unknown
-    name or source, where the source lacks the model, and on a model of the repository's own code without `trust_remote_code`.
+    `dtype` they are stored. Raises `InputError` on an unknown name or source, where the source lacks the model, and on a model of
+    the repository's own code without `trust_remote_code`.
     """
     if name not in KNOWN_MODELS:
         raise InputError(f"model.name: expected one of {', '.join(KNOWN_MODELS)}, got {name!r}")
@@ -109,15 +109,10 @@ def _load_fetched(name: str, entry: KnownModel, dtype: str, device: str) -> Load
             f"model={name}: expected the model in {folder}, found nothing; fetch it in a checkout with: python -m "
             f"experiments.fetch {name}; or load a folder of your own: shadowattn.models.load_local(path)"
         )
-    return _load(str(folder), _fetched_name(entry.fetched, folder, dtype), dtype, device, local_files_only=True)
-
-
-def _fetched_name(name: str, folder: Path, dtype: str) -> str:
-    """What rows call fetched weights: also how they were rounded, where that is not by `dtype` itself."""
-    config = folder / "config.json"
-    stored = json.loads(config.read_text()).get("dtype", dtype) if config.is_file() else dtype
-    narrower = stored in DTYPES and dtype in DTYPES and DTYPES[stored].itemsize < DTYPES[dtype].itemsize
-    return f"{name}, weights rounded to {stored}" if narrower else name
+    loaded = _load(str(folder), entry.fetched, dtype, device, local_files_only=True)
+    stored = json.loads((folder / "config.json").read_text()).get("dtype")  # as `fetch` wrote it
+    rounded = stored in DTYPES and DTYPES[stored].itemsize < DTYPES[dtype].itemsize
+    return replace(loaded, name=f"{entry.fetched}, weights rounded to {stored}") if rounded else loaded
 
 
 def _not_reached(name: str, entry: KnownModel, source: str, error: ConnectionError) -> str:

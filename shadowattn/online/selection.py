@@ -69,10 +69,11 @@ class Rule:
         pooled = scores.new_empty(heads, -(-rows // self.query_block), keys, dtype=torch.float32)
         # Some blocks of one head at a time: a copy of all scores in float64 would be the largest tensor of a chunk.
         blocks = max(1, _PART_BYTES // (8 * keys * self.query_block))
-        for head, logit_scale in enumerate([1.0] * heads if logit_scales is None else logit_scales.tolist()):
-            for first in range(0, pooled.shape[1], blocks):
+        of_heads = logit_scales.tolist() if self.pooling == "probability" else [1.0] * heads
+        for head, logit_scale, into in zip(scores, of_heads, pooled, strict=True):
+            for first in range(0, len(into), blocks):
                 part = slice(first * self.query_block, (first + blocks) * self.query_block)
-                pooled[head, first : first + blocks] = self._pool(scores[head, part], logit_scale, positions[part])
+                into[first : first + blocks] = self._pool(head[part], logit_scale, positions[part])
         return pooled
 
     def _pool(self, scores: Tensor, logit_scale: float, positions: Tensor) -> Tensor:

@@ -588,7 +588,7 @@ def test_token_ids_may_come_in_a_tensor():
         (lambda model: Engine(model).generate([1.5]), "prompt: expected token ids in one sequence"),
         (lambda model: Engine(model).generate(torch.tensor([[1, 2]])), "prompt: expected token ids in one sequence"),
         (lambda model: Engine(model).generate([1], stop=2), "stop: expected a sequence"),
-        (lambda model: Engine(model).generate([1], stop=[128]), "stop: expected token ids from 0 to 127"),
+        (lambda model: Engine(model).generate([1], stop=["."]), "stop: expected token ids in one sequence"),
         (
             lambda model: Engine(model, chunk_tokens=4).generate([1], drafts=PromptLookup(most=4)),
             "drafts: expected fewer than the engine's chunk_tokens=4",

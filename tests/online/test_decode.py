@@ -11,6 +11,8 @@ from shadowattn.online import attention
 from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
+from shadowattn.online.estimators.base import FirstLook
+from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.selection import Rule
@@ -67,12 +69,18 @@ def test_heads_that_keep_much_go_dense(kernel):
     assert not torch.allclose(out[0], full[0], atol=1e-3)
 
 
-@pytest.mark.parametrize(("query_block", "dense"), [(1, 3), (16, 1)])
-def test_auto_goes_dense_above_the_measured_break_even(query_block, dense, monkeypatch):
-    monkeypatch.setattr(attention, "break_even", lambda kernels, dtype, rule, look: 0.8 if rule.query_block > 1 else 0.3)
+@pytest.mark.parametrize(
+    ("query_block", "estimator", "dense"),
+    [(1, Oracle(), 3), (16, Oracle(), 1), (1, Hierarchical(candidates=1.5, block_rows=8), 2), (1, Hierarchical(block_rows=8), 3)],
+)
+def test_auto_goes_dense_above_the_measured_break_even(query_block, estimator, dense, monkeypatch):
+    def measured(kernels, dtype, rule, look):
+        return 0.8 if rule.query_block > 1 else 0.55 if look == FirstLook(1.5, 8) else 0.3
+
+    monkeypatch.setattr(attention, "break_even", measured)
     q, k, v = qkv(4, 2, 32, 32, 64)
     how = {"chunk_tokens": 16, "query_block": query_block, "dense_above": "auto"}
-    prefill = SparseAttention([[0.1, 0.5, 0.6, 0.9]], Oracle(), **how)
+    prefill = SparseAttention([[0.1, 0.5, 0.6, 0.9]], estimator, **how)
     prefill(0, q[None], k[None], v[None], 0.125)
     assert prefill.counters.dense_rows == dense * 32
 

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from shadowattn import reference
 from shadowattn.errors import InputError
-from shadowattn.kernels import TorchKernels
+from shadowattn.kernels import TorchKernels, torch_kernels
+from shadowattn.online import selection as selection_module
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from tests.selections import as_mask
@@ -22,19 +23,26 @@ QUERY_BLOCKS = [1, 2, 7, 16, 64]
     levels=st.sampled_from([1, 2, 5, 1000]),
     sinks=st.sampled_from([0, 1, 3, 8]),
     recent=st.sampled_from([0, 1, 3, 12]),
+    lists_at_once=st.sampled_from([1, 3, 10**6]),
     seed=st.integers(0, 99),
 )
-def test_selects_what_the_reference_selects(rows, offset, query_block, block_score, retention, levels, sinks, recent, seed):
-    """Few score levels make nearly everything a tie; sinks and window are more than many budgets hold."""
+def test_selects_what_the_reference_selects(
+    rows, offset, query_block, block_score, retention, levels, sinks, recent, lists_at_once, seed
+):
+    """Few score levels make nearly everything a tie; sinks and window are more than many budgets hold. Scores are pooled, and
+    selected from, some lists at a time.
+    """
     keys = rows + offset
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, levels, (2, rows, keys), generator=generator).float()
     retentions = torch.tensor([retention, min(1.0, 2 * retention)], dtype=torch.float64)
     positions = offset + torch.arange(rows)
     rule = Rule(query_block, block_score, sinks, recent)
-    pooled = rule.pool(scores[:, :: query_block if block_score == "leading_query" else 1], positions, torch.full((2,), 0.25))
-    lists = rule.lists(retentions, positions)
-    selection = TorchKernels().select(pooled, lists)
+    scored, lists = scores[:, :: query_block if block_score == "leading_query" else 1], rule.lists(retentions, positions)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(selection_module, "_PART_BYTES", 8 * keys * query_block * lists_at_once)
+        patched.setattr(torch_kernels, "_MOST_SCORES", keys * lists_at_once)
+        selection = TorchKernels().select(rule.pool(scored, positions, torch.full((2,), 0.25)), lists)
     expected = reference.select(scores, retentions, positions + 1, query_block, block_score, sinks, recent, scale=0.25)
     assert as_mask(selection, keys).equal(expected)
     assert selection.kept() == lists.kept() == int(expected.sum())
@@ -72,3 +80,10 @@ def test_lists_lie_one_after_another_and_ascend():
 def test_refuses_a_rule_that_means_nothing(rule, message):
     with pytest.raises(InputError, match=message):
         Rule(**rule)
+
+
+def test_scores_that_are_no_numbers_are_refused():
+    scores = torch.zeros(2, 4, 4)
+    scores[1, 2] = float("nan")
+    with pytest.raises(InputError, match="scores: expected numbers, got NaN"):
+        TorchKernels().select(scores, Rule().lists(torch.full((2,), 0.5, dtype=torch.float64), torch.arange(4)))

@@ -17,6 +17,7 @@ from experiments.studies import attention_speed
 from experiments.studies.attention_speed import PARTS, AttentionRow, AttentionSpeed, rows_of
 from shadowattn.interleave import Timing, interleave, ratio
 from shadowattn.kernels import native
+from shadowattn.online.selection import BLOCK_SCORES
 from shadowattn.reporting.attention_targets import targets_table
 from shadowattn.reporting.figures.attention_speed import break_even, draw
 from shadowattn.reporting.style import save
@@ -169,7 +170,9 @@ def test_the_peak_of_every_whole_path_is_measured():
     case = Case("qwen2-0.5b", torch.float32, 4096, 256, 0.5)
     known = candidates.whole_paths(Tensors(case), 32)
     t = Tensors(case)
-    paths = candidates.baselines(t) | candidates.totals(t, 1) | candidates.totals(t, 32)
+    paths = candidates.baselines(t) | candidates.totals(t, 1)
+    for block_score in BLOCK_SCORES:
+        paths |= candidates.totals(t, 32, block_score)
     assert set(known) == {*paths, "total (hierarchical), per row"}
     assert {name for name in known if candidates.peak_beyond_output(name, case, 32) >= 0} == set(known)
 

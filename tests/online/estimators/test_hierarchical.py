@@ -19,6 +19,7 @@ from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.models.shape import fingerprint
 from shadowattn.offline import observe_first_look, observe_key_offset
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import hierarchical
 from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
@@ -75,15 +76,21 @@ def defined(chunk: Chunk, rule: Rule, candidates: float, block_rows: int) -> lis
     rule=st.builds(Rule, sinks=st.sampled_from([0, 2, 30]), recent=st.sampled_from([0, 3, 30])),
     candidates=st.sampled_from([1.0, 1.5, 3.0]),
     block_rows=st.sampled_from([8, 16]),
+    heads_at_once=st.sampled_from([1, 3, 4]),
     seed=st.integers(0, 99),
 )
-def test_a_row_keeps_the_best_of_what_its_block_lets_through(rows, before, retention, rule, candidates, block_rows, seed):
+def test_a_row_keeps_the_best_of_what_its_block_lets_through(
+    rows, before, retention, rule, candidates, block_rows, heads_at_once, seed
+):
     q, k, v = qkv(4, 2, rows, rows + before, 16, seed=seed)
     chunk, estimator = Chunk.of(q, k, v, retention=retention), Hierarchical(candidates=candidates, block_rows=block_rows)
     lists, expected = rule.lists(chunk.retention, chunk.positions), defined(chunk, rule, candidates, block_rows)
-    assert estimator.select(chunk, rule, lists, TorchKernels()).indices.tolist() == expected
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hierarchical, "_SCORE_BYTES", 4 * rows * (rows + before) * heads_at_once)
+        assert estimator.select(chunk, rule, lists, TorchKernels()).indices.tolist() == expected
+        if BUILT:
+            assert estimator.select(chunk, rule, lists, NativeKernels()).indices.tolist() == expected
     if BUILT:
-        assert estimator.select(chunk, rule, lists, NativeKernels()).indices.tolist() == expected
         assert estimator.attend(chunk, rule, lists, listed=True)[1].indices.tolist() == expected
 
 
