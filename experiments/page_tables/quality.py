@@ -119,6 +119,11 @@ def allocators_smollm2() -> str:
     return _losses("study_allocators_smollm2_retentions")
 
 
+def allocators_stdlib() -> str:
+    """The same on the standard library."""
+    return _losses("study_allocators_stdlib")
+
+
 def allocators_qwen2_5_coder() -> str:
     """The same on Qwen2.5-Coder, by the allocators that were measured there."""
     rows = rows_of("allocators_qwen2_5_coder")
