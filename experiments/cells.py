@@ -21,7 +21,6 @@ from shadowattn.evaluation.tasks import scores
 from shadowattn.method import Method
 from shadowattn.online.attention import Counters
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.estimators.base import FirstLook
 from shadowattn.online.estimators.int8_device import Int8Device
 from shadowattn.online.full_int8 import AttentionRanges, FullInt8
 from shadowattn.online.selection import Rule
@@ -74,7 +73,7 @@ class Attachment:
             estimator=self.estimator,
             chunk_tokens=lab.of("graphs").chunk_tokens,
             kernel=lab.kernel,
-            dense_above=lab.dense_above(self.rule, self._look),
+            dense_above=lab.dense_above(self.rule, self.estimator.look),
             query_block=self.rule.query_block,
             block_score=self.rule.block_score,
             sinks=self.rule.sinks,
@@ -83,13 +82,9 @@ class Attachment:
             **options,
         )
 
-    @property
-    def _look(self) -> FirstLook | None:
-        return self.estimator.look_of(vars(self.estimator))
-
     def check(self, lab: Lab, counters: Counters) -> None:
         """Raises `RuntimeError` where what ran is not what the profile asks for."""
-        limit = lab.dense_above(self.rule, self._look)
+        limit = lab.dense_above(self.rule, self.estimator.look)
         expected = any(value < limit for layer in self.profile.retention for value in layer)
         if expected != bool(counters.sparse_rows):
             raise RuntimeError(f"the sparse path ran on {counters.sparse_rows} head rows, which its profile does not explain")

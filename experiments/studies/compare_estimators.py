@@ -92,7 +92,7 @@ class CompareEstimators(Quality):
         return measure_on_dense(
             lab.loaded.model, windows, attached.estimator, attached.profile.retention, attached.rule,
             chunk_tokens=lab.of("graphs").chunk_tokens,
-            dense_above=lab.dense_above(attached.rule, attached.estimator.look_of(vars(attached.estimator))),
+            dense_above=lab.dense_above(attached.rule, attached.estimator.look),
         )  # fmt: skip
 
     def measure(self, lab: Lab) -> list[Row]:

@@ -256,7 +256,7 @@ class SparseAttention:
         """Which heads go sparse, bool [H]."""
         if self.dense_above != "auto":
             return retention < self.dense_above
-        return retention < break_even(kernels, dtype, self.rule, self.estimator.look_of(vars(self.estimator)))
+        return retention < break_even(kernels, dtype, self.rule, self.estimator.look)
 
     def _prefill(self, prompt: Chunk, kernels: Kernels, lists: tuple[Selection, ...] | None) -> Tensor:
         sparse = self._sparse(prompt.retention, prompt.q.dtype, kernels)

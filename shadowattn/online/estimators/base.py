@@ -132,6 +132,11 @@ class Estimator(ABC):
         """The first look of an estimator with these settings; None: every key is ranked."""
         return None
 
+    @property
+    def look(self) -> FirstLook | None:
+        """Its own first look."""
+        return self.look_of(vars(self))
+
     @abstractmethod
     def scores(self, chunk: Chunk) -> Tensor:
         """Scores float32, float16 or int8 [H, Q, K], finite; larger is more important ([G, Q, K] or [1, Q, K] by `granularity`).

@@ -95,7 +95,7 @@ class Hierarchical(Int8Fused):
 
     @classmethod
     def look_of(cls, settings: Mapping[str, Any]) -> FirstLook:
-        return FirstLook(*(settings.get(name, getattr(cls, name)) for name in FirstLook._fields))
+        return FirstLook(settings.get("candidates", cls.candidates), settings.get("block_rows", cls.block_rows))
 
     @property
     def made_for(self) -> str:
