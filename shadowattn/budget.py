@@ -53,8 +53,8 @@ def keep_counts(retention: Tensor, visible: Tensor) -> Tensor:
 
     The rule of the authors' device code; their offline code instead pools 32 rows and keeps int(retention × n) + 1.
     """
-    keep = torch.ceil(retention[:, None] * visible[None, :].to(torch.float64)).to(torch.int64)
-    return keep.clamp(min=1).minimum(visible[None, :])
+    keep = torch.ceil(retention[:, None] * visible).to(torch.int64)  # by products in float64
+    return keep.clamp_(min=1).minimum(visible)
 
 
 def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int) -> Tensor:

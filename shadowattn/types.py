@@ -31,8 +31,9 @@ class Heads:
     kv: Tensor  # int64 [H], the key/value head that each of them reads, ascending
 
     def __post_init__(self):
-        if self.ids.shape != self.kv.shape or bool((self.kv[1:] < self.kv[:-1]).any()):
-            raise InputError(f"heads: expected a key/value head for each, in ascending order, got {self.kv.tolist()}")
+        groups = self.kv.tolist()
+        if self.ids.shape != self.kv.shape or groups != sorted(groups):
+            raise InputError(f"heads: expected a key/value head for each, in ascending order, got {groups}")
 
     @classmethod
     def all(cls, heads: int, groups: int, device: torch.device | None = None) -> "Heads":

@@ -16,7 +16,7 @@ _PART_BYTES = 16 << 20  # copied at a time: a long prompt's keys would otherwise
 
 def in_parts(x: Tensor) -> tuple[Tensor, ...]:
     """x [heads, rows, D] as some rows after others: few enough at a time that a copy of them is small."""
-    return x.split(max(1, _PART_BYTES * x.shape[1] // max(1, x.nbytes)), 1)
+    return x.split(max(1, _PART_BYTES * x.shape[1] // x.nbytes), 1) if x.nbytes > _PART_BYTES else (x,)
 
 
 def absmax(x: Tensor) -> Tensor:

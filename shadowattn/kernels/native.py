@@ -116,7 +116,7 @@ _FUNCTIONS = {
     "fused_rows": _Rows,
     "fused_blocks": _Rows,
     "looked_rows": _LookedRows,
-    "shared_lists": _Estimate,
+    "shared_step": _Rows,
 }
 
 
@@ -365,22 +365,48 @@ def estimate(
     )
 
 
-def shared_lists(
+def shared_scores(q: Tensor, q_scales: Tensor, packed: Tensor, scores: Tensor) -> None:
+    """What the heads of a key head share a list by in a decoding step, q [H, 1, D], which follow one another: their INT8 products
+    with packed keys, each head's divided by their standard deviation, summed over the heads. Into `scores` float32 [G, 1, K].
+    """
+    choose = _choice(q, q_scales, packed, scores.shape[2], None, None, query_block=len(q) // len(packed), scores=scores)
+    _run("shared_step", _Rows(choose, _Attend()))
+
+
+def shared_step(
     q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    indices: Tensor,
+    *,
     q_scales: Tensor,
     packed: Tensor,
-    *,
-    keys: int,
-    kv_head: Tensor,
-    scores: Tensor | None = None,
-    lists: dict[str, Tensor | int | None] | None = None,
+    counts: list[int],
+    sinks: int,
+    recent: int,
+    self_first: bool,
+    scale: float,
 ) -> None:
-    """One list for the heads of a key head in a decoding step, q [H, 1, D], which follow one another: by INT8 products with
-    packed keys, each head's divided by their standard deviation, summed over the heads. Into `lists`, or the sums into `scores`
-    float32 [G, 1, K].
+    """Writes `out` [G, heads, D]: the heads of each key head, q [G, heads, D], attend to the `counts` [G] best keys by
+    `shared_scores`, which are written into `indices`, a list after another.
     """
-    choice = _choice(q, q_scales, packed, keys, kv_head, None, query_block=len(q) // len(packed), scores=scores, lists=lists)
-    _run("shared_lists", choice)
+    groups, keys, dim = k.shape
+    numbers = range(groups)
+    # candidates, tail, indptr and kv_head of `_Lists` and `_Attend`, in one piece of memory
+    plan = (c_int64 * (2 * groups + 3))(keys, 0, 0, *itertools.accumulate(counts), *numbers)
+    at, place = ctypes.addressof(plan), ctypes.sizeof(c_int64)
+    lists = _Lists(at, at + place, at + 2 * place, indices.data_ptr(), sinks, recent, self_first)
+    heads, common = q.shape[1], (threads(), q.dtype == torch.bfloat16)
+    choose = _Estimate(
+        *common, 0, groups * heads, 1, keys, dim, heads, _Tensor(q.data_ptr(), dim, dim), q_scales.data_ptr(), packed.data_ptr(),
+        packed.stride(0), None, None, None, None, lists,
+    )  # fmt: skip
+    attend = _Attend(
+        *common, groups, heads, keys, dim, heads, *map(_Tensor.of, (q, k, v, out)), at + (groups + 3) * place, None, None, None,
+        None, None, scale,
+    )  # fmt: skip
+    _run("shared_step", _Rows(choose, attend))
 
 
 def _choice(
@@ -388,7 +414,7 @@ def _choice(
     q_scales: Tensor,
     packed: Tensor,
     keys: int,
-    kv_head: Tensor,
+    kv_head: Tensor | None,
     visible: Tensor | None,
     pooling: str = "rows",
     query_block: int = 1,
@@ -400,8 +426,9 @@ def _choice(
     heads, rows, dim = q.shape
     return _Estimate(
         threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
-        _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), kv_head.data_ptr(),
-        *(None if x is None else x.data_ptr() for x in (visible, exponents, scores)), _lists(**lists) if lists else _Lists(),
+        _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
+        *(None if x is None else x.data_ptr() for x in (kv_head, visible, exponents, scores)),
+        _lists(**lists) if lists else _Lists(),
     )  # fmt: skip
 
 

@@ -220,9 +220,9 @@ def shared_scores(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Ten
     A head's INT8 products with the keys are divided by their standard deviation over the keys, and summed over the heads of a key
     head, which follow one another. A head whose products differ by less than a millionth of the largest one has no say.
     """
-    kv_head = _check_shared(q, q_scales, packed, keys)
+    _check_shared(q, q_scales, packed, keys)
     scores = torch.empty(len(packed), 1, keys)
-    native.shared_lists(_rows(q), q_scales, packed, keys=keys, kv_head=kv_head, scores=scores)
+    native.shared_scores(_rows(q), q_scales, packed, scores)
     return scores
 
 
@@ -238,43 +238,38 @@ def attend_shared(
     v: Tensor,
     q_scales: Tensor,
     packed: Tensor,
-    candidates: Tensor,
-    tail: Tensor,
-    indptr: Tensor,
-    size: int,
+    counts: list[int],
     sinks: int,
     recent: int,
     self_first: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """`shared_scores`, `select` and `attend` in one call: q [H, 1, D], k and v [G, K, D]. Returns [H, 1, D] and indices
-    int32 [size], a list for each key head.
+    """`shared_scores`, `select` and `attend` in one call: q [H, 1, D], k and v [G, K, D]. Returns [H, 1, D] and indices int32, a
+    list of `counts` [G] keys for each key head.
+
+    `sinks`, `recent` and `self_first` as in `Lists`, of which all keys are candidates.
     """
-    kv_head = _check_shared(q, q_scales, packed, k.shape[1])
-    _check(q, k, v, kv_head)
+    _check_qkv(q, k, v)
     groups, keys, dim = k.shape
+    _check_shared(q, q_scales, packed, keys)
     if len(packed) != groups:
         raise InputError(f"packed: expected as many key heads as k has, {groups}, got {len(packed)}")
-    _check_budgets(candidates, tail, indptr, size, sinks, recent, groups, 1, keys)
-    if (candidates + tail > keys).any():
-        raise InputError(
-            f"candidates, tail: expected no more than {keys} keys together, got {candidates.tolist()}, {tail.tolist()}"
-        )
-    indices, heads, queries = torch.empty(size, dtype=torch.int32), len(q) // groups, _rows(q)
-    lists = _places(candidates, tail, indptr, indices, sinks, recent, self_first)
-    native.shared_lists(queries, q_scales, packed, keys=keys, kv_head=kv_head, lists=lists)
-    rows = _rows(queries.reshape(groups, heads, dim))  # a group's heads are the rows of one block
+    if len(counts) != groups or not all(1 <= count <= keys for count in counts):
+        raise InputError(f"counts: expected 1 … {keys} keys for each of {groups} key heads, got {counts}")
+    checks.integer("sinks", sinks)
+    checks.integer("recent", recent)
+    indices, heads = torch.empty(sum(counts), dtype=torch.int32), len(q) // groups
     out = torch.empty(groups, heads, dim, dtype=q.dtype)
-    native.attend(
-        rows, _rows(k), _rows(v), out, kv_head=torch.arange(groups), positions=torch.full((heads,), keys - 1), indices=indices,
-        indptr=indptr, query_block=heads, scale=scale,
+    native.shared_step(
+        q.reshape(groups, heads, dim).contiguous(), _rows(k), _rows(v), out, indices, q_scales=q_scales, packed=packed,
+        counts=counts, sinks=sinks, recent=recent, self_first=self_first, scale=scale,
     )  # fmt: skip
     return out.view(q.shape), indices
 
 
 @attend_shared.register_fake
-def _(q, k, v, q_scales, packed, candidates, tail, indptr, size, sinks, recent, self_first, scale):
-    return q.new_empty(q.shape), q.new_empty(size, dtype=torch.int32)
+def _(q, k, v, q_scales, packed, counts, sinks, recent, self_first, scale):
+    return q.new_empty(q.shape), q.new_empty(sum(counts), dtype=torch.int32)
 
 
 @operator()
@@ -503,6 +498,12 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
+    _check_qkv(q, k, v)
+    checks.vector("kv_head", kv_head, q.shape[0])
+    checks.within("kv_head", kv_head, least=0, most=k.shape[0] - 1)
+
+
+def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     checks.tensors(_DTYPES, q=q, k=k, v=v)
     checks.placed(checks.CPU, q=q, k=k, v=v)
     if not (q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[2] == k.shape[2]) or 0 in (*q.shape, *k.shape):
@@ -513,8 +514,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, kv_head: Tensor) -> None:
         raise InputError(
             f"native attention: expected a head dimension that is a multiple of 8 up to 256, got {q.shape[2]}; use kernel=torch"
         )
-    checks.vector("kv_head", kv_head, q.shape[0])
-    checks.within("kv_head", kv_head, least=0, most=k.shape[0] - 1)
 
 
 def _check_lists(indices: Tensor, indptr: Tensor, lists: int, keys: int) -> None:
@@ -590,14 +589,12 @@ def _check_estimate(
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
 
 
-def _check_shared(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Tensor:
-    """The key head of each head."""
+def _check_shared(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> None:
     _check_quantisable(q, packed, q_scales)
     groups = len(packed)
     if q.shape[1] != 1 or not groups or len(q) % groups:
         raise InputError(f"q: expected [H, 1, D], as many heads for each of {groups} key heads, got {list(q.shape)}")
     _check_room(packed, keys)
-    return torch.arange(groups).repeat_interleave(len(q) // groups)
 
 
 def _check_room(packed: Tensor, keys: int) -> None:
@@ -619,5 +616,5 @@ def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
         )
     checks.tensors(_DTYPES, x=x)
     checks.vector("scales", scales, x.shape[0], dtype=torch.float32)
-    if not (scales.numpy() > 0).all():
+    if not all(scale > 0 for scale in scales.tolist()):
         raise InputError(f"scales: expected positive ones, got {scales.tolist()}")

@@ -18,6 +18,7 @@ def shared_decode(chunk: Chunk, parts: Parts) -> Tensor:
     the recent window of the rule.
     """
     groups, rule = chunk.k.shape[0], parts.rule
-    lists = Rule(sinks=rule.sinks, recent=rule.recent).lists(chunk.retention.view(groups, -1).amax(1), chunk.positions)
+    per_row = rule if rule.query_block == 1 else Rule(sinks=rule.sinks, recent=rule.recent)
+    lists = per_row.lists(chunk.retention.view(groups, -1).amax(1), chunk.positions)
     with parts.estimator.use():
         return parts.estimator.attend_shared(chunk, lists, parts.kernels)

@@ -98,7 +98,8 @@ class Rule:
             candidates, recent = positions[:: self.query_block].contiguous(), max(0, self.recent - 1)  # the row's own key follows
             tail = _last_of_blocks(positions, self.query_block) + 1 - candidates
             lengths = shared_keep_counts(retention, positions + 1, self.query_block) + tail
-        indptr = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
+        indptr = lengths.new_zeros(lengths.numel() + 1)
+        torch.cumsum(lengths.flatten(), 0, out=indptr[1:])
         self_first = self.query_block == 1 and self.recent > 0
         return Lists(candidates, tail, indptr, positions, self.query_block, self.sinks, recent, self_first)
 

@@ -84,8 +84,6 @@ enum { SA_ROWS = 0, SA_MAX = 1, SA_SUM = 2, SA_PROBABILITY = 3 };
 // sum of the rows' softmax, each over the keys it sees.
 // scores != NULL: the products (of rows or pooled lists) are written there as float32, and nothing is selected. With neither
 // scores nor to.indices they are computed and dropped: what the estimate alone costs.
-// shared_lists() takes heads of one row each, of which `query_block` neighbours share a key head and a list; see shared_lists.h. Where
-// scores [G, K] is not NULL, what lists go by is written there, and nothing is selected.
 typedef struct {
   int64_t threads, bfloat16, pooling;
   int64_t heads, rows, keys, dim, query_block;
@@ -114,6 +112,9 @@ typedef struct {
 // `out.data` is NULL, rows choose and do not attend: what estimate and selection alone cost.
 // For blocks of rows with a list each (fused_blocks.h) the pooling and the rows of `choose` are any that `estimate` takes; its
 // lists are those of `attend`'s blocks.
+// For a decoding step (shared_step.h) `choose` has heads of one row each, of which `query_block` neighbours share a key head and a
+// list, and `attend` a head for each key head, whose rows they are: each keeps all of its list. Where `scores` [G, K] of `choose` is
+// not NULL, what lists go by is written there, and nothing is selected.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;
@@ -135,7 +136,7 @@ typedef struct {
   int (*fused_rows)(const SaRows*);
   int (*fused_blocks)(const SaRows*);
   int (*looked_rows)(const SaLookedRows*);
-  int (*shared_lists)(const SaEstimate*);
+  int (*shared_step)(const SaRows*);
 } SaKernels;
 
 // The name of an instruction-set level, from 0 for the lowest; NULL where this build or this processor does not have it.
@@ -153,7 +154,7 @@ SA_API int shadowattn_unite(int level, const SaUnite*);
 SA_API int shadowattn_fused_rows(int level, const SaRows*);
 SA_API int shadowattn_fused_blocks(int level, const SaRows*);
 SA_API int shadowattn_looked_rows(int level, const SaLookedRows*);
-SA_API int shadowattn_shared_lists(int level, const SaEstimate*);
+SA_API int shadowattn_shared_step(int level, const SaRows*);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,10 @@
 #include <omp.h>
 #endif
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <sched.h>
+#endif
+
 #if defined(SA_X86_LEVELS) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -102,7 +106,7 @@ extern "C" int shadowattn_set_threads(int threads) {
 extern "C" void shadowattn_struct_bytes(int64_t bytes[9]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
   bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
-  bytes[8] = sizeof(SaEstimate);
+  bytes[8] = sizeof(SaRows);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level].kernels.attend(x); }
@@ -113,7 +117,7 @@ extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[le
 extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level].kernels.fused_rows(x); }
 extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kLevels[level].kernels.fused_blocks(x); }
 extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kLevels[level].kernels.looked_rows(x); }
-extern "C" int shadowattn_shared_lists(int level, const SaEstimate* x) { return kLevels[level].kernels.shared_lists(x); }
+extern "C" int shadowattn_shared_step(int level, const SaRows* x) { return kLevels[level].kernels.shared_step(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.
@@ -132,4 +136,10 @@ char* sa_scratch(int64_t bytes) {
   buffer.data = static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(buffer.size)));
   if (!buffer.data) buffer.size = 0;
   return buffer.data;
+}
+
+void sa_yield() {
+#if defined(__unix__) || defined(__APPLE__)
+  sched_yield();
+#endif
 }

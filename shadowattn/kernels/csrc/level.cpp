@@ -5,8 +5,8 @@
 #include "fused_rows.h"
 #include "looked_rows.h"
 #include "select.h"
-#include "shared_lists.h"
+#include "shared_step.h"
 #include "unite.h"
 
 extern const SaKernels SA_TABLE;
-const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, fused_blocks, looked_rows, shared_lists};
+const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, fused_blocks, looked_rows, shared_step};

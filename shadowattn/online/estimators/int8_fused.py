@@ -188,8 +188,8 @@ class Int8Fused(Estimator):
             return super().attend_shared(chunk, lists, kernels)
         self._count_clipped(chunk)
         return ops.attend_shared(
-            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), self._keys(chunk).packed,
-            lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale,
+            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), self._keys(chunk).packed, lists.indptr.diff().tolist(),
+            lists.sinks, lists.recent, lists.self_first, chunk.scale,
         )[0]  # fmt: skip
 
     def _ranking(self, chunk: Chunk, rule: Rule) -> tuple[PackedKeys, Chunk, Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Scores by which the heads of a key head share a list in a decoding step: the definition in float64, at every level."""
+"""A decoding step on lists that the heads of a key head share: scores by their definition in float64, at every level."""
 
 import pytest
 import torch
@@ -50,16 +50,22 @@ def test_scores_are_those_of_the_definition(level, dtype, dim, heads, keys, offs
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * largest * count)
 
 
-def test_threads_change_no_score():
-    q, k, _ = qkv(14, 2, 1, 5000, 256)  # enough for two threads
-    before, found = torch.get_num_threads(), []
+def test_threads_change_no_score_and_no_list():
+    q, k, v = qkv(15, 3, 1, 5000, 64)  # tasks for more threads than there are key heads
+    scales, packed, before, found = absmax_scales(q), packed_keys(k), torch.get_num_threads(), []
+    outs = []
     try:
-        for threads in (1, 2):
+        for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
-            found.append(ops.shared_scores(q, absmax_scales(q), packed_keys(k), 5000))
+            for _ in range(20):  # threads take turns in another order each time
+                out, chosen = ops.attend_shared(q, k, v, scales, packed, [700, 1, 2300], 2, 3, True, 0.3)
+                found.append((ops.shared_scores(q, scales, packed, 5000), chosen))
+                outs.append(out)
     finally:
         torch.set_num_threads(before)
-    assert found[0].equal(found[1])
+    assert all(scores.equal(found[0][0]) and chosen.equal(found[0][1]) for scores, chosen in found)
+    for out in outs:  # sums over parts of a list, whose number goes by that of the threads
+        torch.testing.assert_close(out, outs[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("level", native.levels())
@@ -79,7 +85,7 @@ def test_heads_attend_to_the_best_keys_by_these_scores(level, heads, keys, strid
         q, k, v = (x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v))
     chunk, estimator = Chunk.of(q, k, v, scale=0.3), Int8Fused.of(q, k)
     lists = Rule(sinks=sinks, recent=recent).lists(torch.full((groups,), retention, dtype=torch.float64), chunk.positions)
-    plan = (lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    plan = (lists.indptr.diff().tolist(), lists.sinks, lists.recent, lists.self_first)
     packed, q_scales = packed_keys(k), absmax_scales(q)
     with native.forced_level(level):
         scores = ops.shared_scores(q, q_scales, packed, keys)
@@ -106,15 +112,15 @@ def test_the_operator_says_what_it_makes_and_refuses_what_it_cannot_read():
     q, k, v = qkv(4, 2, 1, 300, 64)
     packed, scales = packed_keys(k), absmax_scales(q)
     torch.library.opcheck(ops.shared_scores.operator, (q, scales, packed, 300), test_utils=("test_schema", "test_faketensor"))
-    lists = Rule().lists(torch.full((2,), 0.2, dtype=torch.float64), torch.tensor([299]))
-    plan = (lists.candidates, lists.tail, lists.indptr, lists.size, 0, 0, lists.self_first)
+    plan = ([60, 1], 0, 0, False)
     torch.library.opcheck(
         ops.attend_shared.operator, (q, k, v, scales, packed, *plan, 0.3), test_utils=("test_schema", "test_faketensor")
     )
-    with pytest.raises(InputError, match="indptr: expected to rise from 0 to 7"):
-        ops.attend_shared(q, k, v, scales, packed, *plan[:3], 7, *plan[4:], 0.3)
-    with pytest.raises(InputError, match="candidates, tail: expected no more than 300 keys together"):
-        ops.attend_shared(q, k, v, scales, packed, plan[0], torch.tensor([1]), *plan[2:], 0.3)
+    for counts in ([60], [60, 0], [60, 301]):
+        with pytest.raises(InputError, match="counts: expected 1 … 300 keys for each of 2 key heads"):
+            ops.attend_shared(q, k, v, scales, packed, counts, *plan[1:], 0.3)
+    with pytest.raises(InputError, match="sinks"):
+        ops.attend_shared(q, k, v, scales, packed, plan[0], -1, *plan[2:], 0.3)
     with pytest.raises(InputError, match="packed: expected as many key heads as k has, 2, got 1"):
         ops.attend_shared(q, k, v, scales, packed[:1], *plan, 0.3)
     with pytest.raises(InputError, match="as many heads for each of 0 key heads"):
