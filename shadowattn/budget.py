@@ -1,5 +1,6 @@
 """How many keys a query row keeps. One definition, for the specification and for every fast path."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,6 +56,11 @@ def keep_counts(retention: Tensor, visible: Tensor) -> Tensor:
     """
     keep = torch.ceil(retention[:, None] * visible).to(torch.int64)  # by products in float64
     return keep.clamp_(min=1).minimum(visible)
+
+
+def keep_count(retention: float, visible: int) -> int:
+    """The same for one row of one head, without tensors: a decoding step has no time for them."""
+    return min(max(math.ceil(retention * visible), 1), visible)
 
 
 def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int) -> Tensor:

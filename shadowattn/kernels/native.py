@@ -106,6 +106,7 @@ class _LookedRows(Structure):
     _fields_ = (("choose", _Estimate), ("first", _FirstLook), ("attend", _Attend))
 
 
+_NOT_FINITE = 2  # what shared_step returns
 _SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 _FUNCTIONS = {
     "attend": _Attend,
@@ -255,7 +256,10 @@ def alone() -> Iterator[None]:
 
 def _run(name: str, arguments: Structure) -> None:
     number = levels().index(level())
-    if getattr(require(), f"shadowattn_{name}")(number, byref(arguments)):
+    failed = getattr(require(), f"shadowattn_{name}")(number, byref(arguments))
+    if failed == _NOT_FINITE:
+        raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
+    if failed:
         raise MemoryError(f"native {name}: no memory for its scratch; use shorter prompts or fewer threads")
 
 
@@ -380,7 +384,7 @@ def shared_step(
     out: Tensor,
     indices: Tensor,
     *,
-    q_scales: Tensor,
+    q_scales: Tensor | None,
     packed: Tensor,
     counts: list[int],
     sinks: int,
@@ -389,7 +393,8 @@ def shared_step(
     scale: float,
 ) -> None:
     """Writes `out` [G, heads, D]: the heads of each key head, q [G, heads, D], attend to the `counts` [G] best keys by
-    `shared_scores`, which are written into `indices`, a list after another.
+    `shared_scores`, which are written into `indices`, a list after another. Without `q_scales` each head's is that of its row;
+    raises `InputError` where that is not finite.
     """
     groups, keys, dim = k.shape
     numbers = range(groups)
@@ -399,8 +404,8 @@ def shared_step(
     lists = _Lists(at, at + place, at + 2 * place, indices.data_ptr(), sinks, recent, self_first)
     heads, common = q.shape[1], (threads(), q.dtype == torch.bfloat16)
     choose = _Estimate(
-        *common, 0, groups * heads, 1, keys, dim, heads, _Tensor(q.data_ptr(), dim, dim), q_scales.data_ptr(), packed.data_ptr(),
-        packed.stride(0), None, None, None, None, lists,
+        *common, 0, groups * heads, 1, keys, dim, heads, _Tensor(q.data_ptr(), dim, dim),
+        None if q_scales is None else q_scales.data_ptr(), packed.data_ptr(), packed.stride(0), None, None, None, None, lists,
     )  # fmt: skip
     attend = _Attend(
         *common, groups, heads, keys, dim, heads, *map(_Tensor.of, (q, k, v, out)), at + (groups + 3) * place, None, None, None,

@@ -236,7 +236,7 @@ def attend_shared(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_scales: Tensor,
+    q_scales: Tensor | None,
     packed: Tensor,
     counts: list[int],
     sinks: int,
@@ -247,7 +247,7 @@ def attend_shared(
     """`shared_scores`, `select` and `attend` in one call: q [H, 1, D], k and v [G, K, D]. Returns [H, 1, D] and indices int32, a
     list of `counts` [G] keys for each key head.
 
-    `sinks`, `recent` and `self_first` as in `Lists`, of which all keys are candidates.
+    `q_scales` None: those of q itself. `sinks`, `recent` and `self_first` as in `Lists`, of which all keys are candidates.
     """
     _check_qkv(q, k, v)
     groups, keys, dim = k.shape
@@ -589,7 +589,7 @@ def _check_estimate(
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
 
 
-def _check_shared(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> None:
+def _check_shared(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int) -> None:
     _check_quantisable(q, packed, q_scales)
     groups = len(packed)
     if q.shape[1] != 1 or not groups or len(q) % groups:
@@ -603,7 +603,7 @@ def _check_room(packed: Tensor, keys: int) -> None:
         raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
 
 
-def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
+def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor | None) -> None:
     checks.tensors((torch.uint8,), packed=packed)
     checks.placed(checks.CPU, packed=packed, x=x)
     tiled = packed.dim() == 5 and packed.shape[3:] == (16, 4) and packed.is_contiguous()
@@ -615,6 +615,8 @@ def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor) -> None:
             "estimator=int8_graph"
         )
     checks.tensors(_DTYPES, x=x)
+    if scales is None:
+        return
     checks.vector("scales", scales, x.shape[0], dtype=torch.float32)
     if not all(scale > 0 for scale in scales.tolist()):
         raise InputError(f"scales: expected positive ones, got {scales.tolist()}")

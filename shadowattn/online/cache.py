@@ -91,13 +91,19 @@ class LargestKey:
         self._offset, self._layer = key_offset, layer
         self.length = 0
         self._ends: list[tuple[int, Tensor]] = []  # after each extension: the keys so far and their largest magnitude [G]
+        self._scales: tuple[Tensor, Tensor] | None = None  # the largest magnitudes that these are of, and they
 
     def extend(self, k: Tensor) -> None:
         new = k[:, self.length :]
         if not new.shape[1]:
             return
-        before = [self._ends[-1][1]] if self._ends else []
-        largest = torch.stack([*before, *(absmax(shifted(part, self._offset, self._layer)) for part in in_parts(new))]).amax(0)
+        before = self._ends[-1][1] if self._ends else None
+        largest = before
+        for part in in_parts(new):
+            of_part = absmax(shifted(part, self._offset, self._layer))
+            largest = of_part if largest is None else torch.maximum(largest, of_part)
+        if before is not None and largest.equal(before):
+            largest = before  # the same tensor, whose scales are known
         if len(self._ends) > 1 and k.shape[1] - self._ends[-2][0] < _PIECE:  # single tokens of a decode become one piece
             self._ends.pop()
         self.length = k.shape[1]
@@ -111,6 +117,8 @@ class LargestKey:
     def scales(self) -> Tensor:
         """The real value of one integer step, largest / 127; float32 [G]. Raises `InputError` on NaN or infinity in the keys."""
         largest = self._ends[-1][1]
-        if not torch.isfinite(largest).all():
-            raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
-        return largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
+        if self._scales is None or self._scales[0] is not largest:
+            if not torch.isfinite(largest).all():
+                raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
+            self._scales = largest, largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
+        return self._scales[1]

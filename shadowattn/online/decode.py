@@ -7,7 +7,6 @@ one row a step the time goes into reading K and V. So the heads of a group share
 from torch import Tensor
 
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts
 
 
@@ -17,8 +16,8 @@ def shared_decode(chunk: Chunk, parts: Parts) -> Tensor:
     Keys are ranked by `Estimator.shared_scores`. The group keeps as much as the head of it that keeps most, with the sinks and
     the recent window of the rule.
     """
-    groups, rule = chunk.k.shape[0], parts.rule
-    per_row = rule if rule.query_block == 1 else Rule(sinks=rule.sinks, recent=rule.recent)
-    lists = per_row.lists(chunk.retention.view(groups, -1).amax(1), chunk.positions)
+    retention, heads = chunk.retention.tolist(), len(chunk.heads) // chunk.k.shape[0]
+    of_groups = [max(retention[first : first + heads]) for first in range(0, len(retention), heads)]
+    lists = parts.rule.step_lists(of_groups, chunk.positions)
     with parts.estimator.use():
         return parts.estimator.attend_shared(chunk, lists, parts.kernels)

@@ -5,12 +5,13 @@ Causality is enforced here: the candidates of a row are the keys at or before it
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from shadowattn import checks
-from shadowattn.budget import keep_counts, shared_keep_counts
+from shadowattn.budget import keep_count, keep_counts, shared_keep_counts
 from shadowattn.online.chunk import Chunk
 from shadowattn.types import Lists
 
@@ -102,6 +103,15 @@ class Rule:
         torch.cumsum(lengths.flatten(), 0, out=indptr[1:])
         self_first = self.query_block == 1 and self.recent > 0
         return Lists(candidates, tail, indptr, positions, self.query_block, self.sinks, recent, self_first)
+
+    def step_lists(self, retention: list[float], positions: Tensor) -> Lists:
+        """The same for the one row of a decoding step, at `positions` int64 [1], of lists with `retention` each."""
+        keys = int(positions[0]) + 1
+        ends = accumulate((keep_count(kept, keys) for kept in retention), initial=0)
+        candidates, tail, indptr = torch.tensor([keys]), torch.tensor([0]), torch.tensor(list(ends))
+        if positions.device.type != "cpu":
+            candidates, tail, indptr = (x.to(positions.device) for x in (candidates, tail, indptr))
+        return Lists(candidates, tail, indptr, positions, 1, self.sinks, self.recent, self.recent > 0)
 
 
 def _last_of_blocks(x: Tensor, query_block: int) -> Tensor:

@@ -135,3 +135,32 @@ def test_the_operator_says_what_it_makes_and_refuses_what_it_cannot_read():
     ):
         with pytest.raises(InputError, match=message):
             ops.shared_scores(*wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    dim=st.sampled_from([8, 24, 64, 256]),
+    magnitude=st.sampled_from([1.0, 0.0, 1e-42, 1e30]),
+    heads=st.sampled_from(HEADS),
+    seed=st.integers(0, 99),
+)
+def test_scales_that_are_measured_on_the_way_are_those_of_the_row(level, dtype, dim, magnitude, heads, seed):
+    count, groups = heads
+    q, k, v = (x.to(dtype) for x in qkv(count, groups, 1, 300, dim, seed=seed))
+    q = (q * magnitude).to(dtype)
+    plan = ([30] * groups, 1, 2, True, 1e-30)
+    with native.forced_level(level):
+        out, chosen = ops.attend_shared(q, k, v, None, packed_keys(k), *plan)
+        expected, listed = ops.attend_shared(q, k, v, absmax_scales(q), packed_keys(k), *plan)
+    assert chosen.equal(listed)
+    assert out.equal(expected)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_is_refused_where_its_scale_is_measured(level, value):
+    q, k, v = qkv(4, 2, 1, 300, 64)
+    q[3, 0, 63] = value
+    with native.forced_level(level), pytest.raises(InputError, match="expected finite q and k, got NaN or infinity"):
+        ops.attend_shared(q, k, v, None, packed_keys(k), [60, 1], 0, 0, False, 0.3)

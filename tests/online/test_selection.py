@@ -61,6 +61,19 @@ def test_a_mean_query_scores_as_the_mean_of_its_rows(rows, query_block, seed):
     assert at.tolist() == [min(start + query_block, rows) - 1 for start in range(0, rows, query_block)]
 
 
+@given(
+    retention=st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=4),
+    position=st.integers(0, 2**31 - 2),
+    sinks=st.integers(0, 5),
+    recent=st.integers(0, 5),
+)
+def test_the_lists_of_a_step_are_those_of_a_chunk_of_one_row(retention, position, sinks, recent):
+    rule, positions = Rule(sinks=sinks, recent=recent), torch.tensor([position])
+    expected = vars(rule.lists(torch.tensor(retention, dtype=torch.float64), positions))
+    for name, found in vars(rule.step_lists(retention, positions)).items():
+        assert found.equal(expected[name]) if isinstance(found, torch.Tensor) else found == expected[name], name
+
+
 def test_lists_lie_one_after_another_and_ascend():
     scores = torch.tensor([[[3.0, 1, 2, 0], [0, 1, 2, 3]]])
     lists = Rule().lists(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0, 3]))

@@ -59,11 +59,11 @@ class SharedStep {
     pieces_ = attends() ? parts_of_step(b_, longest) : 0;
   }
 
-  // Returns 1 where memory ran out.
+  // Returns 1 where memory ran out, 2 where a row whose scale is measured is not finite.
   int run() {
     const int64_t product_bytes = round_up(groups_ * rows_ * width_ * 4, 64), made_bytes = groups_ * pieces_ * floats_ * 4;
     const int64_t spread_bytes = a_.heads * parts_ * static_cast<int64_t>(sizeof(Spread)), counts = 3 * groups_;
-    const int64_t bytes = round_up(product_bytes + made_bytes + spread_bytes + counts * 8, 64);
+    const int64_t bytes = round_up(product_bytes + made_bytes + spread_bytes + counts * 8 + a_.heads * 4, 64);
     char* memory = static_cast<char*>(aligned_alloc(64, static_cast<size_t>(bytes)));
     if (!memory) return 1;
     products_ = reinterpret_cast<int32_t*>(memory);
@@ -72,6 +72,16 @@ class SharedStep {
     estimated_ = reinterpret_cast<int64_t*>(memory + product_bytes + made_bytes + spread_bytes);
     chosen_ = estimated_ + groups_, attended_ = chosen_ + groups_;
     memset(estimated_, 0, static_cast<size_t>(counts) * 8);
+    if (!a_.q_scales) {
+      float* measured = reinterpret_cast<float*>(estimated_ + counts);
+      a_.q_scales = measured;
+      for (int64_t h = 0; h < a_.heads; ++h) {
+        measured[h] = scale_of(static_cast<const T*>(a_.q.data) + h * a_.q.head_stride);
+        if (measured[h] - measured[h] == 0) continue;
+        free(memory);
+        return 2;
+      }
+    }
     const int64_t estimates = groups_ * parts_, threads = max_of<int64_t>(a_.heads * a_.keys * a_.dim / kProductsAThread, 1);
     const int64_t scratch = max_of(max_of(q_bytes() + rows_ * 4, width_ * 4 + select_bytes(width_)), step_scratch(b_));
     const int failed = run_queue(estimates + groups_ * pieces_, min_of(a_.threads, threads), scratch, [&](int64_t t, char* mine) {
@@ -83,6 +93,19 @@ class SharedStep {
   }
 
  private:
+  // The largest magnitude / 127, above 0; NaN or infinity where there is one in the row.
+  float scale_of(const T* row) const {
+    uint32_t largest = 0x800000;  // the least normal float; without their sign, floats are in the order of their bits, NaN last
+    for (int64_t d = 0; d < a_.dim; ++d) {
+      const float x = to_float(row[d]);
+      uint32_t bits;
+      memcpy(&bits, &x, 4);
+      largest = max_of(largest, bits & 0x7fffffff);
+    }
+    float magnitude;
+    memcpy(&magnitude, &largest, 4);
+    return magnitude / 127;
+  }
   bool attends() const { return b_.out.data != nullptr; }
   int64_t q_bytes() const { return round_up(rows_ * a_.dim, 64); }
   // Whether this was the last of some tasks of a key head.
@@ -132,7 +155,7 @@ class SharedStep {
 
   static constexpr int64_t kLooks = 1000;  // before the processor is left to others
 
-  const SaEstimate& a_;
+  SaEstimate a_;
   const SaAttend& b_;
   const int64_t heads_, groups_;  // heads of a key head, and key heads
   const int64_t rows_, width_, parts_, padded_, floats_;

@@ -8,6 +8,7 @@ are appended. Where the keys are not in the CPU's memory, torch computes the sam
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -187,8 +188,10 @@ class Int8Fused(Estimator):
         if kernels.name != "native":
             return super().attend_shared(chunk, lists, kernels)
         self._count_clipped(chunk)
+        q_scales = None if self.q_scales is None and self.grid is None else self._q_scales(chunk)  # None: measured on the way
+        ends = lists.indptr.tolist()
         return ops.attend_shared(
-            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), self._keys(chunk).packed, lists.indptr.diff().tolist(),
+            chunk.q, chunk.k, chunk.v, q_scales, self._keys(chunk).packed, [end - start for start, end in pairwise(ends)],
             lists.sinks, lists.recent, lists.self_first, chunk.scale,
         )[0]  # fmt: skip
 
@@ -239,7 +242,7 @@ class Int8Fused(Estimator):
         if scales is None:
             scales = largest_key_scales(chunk, self._offset)
             scales = scales if self.grid is None else _nearest(self.grid.k_scales, scales).float()
-        if keys is not None and not keys.scales.equal(scales):
+        if keys is not None and keys.scales is not scales and not keys.scales.equal(scales):
             chunk.cache.forget(name)
             keys = None
         self.repacked += keys is None
