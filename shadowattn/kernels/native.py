@@ -106,7 +106,7 @@ class _LookedRows(Structure):
     _fields_ = (("choose", _Estimate), ("first", _FirstLook), ("attend", _Attend))
 
 
-_NOT_FINITE = 2  # what shared_step returns
+_NO_SCALE = 2  # what shared_step returns
 _SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 _FUNCTIONS = {
     "attend": _Attend,
@@ -257,8 +257,11 @@ def alone() -> Iterator[None]:
 def _run(name: str, arguments: Structure) -> None:
     number = levels().index(level())
     failed = getattr(require(), f"shadowattn_{name}")(number, byref(arguments))
-    if failed == _NOT_FINITE:
-        raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
+    if failed == _NO_SCALE:
+        raise InputError(
+            "expected finite q and k, got NaN or infinity, or numbers so small that the processor takes them for 0; a ranking of "
+            "keys would mean nothing"
+        )
     if failed:
         raise MemoryError(f"native {name}: no memory for its scratch; use shorter prompts or fewer threads")
 
@@ -394,7 +397,7 @@ def shared_step(
 ) -> None:
     """Writes `out` [G, heads, D]: the heads of each key head, q [G, heads, D], attend to the `counts` [G] best keys by
     `shared_scores`, which are written into `indices`, a list after another. Without `q_scales` each head's is that of its row;
-    raises `InputError` where that is not finite.
+    raises `InputError` where that is not finite or not above 0.
     """
     groups, keys, dim = k.shape
     numbers = range(groups)

@@ -79,7 +79,7 @@ class Chunk:
 
     def split(self, tokens: int) -> Iterator[tuple[slice, "Chunk"]]:
         """`tokens` rows at a time, and which they are; each with the keys up to its own last row's."""
-        if self.q.shape[1] <= tokens and int(self.positions[-1]) == self.keys - 1:
+        if 0 < self.q.shape[1] <= tokens and int(self.positions[-1]) == self.keys - 1:
             yield slice(0, self.q.shape[1]), self
             return
         for start in range(0, self.q.shape[1], tokens):

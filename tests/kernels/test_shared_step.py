@@ -11,9 +11,10 @@ from shadowattn.kernels import native, ops
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, Selection
+from shadowattn.types import Heads, ScaleGrid, Selection
 from tests.tensors import HEADS, qkv
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
@@ -68,9 +69,11 @@ def test_threads_change_no_score_and_no_list():
         torch.testing.assert_close(out, outs[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", native.levels())
 @given(
-    heads=st.sampled_from([*HEADS, (14, 2)]),
+    dim=st.sampled_from([8, 24, 64, 128, 256]),
+    heads=st.sampled_from([*HEADS, (14, 2), (20, 2), (17, 1)]),
     keys=st.sampled_from([1, 2, 31, 200, 5000]),
     strided=st.booleans(),
     sinks=st.sampled_from([0, 2]),
@@ -78,9 +81,9 @@ def test_threads_change_no_score_and_no_list():
     retention=st.sampled_from([0.001, 0.2, 1.0]),
     seed=st.integers(0, 99),
 )
-def test_heads_attend_to_the_best_keys_by_these_scores(level, heads, keys, strided, sinks, recent, retention, seed):
+def test_heads_attend_to_the_best_keys_by_these_scores(level, dtype, dim, heads, keys, strided, sinks, recent, retention, seed):
     count, groups = heads
-    q, k, v = qkv(count, groups, 1, keys, 64, seed=seed)
+    q, k, v = (x.to(dtype) for x in qkv(count, groups, 1, keys, dim, seed=seed))
     if strided:  # neighbouring dimensions lie apart
         q, k, v = (x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v))
     chunk, estimator = Chunk.of(q, k, v, scale=0.3), Int8Fused.of(q, k)
@@ -94,9 +97,10 @@ def test_heads_attend_to_the_best_keys_by_these_scores(level, heads, keys, strid
     assert chosen.equal(NativeKernels().select(scores, lists).indices)
     torch.testing.assert_close(scores, estimator.shared_scores(chunk), atol=1e-5 * count, rtol=1e-5)
     rows = Selection(chosen, lists.indptr, torch.full((count // groups,), keys - 1), count // groups)
-    folded, of = q.reshape(groups, -1, 64), Heads.all(groups, groups)
-    expected = TorchKernels().attend(folded, k, v, rows, of, scale=0.3).view(q.shape)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    folded, of = q.reshape(groups, -1, dim), Heads.all(groups, groups)
+    expected = TorchKernels().attend(folded.float(), k.float(), v.float(), rows, of, scale=0.3).view(q.shape)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
     assert of_estimator.equal(out)
 
 
@@ -164,3 +168,39 @@ def test_a_row_that_is_not_finite_is_refused_where_its_scale_is_measured(level, 
     q[3, 0, 63] = value
     with native.forced_level(level), pytest.raises(InputError, match="expected finite q and k, got NaN or infinity"):
         ops.attend_shared(q, k, v, None, packed_keys(k), [60, 1], 0, 0, False, 0.3)
+
+
+@pytest.mark.parametrize("scales", ["fixed", "grid", "measured"])
+def test_an_estimator_ranks_by_its_own_scales(scales):
+    q, k, v = qkv(6, 2, 1, 400, 64)
+    q[3:] *= 4
+    chunk = Chunk.of(q, k, v, retention=0.1, scale=0.3)
+    fixed = {"q_scales": torch.linspace(0.5, 3, 6), "k_scales": torch.tensor([0.2, 0.5])}  # so coarse that other keys are best
+    grid = ScaleGrid((2.0,), (1.5,))
+    estimator = Int8Fused(**fixed) if scales == "fixed" else Int8Fused(grid) if scales == "grid" else Int8Fused()
+    lists = Rule().step_lists([0.1, 0.1], chunk.positions)
+    out = estimator.attend_shared(chunk, lists, NativeKernels())
+    torch.testing.assert_close(out, Estimator.attend_shared(estimator, chunk, lists, NativeKernels()), atol=1e-5, rtol=1e-5)
+    other = Int8Fused.of(q, k) if scales != "measured" else Int8Fused(**fixed)
+    assert (out - other.attend_shared(chunk, lists, NativeKernels())).abs().max() > 0.05
+
+
+def test_lists_of_an_earlier_row_hold_no_later_key():
+    q, k, v = qkv(4, 2, 1, 300, 64)
+    chunk, estimator = Chunk.of(q, k, v, scale=0.3, positions=torch.tensor([99])), Int8Fused.of(q, k)
+    lists = Rule().step_lists([0.5, 0.5], chunk.positions)
+    out = estimator.attend_shared(chunk, lists, NativeKernels())
+    v[:, 100:] = 1e6
+    assert estimator.attend_shared(chunk, lists, NativeKernels()).equal(out)
+
+
+def test_a_scale_that_the_processor_takes_for_0_is_refused():
+    q, k, v = qkv(4, 2, 1, 300, 64)
+    q[1] = 0
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush small numbers to 0")
+    try:
+        with pytest.raises(InputError, match="so small that the processor takes them for 0"):
+            ops.attend_shared(q, k, v, None, packed_keys(k), [60, 1], 0, 0, False, 0.3)
+    finally:
+        torch.set_flush_denormal(False)

@@ -115,7 +115,7 @@ typedef struct {
 // For a decoding step (shared_step.h) `choose` has heads of one row each, of which `query_block` neighbours share a key head and a
 // list, and `attend` a head for each key head, whose rows they are: each keeps all of its list. Where `scores` [G, K] of `choose` is
 // not NULL, what lists go by is written there, and nothing is selected. Where `q_scales` is NULL, a head's is that of its row; 2 is
-// returned where that is not finite.
+// returned where that is not finite or not above 0.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;

@@ -7,7 +7,8 @@
 namespace {
 
 // Runs task(t, scratch) once for every t in 0 … tasks − 1; returns 1 where a thread got no scratch memory. Tasks never write to
-// the same place, so that neither their order nor the number of threads changes a result.
+// the same place, so that it does not matter which of them end first. They begin in ascending order, each after all before it have
+// begun, so that a task may wait for what those before it do (shared_step.h).
 template <class Task>
 int run_queue(int64_t tasks, int64_t threads, int64_t scratch_bytes, const Task& task) {
   int64_t next = 0;

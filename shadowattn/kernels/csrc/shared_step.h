@@ -59,7 +59,7 @@ class SharedStep {
     pieces_ = attends() ? parts_of_step(b_, longest) : 0;
   }
 
-  // Returns 1 where memory ran out, 2 where a row whose scale is measured is not finite.
+  // Returns 1 where memory ran out, 2 where a scale that is measured is not finite, or 0 as the processor may flush small numbers to.
   int run() {
     const int64_t product_bytes = round_up(groups_ * rows_ * width_ * 4, 64), made_bytes = groups_ * pieces_ * floats_ * 4;
     const int64_t spread_bytes = a_.heads * parts_ * static_cast<int64_t>(sizeof(Spread)), counts = 3 * groups_;
@@ -77,7 +77,7 @@ class SharedStep {
       a_.q_scales = measured;
       for (int64_t h = 0; h < a_.heads; ++h) {
         measured[h] = scale_of(static_cast<const T*>(a_.q.data) + h * a_.q.head_stride);
-        if (measured[h] - measured[h] == 0) continue;
+        if (measured[h] > 0 && measured[h] - measured[h] == 0) continue;
         free(memory);
         return 2;
       }

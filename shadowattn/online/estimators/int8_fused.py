@@ -184,8 +184,10 @@ class Int8Fused(Estimator):
         return Selection(indices, lists.indptr, chunk.positions, rule.query_block)
 
     def attend_shared(self, chunk: Chunk, lists: Lists, kernels: Kernels) -> Tensor:
-        """In one call, where the kernels are native. Scores are rounded otherwise than torch's, in their last places."""
-        if kernels.name != "native":
+        """In one call, where the kernels are native and all keys compete. Scores are rounded otherwise than torch's, in the last
+        places.
+        """
+        if kernels.name != "native" or int(lists.candidates[0]) != chunk.keys:
             return super().attend_shared(chunk, lists, kernels)
         self._count_clipped(chunk)
         q_scales = None if self.q_scales is None and self.grid is None else self._q_scales(chunk)  # None: measured on the way
