@@ -136,8 +136,9 @@ def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses, key_offse
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
-    """By OpenVINO's INT8 graphs."""
-    return lambda: _attend(t.chunk(), rule, Int8Tensor.of(t.q, t.k))
+    """By OpenVINO's INT8 graphs, with scales that the estimator measures."""
+    estimator = Int8Tensor()
+    return lambda: _attend(t.chunk(), rule, estimator)
 
 
 def _fused(t: Tensors, name: str, first_look: FirstLookLosses | None, key_offset: KeyOffset | None) -> Int8Fused:

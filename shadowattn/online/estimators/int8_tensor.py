@@ -3,7 +3,9 @@
 OpenVINO multiplies on the CPU, torch anywhere else; the integers are the same.
 """
 
-from dataclasses import dataclass
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
@@ -11,6 +13,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import cpu_hints
@@ -20,6 +23,31 @@ from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator, check_scales
 from shadowattn.threads import compile_hints, current_budget, thread_budget
 from shadowattn.types import EstimateCost, KeyOffset
+
+_LEAST_BYTES = 64 << 20  # of scores that there is room for; the system gives a page when it is first written to
+
+
+class _ScoreMemory:
+    """Room for one launch's scores, kept from launch to launch: in fresh memory every page of it is a fault, which together take
+    longer than the products. A copy is a new one that nobody holds.
+    """
+
+    def __init__(self):
+        self.exclusive = Exclusive()
+        self._kept = torch.UntypedStorage(0)  # a storage, since a tensor also remembers torch's mode
+
+    def scores(self, *shape: int) -> Tensor:
+        """float32 of some shape: in the memory that is kept for work that holds it (`Exclusive.use`), else in its own."""
+        with self.exclusive.use() as outermost:
+            count = math.prod(shape)
+            if outermost:
+                return torch.empty(shape)
+            if self._kept.nbytes() < 4 * count:
+                self._kept = torch.UntypedStorage(max(4 * count, _LEAST_BYTES))
+            return torch.empty(0).set_(self._kept, 0, shape)
+
+    def __reduce__(self):
+        return _ScoreMemory, ()
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,7 @@ class Int8Tensor(Estimator):
     q_scales: Tensor | None = None  # float32 [H]
     k_scales: Tensor | None = None  # float32 [G]
     key_offset: KeyOffset | None = None
+    _memory: _ScoreMemory = field(default_factory=_ScoreMemory, init=False, repr=False, compare=False)
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
     is_papers: ClassVar[bool] = True
@@ -59,7 +88,8 @@ class Int8Tensor(Estimator):
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
         q, k, heads = chunk.q, chunk.k, chunk.heads
-        scores = torch.empty(*q.shape[:2], k.shape[1], device=q.device)
+        sizes = (*q.shape[:2], k.shape[1])
+        scores = self._memory.scores(*sizes) if q.device.type == "cpu" else torch.empty(sizes, device=q.device)
         q_scales, k_scales = self._scales(chunk)
         q8 = quantise(q, q_scales)
         groups = [(slice(group, group + 1), part) for group, part in heads.grouped()]
@@ -72,6 +102,15 @@ class Int8Tensor(Estimator):
             rows = q8[part].reshape(1, k8.shape[1], -1, q8.shape[2])
             _multiply(rows, k8, scores[part].view(1, k8.shape[1], -1, k.shape[1]))
         return scores
+
+    @property
+    def reuses_scores(self) -> bool:
+        """Yes: a launch of work that holds the memory overwrites those of the one before."""
+        return True
+
+    def use(self) -> AbstractContextManager:
+        """The memory of its scores."""
+        return self._memory.exclusive.use()
 
     def units(self, chunk: Chunk) -> Tensor:
         """A step of the integer product."""

@@ -1,5 +1,8 @@
 """What `int8` stands for, and that it makes no difference to a list: the native kernels against OpenVINO's graphs."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +24,7 @@ from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.selection import Rule
 from shadowattn.types import ScaleGrid
 from tests.profiles import profile_for
+from tests.tensors import qkv
 from tests.tiny import tiny_model
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
@@ -116,3 +120,21 @@ def test_a_model_takes_the_native_kernels_but_for_modes_that_launch(name):
     assert type(shadowattn.Method(0.2, estimator=name).attention(model).estimator) is Int8Fused
     assert type(shadowattn.Method(0.2, estimator=name, pipeline=Pipeline("grouped")).attention(model).estimator) is Int8Tensor
     assert type(shadowattn.Method(0.2, estimator="int8_graph").attention(model).estimator) is Int8Tensor
+
+
+def test_scores_by_graphs_stay_where_nobody_holds_their_memory_and_are_overwritten_where_somebody_does():
+    q, k, _ = qkv(4, 2, 8, 40, 64)
+    first, other = Chunk.of(q, k), Chunk.of(-q, k)
+    estimator = Int8Tensor()
+    for one in (estimator, copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
+        kept = one.scores(first)
+        expected = kept.clone()
+        assert one.scores(other).equal(-expected)
+        assert kept.equal(expected)
+        with one.use():
+            held = one.scores(first)
+            assert held.equal(expected)
+            one.scores(other)
+            assert held.equal(-expected)
+        assert one.scores(first).equal(expected)
+        assert held.equal(-expected)
