@@ -43,7 +43,8 @@ class _ScoreMemory:
             if outermost:
                 return torch.empty(shape)
             if self._kept.nbytes() < 4 * count:
-                self._kept = torch.UntypedStorage(max(4 * count, _LEAST_BYTES))
+                self._kept = torch.UntypedStorage(0)  # handed back before there is more
+                self._kept = torch.UntypedStorage(max(6 * count, _LEAST_BYTES))  # more than asked for: prompts grow
             return torch.empty(0).set_(self._kept, 0, shape)
 
     def __reduce__(self):
