@@ -119,6 +119,11 @@ def allocators_smollm2() -> str:
     return _losses("study_allocators_smollm2_retentions")
 
 
+def allocators_smollm2_more() -> str:
+    """The same at the smallest and the largest shares of the keys."""
+    return _losses("study_allocators_smollm2_more", most=0.7)
+
+
 def allocators_stdlib() -> str:
     """The same on the standard library."""
     return _losses("study_allocators_stdlib")
