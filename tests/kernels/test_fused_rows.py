@@ -129,6 +129,78 @@ def test_a_task_of_many_rows_goes_through_several_windows(level, dtype, retentio
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype] * 5, rtol=TOLERANCE[dtype])
 
 
+def alike(heads: tuple[int, int], rows: int, keys: int, dim: int, difference: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """Tensors whose rows differ little, as those of a text do, so that many keep the same keys."""
+    q, k, v = qkv(*heads, rows, keys, dim, seed=seed)
+    return q[:, :1] + difference * q, k, v
+
+
+def chosen(
+    q, k, v, retention: float, level: str, threads: int, *, scale: float = 0.125, sinks: int = 0, packed_k=None
+) -> tuple[torch.Tensor, Selection]:
+    """What the last rows attend to, and the lists, by integers of k or of `packed_k`."""
+    packed_k = k if packed_k is None else packed_k
+    (count, rows, dim), (groups, keys) = q.shape, k.shape[:2]
+    positions, kv = keys - rows + torch.arange(rows), Heads.all(count, groups).kv
+    lists = Rule(sinks=sinks).lists(torch.full((count,), retention, dtype=torch.float64), positions)
+    plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (q, packed_k))
+    packed, before = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with native.forced_level(level):
+            ops.pack(packed_k, k_scales, packed, 0, None)
+            out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, scale, True)
+    finally:
+        torch.set_num_threads(before)
+    return out, Selection(indices, lists.indptr, positions, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+@given(
+    dim=st.sampled_from([8, 24, 40, 64, 80, 128, 256]),
+    heads=st.sampled_from(HEADS),
+    rows=st.sampled_from([64, 65, 71, 128, 200, 300]),
+    earlier=st.sampled_from([0, 1, 63, 700, 1900]),
+    difference=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    retention=st.sampled_from([0.02, 0.1, 0.2, 0.5, 1.0]),
+    scale=st.sampled_from([0.125, 0.125, 1.0, 0.0, -0.3]),
+    sinks=st.sampled_from([0, 2]),
+    seed=st.integers(0, 99),
+)
+def test_rows_attend_together_to_what_many_of_them_keep(
+    level, dtype, dim, heads, rows, earlier, difference, retention, scale, sinks, seed
+):
+    """From 64 rows on; how many threads there are changes no bit."""
+    q, k, v = (x.to(dtype) for x in alike(heads, rows, rows + earlier, dim, difference, seed))
+    out, selection = chosen(q, k, v, retention, level, 1, scale=scale, sinks=sinks)
+    expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), scale)
+    sums = abs(scale) * float((q.double().abs() @ k.double().abs().repeat_interleave(heads[0] // heads[1], 0).mT).max())
+    tolerance = (TOLERANCE[dtype] + 12 * 2**-24 * sums) * float(v.abs().max())  # as of a first look's blocks
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
+    assert chosen(q, k, v, retention, level, 16, scale=scale, sinks=sinks)[0].equal(out)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_no_row_beside_those_that_keep_it(level, which, value):
+    """Also where most rows of a block keep it: key 3, which is ranked high for all but every fifth row."""
+    q, k, v = alike((1, 1), 130, 600, 64, 0.3, seed=1)
+    k[0, 3] = 2 * q[0, 0]
+    q[:, ::5] *= -1
+    packed_k = k.clone()
+    {"k": k, "v": v}[which][0, 3, 7] = value
+    out, selection = chosen(q, k, v, 0.2, level, 1, packed_k=packed_k)
+    keeps = torch.tensor([3 in one.tolist() for one in selection.indices.split(selection.indptr.diff().tolist())])
+    assert keeps.equal(torch.arange(130) % 5 > 0)
+    reached = ~out[0].isfinite().all(-1)
+    if which == "k" and value == float("inf"):  # a score of −∞ has no weight
+        keeps = keeps & (q[0, :, 7] > 0)
+    assert reached.equal(keeps)
+
+
 def test_it_is_what_torch_expects_of_an_operator():
     q, k, v = qkv(4, 2, 6, 40, 16)
     kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)

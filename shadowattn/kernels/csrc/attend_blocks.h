@@ -82,7 +82,7 @@ void start_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
     const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_query + min_of(lane, b.rows - 1)) * a.q.row_stride;
     m.top[lane] = kLowest;
     m.total[lane] = 0;
-    BlockMath<T>::load_query(q, a.dim, a.scale * kLog2e, m.queries + lane, b.lanes);
+    BlockMath<T>::load_query(q, a.dim, a.scale < 0, m.queries + lane, b.lanes);
   }
   memset(m.outputs, 0, static_cast<size_t>(BlockMath<T>::padded(a.dim) * b.lanes) * 4);
 }
@@ -117,10 +117,10 @@ inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf facto
       for (int u = 0; u < kStep; ++u) top[u] = Isa::max(Isa::load(scores + (j + u) * columns + lane), top[u]);
 #pragma GCC unroll 8
     for (int u = 1; u < kStep; ++u) top[0] = Isa::max(top[u], top[0]);
-    const vf shrink = exp2_nonpositive(Math::scaled(old - top[0], factor));
+    const vf shrink = exp2_nonpositive((old - top[0]) * factor);
     Isa::store(keep + lane, shrink);
     Isa::store(tops + lane, top[0]);
-    Isa::store(totals + lane, Math::weigh(scores + lane, slots, columns, factor, top[0], Isa::load(totals + lane) * shrink));
+    Isa::store(totals + lane, Isa::load(totals + lane) * shrink + Math::weigh(scores + lane, slots, columns, factor, top[0]));
   }
 }
 
@@ -129,15 +129,14 @@ template <class T>
 void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores) {
   using Math = BlockMath<T>;
   const int64_t slots = round_up(tile.keys, Math::kKeyStep);
-  const float factor = a.scale * kLog2e;
-  const vf late_factor = Isa::set1(Math::late_factor(factor));
+  const vf factor = weight_factor(a.scale);
   alignas(64) float keep[Math::kColumns];
   for (int64_t lane = 0; lane < b.lanes; lane += Math::kColumns) {
     const int64_t columns = min_of(Math::kColumns, b.lanes - lane);
-    Math::scores(m.queries + lane, tile.key_rows, slots, a.dim, factor, scores, b.lanes, columns);
+    Math::scores(m.queries + lane, tile.key_rows, slots, a.dim, scores, b.lanes, columns);
     for (int64_t i = tile.keys * columns; i < slots * columns; ++i) scores[i] = -__builtin_inff();
     hide(a, b, tile.start, tile.keys, lane, columns, scores);
-    softmax_tile<T>(scores, slots, columns, late_factor, m.top + lane, m.total + lane, keep);
+    softmax_tile<T>(scores, slots, columns, factor, m.top + lane, m.total + lane, keep);
     Math::add_values(m.outputs + lane, keep, scores, tile.values, slots, a.dim, b.lanes, columns);
   }
 }
@@ -217,12 +216,12 @@ void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char
 template <class T>
 void merge_parts(const SaAttend& a, int64_t lanes, const BlockMemory<T>& m, const float* outputs) {
   const int64_t dim = a.dim;
-  const vf factor = Isa::set1(BlockMath<T>::late_factor(a.scale * kLog2e));
+  const vf factor = weight_factor(a.scale);
   const float *tops = outputs + BlockMath<T>::padded(dim) * lanes, *totals = tops + lanes;
   for (int64_t lane = 0; lane < lanes; lane += VL) {
     const vf ours = Isa::load(m.top + lane), theirs = Isa::load(tops + lane), both = Isa::max(ours, theirs);
-    const vf keep = exp2_nonpositive(BlockMath<T>::scaled(ours - both, factor));
-    const vf add = exp2_nonpositive(BlockMath<T>::scaled(theirs - both, factor));
+    const vf keep = exp2_nonpositive((ours - both) * factor);
+    const vf add = exp2_nonpositive((theirs - both) * factor);
     Isa::store(m.top + lane, both);
     Isa::store(m.total + lane, Isa::load(m.total + lane) * keep + Isa::load(totals + lane) * add);
     for (int64_t d = 0; d < dim; ++d) {

@@ -122,7 +122,7 @@ void attend_rows_task(const SaAttend& a, int64_t head, int64_t from, int64_t to,
   }
   for (int64_t r = 0; r < rows; ++r) {
     T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + (from + r) * a.out.row_stride;
-    for (int64_t d = 0; d < dim; ++d) from_float(RowMath<T>::element(outputs + r * padded, d) * state[r].inverse_total, out + d);
+    for (int64_t d = 0; d < dim; ++d) from_float(outputs[r * padded + RowMath<T>::place(d)] * state[r].inverse_total, out + d);
   }
 }
 

@@ -122,7 +122,7 @@ void write_step(const SaAttend& a, int64_t head, float* memory, int64_t parts) {
     }
     T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + r * a.out.row_stride;
     const float inverse = 1 / total;
-    for (int64_t d = 0; d < a.dim; ++d) from_float(RowMath<T>::element(sums, d) * inverse, out + d);
+    for (int64_t d = 0; d < a.dim; ++d) from_float(sums[RowMath<T>::place(d)] * inverse, out + d);
   }
 }
 

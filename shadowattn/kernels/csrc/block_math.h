@@ -1,8 +1,7 @@
 // What attention of blocks that share a list multiplies, a tile of keys at a time: Q with keys, weights with values.
 //
-// Three forms with the same functions, BlockFloats, BlockPairs and BlockTiles: load_query(), key_row() and scores() for Q·K;
-// late_factor(), scaled() and weigh() for the softmax; value_row(), values(), add_values() and output_at(), the place of a dimension in
-// the outputs, for weights·V.
+// Three forms with the same functions, BlockFloats, BlockPairs and BlockTiles: load_query(), key_row() and scores() for Q·K; weigh()
+// for the softmax; value_row(), values(), add_values() and output_at(), the place of a dimension in the outputs, for weights·V.
 #pragma once
 #include <type_traits>
 
@@ -33,6 +32,9 @@ inline void broadcast_products(vf (*sums)[NV], const float* const* x, const floa
   }
 }
 
+// A tile's sums are added to what the earlier ones left. They begin at 0: a sum over thousands of keys rounds what it adds to less often.
+inline void add_kept(float* to, const float* keep, vf sums) { Isa::store(to, Isa::load(to) * Isa::load(keep) + sums); }
+
 // What those forms share that multiply a vector at a time: `Form` has some_scores() and some_outputs() for kStep keys or dimensions.
 template <class Form>
 struct BlockVectors {
@@ -47,19 +49,14 @@ struct BlockVectors {
 
   static int64_t padded(int64_t dim) { return dim; }  // dimensions of Qᵀ and of the outputs
 
-  // [tile][lanes]: Q·K, whose differences are to be scaled(). All lanes are columns.
+  // [tile][lanes]: Q·K. All lanes are columns.
   template <class Row>
-  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float factor, float* to, int64_t lanes,
-                     int64_t) {
+  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t) {
     by_two_vectors(lanes, [&](auto vectors, int64_t lane) {
       for (int64_t j = 0; j < tile; j += kStep)
-        Form::template some_scores<vectors>(queries + lane, keys + j, dim, factor, to + j * lanes + lane, lanes);
+        Form::template some_scores<vectors>(queries + lane, keys + j, dim, to + j * lanes + lane, lanes);
     });
   }
-
-  // What is left to be done to differences of scores: a weight is 2 to the power of that.
-  static float late_factor(float) { return 1; }
-  static vf scaled(vf difference, vf) { return difference; }
 
   // outputs = outputs · keep + weights · values.
   template <class Values>
@@ -86,9 +83,9 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
   using Row = const float*;  // of a tile: where it lies, or converted into a copy that stays in the cache
   using Values = const Row*;
 
-  // `to`: the query's lane of [D][lanes].
-  static void load_query(const T* q, int64_t dim, float factor, float* to, int64_t lanes) {
-    for (int64_t d = 0; d < dim; ++d) to[d * lanes] = to_float(q[d]) * factor;
+  // `to`: the query's lane of [D][lanes]. Where the scale is negative it is turned.
+  static void load_query(const T* q, int64_t dim, bool negative, float* to, int64_t lanes) {
+    for (int64_t d = 0; d < dim; ++d) to[d * lanes] = negative ? -to_float(q[d]) : to_float(q[d]);
   }
 
   // Number j of a tile; `copies` has room for all of it.
@@ -103,7 +100,7 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
   static Row value_row(const T* x, int64_t dim, int64_t j, float* copies) { return key_row(x, dim, j, copies); }
 
   template <int NV>
-  static void some_scores(const float* queries, const Row* keys, int64_t dim, float, float* to, int64_t lanes) {
+  static void some_scores(const float* queries, const Row* keys, int64_t dim, float* to, int64_t lanes) {
     vf sums[kStep][NV];
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
@@ -116,10 +113,11 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
       for (int i = 0; i < NV; ++i) Isa::store(to + u * lanes + i * VL, sums[u][i]);
   }
 
-  // The weights of a tile's scores, in place; returns `total` with the weights added to it.
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf, vf top, vf total) {
+  // The weights of a tile's scores, in place; returns their sum.
+  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
+    vf total = Isa::set1(0);
     for (int64_t j = 0; j < tile; ++j) {
-      const vf weight = exp2_nonpositive<kDegree>(Isa::load(scores + j * lanes) - top);
+      const vf weight = exp2_nonpositive<kDegree>((Isa::load(scores + j * lanes) - top) * factor);
       total += weight;
       Isa::store(scores + j * lanes, weight);
     }
@@ -135,7 +133,7 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
 #pragma GCC unroll 2
-      for (int i = 0; i < NV; ++i) sums[u][i] = Isa::load(o + (d + u) * lanes + i * VL) * Isa::load(keep + i * VL);
+      for (int i = 0; i < NV; ++i) sums[u][i] = Isa::set1(0);
     for (int64_t j = 0; j < tile; ++j) {
       const float* value = values[j] + d;
       vf weight[NV];
@@ -151,7 +149,7 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
 #pragma GCC unroll 2
-      for (int i = 0; i < NV; ++i) Isa::store(o + (d + u) * lanes + i * VL, sums[u][i]);
+      for (int i = 0; i < NV; ++i) add_kept(o + (d + u) * lanes + i * VL, keep + i * VL, sums[u][i]);
   }
 
   static int64_t output_at(int64_t d, int64_t) { return d; }
@@ -169,15 +167,13 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
     int64_t dim;
   };
 
-  static void load_query(const bf16* q, int64_t dim, float, float* to, int64_t lanes) {
-    for (int64_t d = 0; d < dim / 2; ++d) memcpy(to + d * lanes, q + 2 * d, 4);
-  }
+  static void load_query(const bf16* q, int64_t dim, bool negative, float* to, int64_t lanes) { load_pairs(q, dim, dim, negative, to, lanes); }
 
   static Row key_row(const bf16* x, int64_t, int64_t, float*) { return x; }
   static Row value_row(const bf16* x, int64_t, int64_t, float*) { return x; }
 
   template <int NV>
-  static void some_scores(const float* queries, const Row* keys, int64_t dim, float factor, float* to, int64_t lanes) {
+  static void some_scores(const float* queries, const Row* keys, int64_t dim, float* to, int64_t lanes) {
     vf sums[kStep][NV];
     const bf16* row[kStep];
 #pragma GCC unroll 8
@@ -200,11 +196,18 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
 #pragma GCC unroll 2
-      for (int i = 0; i < NV; ++i) I::store(to + u * lanes + i * VL, sums[u][i] * I::set1(factor));
+      for (int i = 0; i < NV; ++i) I::store(to + u * lanes + i * VL, sums[u][i]);
   }
 
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf, vf top, vf total) {
-    return weigh_pairs(scores, tile, lanes, top, total, [](vf difference) { return difference; });
+  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
+    vf total = I::set1(0);
+    for (int64_t j = 0; j < tile; j += 2) {
+      const vf a = exp2_nonpositive<kDegree>((I::load(scores + j * lanes) - top) * factor);
+      const vf b = exp2_nonpositive<kDegree>((I::load(scores + (j + 1) * lanes) - top) * factor);
+      total += a + b;
+      I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
+    }
+    return total;
   }
 
   static Values values(const Row* rows, int64_t tile, int64_t dim, float* to) {
@@ -220,7 +223,7 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
 #pragma GCC unroll 2
-      for (int i = 0; i < NV; ++i) sums[u][i] = I::load(o + (d + u) * lanes + i * VL) * I::load(keep + i * VL);
+      for (int i = 0; i < NV; ++i) sums[u][i] = I::set1(0);
     for (int64_t j = 0; j < tile / 2; ++j) {
       const uint32_t* value = values.data + j * values.dim + d;
       pairs weight[NV];
@@ -236,21 +239,19 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u)
 #pragma GCC unroll 2
-      for (int i = 0; i < NV; ++i) I::store(o + (d + u) * lanes + i * VL, sums[u][i]);
+      for (int i = 0; i < NV; ++i) add_kept(o + (d + u) * lanes + i * VL, keep + i * VL, sums[u][i]);
   }
 
   static int64_t output_at(int64_t d, int64_t dim) { return d < dim / 32 * 32 ? I::interleaved_at(d) : d; }
 
  protected:
-  template <class Scaled>
-  static vf weigh_pairs(float* scores, int64_t tile, int64_t lanes, vf top, vf total, const Scaled& scaled) {
-    for (int64_t j = 0; j < tile; j += 2) {
-      const vf a = exp2_nonpositive<kDegree>(scaled(I::load(scores + j * lanes) - top));
-      const vf b = exp2_nonpositive<kDegree>(scaled(I::load(scores + (j + 1) * lanes) - top));
-      total += a + b;
-      I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
+  static void load_pairs(const bf16* q, int64_t dim, int64_t padded, bool negative, float* to, int64_t lanes) {
+    for (int64_t d = 0; d < padded / 2; ++d) {
+      uint32_t pair = 0;
+      if (2 * d < dim) memcpy(&pair, q + 2 * d, 4);
+      pair ^= negative ? 0x80008000u : 0;
+      memcpy(to + d * lanes, &pair, 4);
     }
-    return total;
   }
 
  private:
@@ -281,14 +282,8 @@ struct BlockTiles : BlockPairs<I> {
 
   static int64_t padded(int64_t dim) { return round_up(dim, 32); }
 
-  // Of the factor a query has the sign.
-  static void load_query(const bf16* q, int64_t dim, float factor, float* to, int64_t lanes) {
-    for (int64_t d = 0; d < padded(dim) / 2; ++d) {
-      uint32_t pair = 0;
-      if (2 * d < dim) memcpy(&pair, q + 2 * d, 4);
-      pair ^= factor < 0 ? 0x80008000u : 0;
-      memcpy(to + d * lanes, &pair, 4);
-    }
+  static void load_query(const bf16* q, int64_t dim, bool negative, float* to, int64_t lanes) {
+    BlockPairs<I>::load_pairs(q, dim, padded(dim), negative, to, lanes);
   }
 
   static Row key_row(const bf16* x, int64_t dim, int64_t j, float* copies) {
@@ -299,22 +294,13 @@ struct BlockTiles : BlockPairs<I> {
     return copy;
   }
 
-  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float, float* to, int64_t lanes,
-                     int64_t columns) {
+  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t columns) {
     const int64_t steps = padded(dim);
     BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
       for (int64_t j = 0; j < tile; j += 32)
         I::template tile_products<vectors, false>(keys[j], 2 * steps, queries + lane, 4 * lanes, steps, to + j * columns + lane,
                                                   4 * columns);
     });
-  }
-
-  // Not 0: a difference of −∞ has to stay that. It comes before the factor, so that none is above 0, however large scores are.
-  static float late_factor(float factor) { return max_of(factor < 0 ? -factor : factor, __FLT_MIN__); }
-  static vf scaled(vf difference, vf factor) { return difference * factor; }
-
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top, vf total) {
-    return BlockPairs<I>::weigh_pairs(scores, tile, lanes, top, total, [&](vf difference) { return difference * factor; });
   }
 
   static Values values(const Row* rows, int64_t tile, int64_t dim, float* to) {

@@ -7,16 +7,20 @@
 // part of the next window fetched.
 #pragma once
 #include "abi.h"
+#include "attend_blocks.h"
 #include "attend_rows.h"
 #include "choose_rows.h"
+#include "common_keys.h"
 
 namespace {
 
 constexpr int64_t kBitBytes = 8 << 20;  // of all rows of a task, about; read once, and fetched ahead
 constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
-constexpr int64_t kVisitKeys = 72;  // what a row should find in a window: fewer do not pay for going there
+constexpr int64_t kVisitKeys = 144;  // of a list in a window: rows that find few keys there do not pay for going there
 constexpr int64_t kRowsAhead = 4;   // whose bits are fetched
+constexpr int64_t kLeastKeepers = 24;  // of 64 lanes, that make reading a key for all of them pay
+constexpr int64_t kFewestCommon = 64;  // keys that make beginning with them pay
 
 // A row's attention so far, of unnormalised weights 2^((score − top) · scale).
 struct ChosenRow {
@@ -34,9 +38,8 @@ inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, 
 }
 
 // Weights of n scores, in place and padded with zeros to whole vectors, by the largest so far; where that grows, `output` and the
-// total shrink. The difference comes before the scale: of two products one may be rounded and the other not, and where the scale is
-// large the largest score would then be far from itself.
-inline void weigh(float* s, int64_t n, vf scale, ChosenRow* row, float* output, int64_t padded_dim) {
+// total shrink.
+inline void weigh(float* s, int64_t n, vf factor, ChosenRow* row, float* output, int64_t padded_dim) {
   const int64_t padded = round_up(n, VL);
   for (int64_t j = n; j < padded; ++j) s[j] = -__builtin_inff();
   vf tops = Isa::set1(row->top);
@@ -44,18 +47,29 @@ inline void weigh(float* s, int64_t n, vf scale, ChosenRow* row, float* output, 
   const float top = Isa::lanes_max(tops);
   vf totals = Isa::load(row->totals);
   if (top > row->top) {
-    const vf shrink = exp2_nonpositive(Isa::set1(row->top - top) * scale);
+    const vf shrink = exp2_nonpositive(Isa::set1(row->top - top) * factor);
     for (int64_t d = 0; d < padded_dim; d += VL) Isa::store(output + d, Isa::load(output + d) * shrink);
     totals = totals * shrink;
     row->top = top;
   }
   const vf largest = Isa::set1(row->top);
   for (int64_t j = 0; j < padded; j += VL) {
-    const vf weights = exp2_nonpositive((Isa::load(s + j) - largest) * scale);
+    const vf weights = exp2_nonpositive((Isa::load(s + j) - largest) * factor);
     totals += weights;
     Isa::store(s + j, weights);
   }
   Isa::store(row->totals, totals);
+}
+
+// The rows of a block begin with what they attended to together.
+template <class T>
+void begin_rows(const SaAttend& a, const Block& b, const BlockMemory<T>& m, ChosenRow* state, float* outputs, int64_t padded) {
+  for (int64_t r = 0; r < b.rows; ++r) {
+    state[r].top = m.top[r];
+    state[r].totals[0] = m.total[r];
+    for (int64_t d = 0; d < a.dim; ++d)
+      outputs[r * padded + RowMath<T>::place(d)] = m.outputs[BlockMath<T>::output_at(d, a.dim) * b.lanes + r];
+  }
 }
 
 // What rows go through: the first `visible` keys, in windows of `words` words of bits. A row has `fetched` keys of the next one fetched.
@@ -75,11 +89,9 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
   float* outputs = reinterpret_cast<float*>(scratch);
   float* queries = outputs + rows * padded;
   for (int64_t r = 0; r < rows; ++r) {
-    RowMath<T>::load_query(q + (from + r) * a.q.row_stride, dim, queries + r * padded);
-    memset(outputs + r * padded, 0, static_cast<size_t>(padded) * 4);
-    state[r] = {kLowest, {}};
+    RowMath<T>::load_query(q + (from + r) * a.q.row_stride, dim, queries + r * padded, a.scale < 0);
   }
-  const vf scale = Isa::set1(a.scale * kLog2e);
+  const vf factor = weight_factor(a.scale);
   alignas(64) int32_t keys[64 * kMostWindowWords + Isa::kListStep];
   alignas(64) float weights[64 * kMostWindowWords + Isa::kListStep];
   const int64_t words = ceil_div(windows.visible, 64), window = windows.words;
@@ -94,14 +106,14 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
       const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), 64 * w, keys);
       if (!n) continue;
       RowMath<T>::template score<DIM>(queries + r * padded, k, k_stride, keys, n, dim, weights);
-      weigh(weights, n, scale, &state[r], outputs + r * padded, padded);
+      weigh(weights, n, factor, &state[r], outputs + r * padded, padded);
       RowMath<T>::round_weights(weights, n);
       RowMath<T>::template add_values<DIM>(outputs + r * padded, weights, 0, v, v_stride, keys, n, dim);
     }
   for (int64_t r = 0; r < rows; ++r) {
     T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + (from + r) * a.out.row_stride;
     const float inverse_total = 1 / Isa::lanes_sum(Isa::load(state[r].totals));
-    for (int64_t d = 0; d < dim; ++d) from_float(RowMath<T>::element(outputs + r * padded, d) * inverse_total, out + d);
+    for (int64_t d = 0; d < dim; ++d) from_float(outputs[r * padded + RowMath<T>::place(d)] * inverse_total, out + d);
   }
 }
 
@@ -128,17 +140,19 @@ class FusedRows {
         attend_(attend),
         window_(words_of_window(choose)),
         bit_bytes_(rows * words_of(choose) * 8),
-        choice_bytes_(round_up(ChoiceMemory::bytes_needed(choose.keys, choose.dim), 64)) {}
+        choice_bytes_(round_up(max_of(ChoiceMemory::bytes_needed(choose.keys, choose.dim), common_bytes(choose)), 64)) {}
 
   int64_t bytes_needed() const {
     return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
   }
 
-  // `count` rows from row `from` on, up to `rows`.
-  void run(int64_t head, int64_t from, int64_t count, char* scratch) const {
+  // `count` rows from row `from` on, up to `rows`. What rows attend to together depends on where blocks begin: only tasks that begin
+  // at multiples of kCommonRows, however many threads there are, ask for that.
+  void run(int64_t head, int64_t from, int64_t count, bool together, char* scratch) const {
     const SaLists& to = choose_.to;
     const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words_of(choose_)};
-    const ChoiceMemory memory(scratch + bit_bytes_, choose_.keys, choose_.dim);
+    char* choice = scratch + bit_bytes_;
+    const ChoiceMemory memory(choice, choose_.keys, choose_.dim);
     scratch += bit_bytes_ + choice_bytes_;
     ChosenRow* state = reinterpret_cast<ChosenRow*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
     Seed seed;
@@ -147,9 +161,26 @@ class FusedRows {
     for (int64_t r = 0; r < count; ++r)
       if (to.indices) write_list(bits.row(r), bits.stride, to.indices + to.indptr[head * choose_.rows + from + r]);
     if (!attend_.out.data) return;
-    const int64_t visible = to.candidates[from + count - 1], dim = choose_.dim;
+    const int64_t visible = to.candidates[from + count - 1], dim = choose_.dim, padded = round_up(dim, 32);
     const int64_t* ends = to.indptr + head * choose_.rows + from;
-    const Windows windows{visible, window_, ends[count] - ends[0] < visible ? 0 : ceil_div(64 * window_, count)};
+    float* outputs = reinterpret_cast<float*>(scratch);
+    for (int64_t r = 0; r < count; ++r) state[r] = {kLowest, {}};
+    memset(outputs, 0, static_cast<size_t>(count * padded) * 4);
+    int64_t left = ends[count] - ends[0];  // to be attended to row by row
+    CommonKeys common(choice, choose_.keys);
+    const SaTensor& v = attend_.v;
+    const Values<T> values{static_cast<const T*>(v.data) + attend_.kv_head[head] * v.head_stride, v.row_stride, dim};
+    for (int64_t r = 0; together && r < count; r += kCommonRows) {
+      const int64_t block_rows = min_of(kCommonRows, count - r), lanes = round_up(block_rows, VL);
+      common.take({bits.row(r), bits.stride}, block_rows, ceil_div(visible, 64), ceil_div(kLeastKeepers * lanes, kCommonRows), kFewestCommon,
+                  values);
+      if (!common.count) continue;
+      const Block block{head, block_rows, from + r, common.keys, common.members, 0, common.count, lanes};
+      begin_rows(attend_, block, attend_block<T>(attend_, block, choice + CommonKeys::bytes_needed(choose_.keys)), state + r,
+                 outputs + r * padded, padded);
+      for (int64_t i = 0; i < common.count; ++i) left -= __builtin_popcountll(common.members[i]);
+    }
+    const Windows windows{visible, window_, left < visible ? 0 : ceil_div(64 * window_, count)};
     const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
     if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch);
     else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch);
@@ -161,12 +192,20 @@ class FusedRows {
   static int64_t words_of(const SaEstimate& choose) { return padded_bytes(choose.keys) / 64 + 8; }
 
   static int64_t rows_of_task(const SaEstimate& choose, int64_t threads) {
-    const int64_t fit = kBitBytes / (padded_bytes(choose.keys) / 8) / kRowsAtOnce * kRowsAtOnce;
-    int64_t rows = max_of<int64_t>(min_of<int64_t>(fit, kFusedRows), kRowsAtOnce);
-    while (rows > kRowsAtOnce && choose.heads * ceil_div(choose.rows, rows) < 4 * threads) rows = rows / 2 / kRowsAtOnce * kRowsAtOnce;
+    const int64_t fit = min_of<int64_t>(kBitBytes / (padded_bytes(choose.keys) / 8), kFusedRows);
+    const int64_t least = fit < kCommonRows || choose.rows < kCommonRows ? kRowsAtOnce : kCommonRows;
+    int64_t rows = max_of(fit / least * least, least);
+    while (rows > least && choose.heads * ceil_div(choose.rows, rows) < 4 * threads) rows = max_of(rows / 2 / least * least, least);
     return rows;
   }
 
+  // Of what is left to attend to in chosen keys, once choosing is done.
+  static int64_t common_bytes(const SaEstimate& choose) {
+    return CommonKeys::bytes_needed(choose.keys) + bytes_of_blocks<T>(choose.dim, kCommonRows);
+  }
+
+  // The same however many threads there are, since sums are rounded window by window: it goes by lists, and not by what is left of them
+  // in a task.
   static int64_t words_of_window(const SaEstimate& choose) {
     const int64_t* ends = choose.to.indptr;
     int64_t longest = 1;
@@ -187,7 +226,7 @@ int fused_rows_of(const SaRows& a) {
   const int64_t blocks = ceil_div(e.rows, fused.rows);
   return run_queue(e.heads * blocks, a.attend.threads, fused.bytes_needed(), [&](int64_t t, char* scratch) {
     const int64_t from = (blocks - 1 - t % blocks) * fused.rows;  // last ones first: they take longest
-    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), scratch);
+    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), fused.rows % kCommonRows == 0, scratch);
   });
 }
 

@@ -11,24 +11,9 @@
 
 namespace {
 
-// words[i] with bit r set where bit i of rows[r] is, r and i < 64.
-inline void transpose_bits(uint64_t* words) {
-  uint64_t mask = 0xffffffff;
-  for (int step = 32; step; step >>= 1, mask ^= mask << step)
-    for (int i = 0; i < 64; i = (i + step + 1) & ~step) {
-      const uint64_t moved = ((words[i] >> step) ^ words[i + step]) & mask;
-      words[i] ^= moved << step;
-      words[i + step] ^= moved;
-    }
-}
-
 // For each of `count` keys the rows whose bits are set.
 inline void members_of(const RowBits& chosen, int64_t rows, int64_t count, uint64_t* members) {
-  for (int64_t w = 0; w < ceil_div(count, 64); ++w) {
-    uint64_t* words = members + 64 * w;
-    for (int64_t r = 0; r < 64; ++r) words[r] = r < rows ? chosen.row(r)[w] : 0;
-    transpose_bits(words);
-  }
+  for (int64_t w = 0; w < ceil_div(count, 64); ++w) members_of_word(chosen, rows, w, members + 64 * w);
 }
 
 // A row's list: the keys let through whose bits are set.
@@ -68,7 +53,8 @@ int looked_rows_of(const SaLookedRows& a) {
     const int64_t from = (tasks - 1 - t % tasks) * at_once * look.rows;  // last ones first: they take longest
     const int64_t rows = min_of(at_once * look.rows, e.rows - from);
     if (lets_all_through(e, look, head)) {
-      for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), scratch);
+      const bool together = flat.rows % kCommonRows == 0 && look.rows % kCommonRows == 0;
+      for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), together, scratch);
       return;
     }
     const RowBits looked{reinterpret_cast<uint64_t*>(scratch), words}, chosen{looked.row(kRowsAtOnce), chosen_words};

@@ -1,7 +1,7 @@
 // What attention of rows with lists of their own multiplies: a row with keys, and its weights with values.
 //
 // Two forms with the same functions, RowFloats and RowPairs: load_query() and add_dots() for Q·K; round_weights(), add_values() and
-// element(), which reads one sum, for weights·V.
+// place(), where the sum of a dimension is, for weights·V.
 #pragma once
 #include <type_traits>
 
@@ -60,10 +60,10 @@ inline void score_four_by_four(const void* query, const T* k, int64_t stride, co
 
 template <class T>
 struct RowFloats {
-  // q in float32, padded with zeros to whole vectors.
-  static void load_query(const T* q, int64_t dim, void* to) {
+  // q in float32, padded with zeros to whole vectors, and turned where it is `negative`.
+  static void load_query(const T* q, int64_t dim, void* to, bool negative = false) {
     float* out = static_cast<float*>(to);
-    for (int64_t d = 0; d < dim; ++d) out[d] = to_float(q[d]);
+    for (int64_t d = 0; d < dim; ++d) out[d] = negative ? -to_float(q[d]) : to_float(q[d]);
     for (int64_t d = dim; d < round_up(dim, 32); ++d) out[d] = 0;
   }
   template <int DIM, int KEYS = kKeysAtOnce>
@@ -120,10 +120,10 @@ struct RowFloats {
     for (; d + VL <= dim; d += VL) add_panel<T, 1>(o + d, p, v + d, stride, idx, n);
     if (d < dim) add_panel<T, 1, true>(o + d, p, v + d, stride, idx, n);
   }
-  static float element(const float* o, int64_t d) { return o[d]; }
+  static int64_t place(int64_t d) { return d; }
 };
 
-// Two keys at a time: their values are interleaved, which leaves the sums of 32 dimensions in the order that element() undoes.
+// Two keys at a time: their values are interleaved, which leaves the sums of 32 dimensions in the order of place().
 // P: 32-dimension panels at once. Weights arrive rounded to bfloat16, in pairs.
 template <class I, int P, bool END>
 inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t stride, const int32_t* idx, int64_t n,
@@ -174,9 +174,10 @@ inline void add_panel_pairs(float* o, const uint16_t* p, const bf16* v, int64_t 
 // bfloat16 on a level that multiplies it: pairs of products at a time, added in float32.
 template <class I>
 struct RowPairs {
-  static void load_query(const bf16* q, int64_t dim, void* to) {
-    memcpy(to, q, static_cast<size_t>(dim) * 2);
-    memset(static_cast<bf16*>(to) + dim, 0, static_cast<size_t>(round_up(dim, 32) - dim) * 2);
+  static void load_query(const bf16* q, int64_t dim, void* to, bool negative = false) {
+    bf16* out = static_cast<bf16*>(to);
+    for (int64_t d = 0; d < dim; ++d) out[d].bits = static_cast<uint16_t>(q[d].bits ^ (negative ? 0x8000 : 0));
+    memset(out + dim, 0, static_cast<size_t>(round_up(dim, 32) - dim) * 2);
   }
   template <int DIM, int KEYS = kKeysAtOnce>
   static void add_dots(vf* sums, const void* query, const bf16* const* rows, int64_t dim_) {
@@ -235,7 +236,7 @@ struct RowPairs {
     for (; d + 32 <= dim; d += 32) add_panel_pairs<I, 1, false>(o + d, rounded, v + d, stride, idx, n, 0);
     if (d < dim) add_panel_pairs<I, 1, true>(o + d, rounded, v + d, stride, idx, n, dim - d);
   }
-  static float element(const float* o, int64_t d) { return o[I::interleaved_at(d)]; }
+  static int64_t place(int64_t d) { return I::interleaved_at(d); }
 };
 
 template <class T>
