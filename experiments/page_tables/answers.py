@@ -16,9 +16,9 @@ def retrieval() -> str:
     return _retrieval("study_retrieval")
 
 
-def retrieval_smollm2() -> str:
-    """What SmolLM2 finds in prompts of several lengths, dense and with each method."""
-    return _retrieval("study_retrieval_smollm2")
+def retrieval_smollm2_chat() -> str:
+    """What SmolLM2 finds in prompts of several lengths, plain and by its chat template, dense and with each method."""
+    return _by_prompt("study_retrieval_smollm2_chat")
 
 
 def retrieval_smollm2_4096() -> str:
@@ -44,6 +44,27 @@ def _retrieval(name: str) -> str:
     heads = [f"{task}{', chat template' if chat else ''}, {tokens} tokens" for task, tokens, chat in columns]
     n = " to ".join(str(count) for count in sorted({rows.n.min(), rows.n.max()}))
     return table(["questions answered", *heads], lines, name, f"n = {n} questions a cell, 95 % intervals (Wilson)")
+
+
+def _by_prompt(name: str) -> str:
+    """The same, a line a prompt and a column a method; = where a method's change from dense attention is not told from none."""
+    rows = rows_of(name)
+    scores, changes = rows[rows.metric == "accuracy"], rows[rows.metric == "accuracy_change"]
+    prompt, method = ["task", "tokens", "chat"], ["method", "retention"]
+    told = changes[~changes.flag.fillna("").str.contains(SAME)].set_index(prompt + method).index
+    methods = list(scores[method].drop_duplicates().itertuples(index=False, name=None))
+    lines = []
+    for place, answered in scores.groupby(prompt, sort=False):
+        cells, said = answered.set_index(method)[["value", "low", "high"]], []
+        for which in methods:
+            same = "" if which[0] == "dense" or (*place, *which) in told else " ="
+            said.append(_share(*cells.loc[which]) + same if which in cells.index else "")
+        task, tokens, chat = place
+        lines.append([f"{task}, {tokens} tokens{', chat template' if chat else ''}", *said])
+    heads = [f"`{one}`" if at == 1 else f"`{one}`, {at:.0%} of the keys" for one, at in methods]
+    same = f"= p > 0.05 of a sign-flip test, Holm-corrected over {len(changes)} changes"
+    n = f"n = {scores.n.iloc[0]} questions a cell, 95 % intervals (Wilson); {same}"
+    return table(["questions answered", *heads], lines, name, n)
 
 
 def _share(value: float, low: float, high: float) -> str:
