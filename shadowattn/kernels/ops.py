@@ -347,6 +347,7 @@ def attend_chosen(
     _check_estimate(q, q_scales, packed, k.shape[1], kv_head, positions + 1, "rows", 1, None)
     tail = torch.zeros_like(candidates)
     _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], q.shape[1], k.shape[1])
+    checks.ascending("candidates", candidates, least=1, below=k.shape[1] + 1)
     if (candidates > positions + 1).any():
         raise InputError("candidates: expected keys up to each row's own, got later ones")
     first_look = None
@@ -457,7 +458,6 @@ def _first_look(
     if list(through.shape) != expected or not through.is_contiguous():
         raise InputError(f"through: expected contiguous [H, blocks] = {expected}, got {list(through.shape)}")
     _check_by_key(by_key, *k.shape)
-    checks.ascending("candidates", candidates, least=1, below=k.shape[1] + 1)
     seen, kept = candidates[::rows], indptr.diff().view(heads, queries)
     longest = torch.from_numpy(np.maximum.reduceat(kept.numpy(), np.arange(0, queries, rows), axis=1))
     if (through < torch.minimum(longest, seen)).any() or (through > seen).any():

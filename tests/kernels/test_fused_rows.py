@@ -161,7 +161,7 @@ def chosen(
 @given(
     dim=st.sampled_from([8, 24, 40, 64, 80, 128, 256]),
     heads=st.sampled_from(HEADS),
-    rows=st.sampled_from([64, 65, 71, 128, 200, 300]),
+    rows=st.sampled_from([8, 40, 63, 64, 65, 71, 128, 200, 300]),
     earlier=st.sampled_from([0, 1, 63, 700, 1900]),
     difference=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     retention=st.sampled_from([0.02, 0.1, 0.2, 0.5, 1.0]),
@@ -172,33 +172,47 @@ def chosen(
 def test_rows_attend_together_to_what_many_of_them_keep(
     level, dtype, dim, heads, rows, earlier, difference, retention, scale, sinks, seed
 ):
-    """From 64 rows on; how many threads there are changes no bit."""
+    """From 64 rows on; how many threads there are changes no bit, with fewer rows neither."""
     q, k, v = (x.to(dtype) for x in alike(heads, rows, rows + earlier, dim, difference, seed))
     out, selection = chosen(q, k, v, retention, level, 1, scale=scale, sinks=sinks)
     expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), scale)
     sums = abs(scale) * float((q.double().abs() @ k.double().abs().repeat_interleave(heads[0] // heads[1], 0).mT).max())
     tolerance = (TOLERANCE[dtype] + 12 * 2**-24 * sums) * float(v.abs().max())  # as of a first look's blocks
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
-    assert chosen(q, k, v, retention, level, 16, scale=scale, sinks=sinks)[0].equal(out)
+    for threads in (2, 16):
+        assert chosen(q, k, v, retention, level, threads, scale=scale, sinks=sinks)[0].equal(out)
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [24, 64])
 @pytest.mark.parametrize("which", ["k", "v"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_no_row_beside_those_that_keep_it(level, which, value):
-    """Also where most rows of a block keep it: key 3, which is ranked high for all but every fifth row."""
-    q, k, v = alike((1, 1), 130, 600, 64, 0.3, seed=1)
-    k[0, 3] = 2 * q[0, 0]
+def test_what_is_not_finite_reaches_no_row_beside_those_that_keep_it(level, dtype, dim, which, value):
+    """Also where most rows of a block keep it: key 3 of the second key head, which all but every fifth row rank high. Keys do not
+    follow one another in memory."""
+    q, k, v = (x.to(dtype) for x in alike((2, 2), 130, 600, dim, 0.3, seed=1))
+    k[1, 3] = 2 * q[1, 0]
     q[:, ::5] *= -1
-    packed_k = k.clone()
-    {"k": k, "v": v}[which][0, 3, 7] = value
+    packed_k = k
+    k, v = (torch.cat([x, x], 2)[..., :dim] for x in (k, v))
+    {"k": k, "v": v}[which][1, 3, dim - 3] = value
     out, selection = chosen(q, k, v, 0.2, level, 1, packed_k=packed_k)
-    keeps = torch.tensor([3 in one.tolist() for one in selection.indices.split(selection.indptr.diff().tolist())])
+    keeps = torch.tensor([3 in one.tolist() for one in selection.indices.split(selection.indptr.diff().tolist())])[130:]
     assert keeps.equal(torch.arange(130) % 5 > 0)
-    reached = ~out[0].isfinite().all(-1)
     if which == "k" and value == float("inf"):  # a score of −∞ has no weight
-        keeps = keeps & (q[0, :, 7] > 0)
-    assert reached.equal(keeps)
+        keeps = keeps & (q[1, :, dim - 3] > 0)
+    reached = ~out.isfinite().all(-1)
+    assert not reached[0].any()
+    assert reached[1].equal(keeps)
+
+
+def test_candidates_that_do_not_ascend_are_refused():
+    q, k, v = qkv(1, 1, 2, 5, 8)
+    packed, indptr = torch.zeros(1, 2, 2, 16, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
+    arguments = (q, k, v, torch.ones(1), packed, torch.zeros(1, dtype=torch.int64), torch.tensor([3, 4]))
+    with pytest.raises(InputError, match="candidates: expected ascending"):
+        ops.attend_chosen(*arguments, torch.tensor([4, 3]), indptr, 2, 0, 0, False, 1.0, False)
 
 
 def test_it_is_what_torch_expects_of_an_operator():

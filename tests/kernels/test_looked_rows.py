@@ -85,6 +85,25 @@ def test_the_number_of_threads_changes_no_bit(dtype):
     assert out.isfinite().all(-1)[2].tolist() == [not kept for kept in keep[600:900]]  # its rows attend each for itself
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_rows", [16, 64])
+@pytest.mark.parametrize("rows", [40, 63, 130])  # of fewer than 64 rows none attend together
+def test_the_number_of_threads_changes_no_bit_of_rows_that_are_alike(rows, block_rows, dtype):
+    q, k, v = qkv(4, 2, rows, 500 + rows, 64)
+    q, k, v = (x.to(dtype) for x in (q[:, :1] + 0.1 * q, k, v))
+    losses = FirstLookLosses([[0.0, 1.0, 1.0, 0.0]], 1.5, block_rows)
+    estimator = Hierarchical(candidates=1.5, block_rows=block_rows, flat_share=0.5, first_look=losses)
+    outputs, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 16):
+            torch.set_num_threads(threads)
+            chunk = Chunk.of(q, k, v, retention=0.3)
+            outputs.append(estimator.attend(chunk, Rule(), Rule().lists(chunk.retention, chunk.positions), listed=False)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(out.equal(outputs[0]) for out in outputs)
+
+
 def arguments() -> dict:
     """Of 20 rows of 4 heads in two blocks, 40 keys before them."""
     q, k, v = qkv(4, 2, 20, 60, 16)

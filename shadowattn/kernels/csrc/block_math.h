@@ -32,7 +32,8 @@ inline void broadcast_products(vf (*sums)[NV], const float* const* x, const floa
   }
 }
 
-// A tile's sums are added to what the earlier ones left. They begin at 0: a sum over thousands of keys rounds what it adds to less often.
+// A tile's sums, which begin at 0 in the vector forms, are added to what the earlier ones left: a sum over thousands of keys rounds what
+// it adds to less often.
 inline void add_kept(float* to, const float* keep, vf sums) { Isa::store(to, Isa::load(to) * Isa::load(keep) + sums); }
 
 // What those forms share that multiply a vector at a time: `Form` has some_scores() and some_outputs() for kStep keys or dimensions.

@@ -79,10 +79,10 @@ struct Values {
   int64_t stride, dim;
 
   // Those of the keys of word `w` whose bits are set.
-  bool all_finite(int64_t w, uint64_t bits) const {
+  bool all_finite(int64_t w, uint64_t keys) const {
     vf differences = Isa::set1(0);
-    for (; bits; bits &= bits - 1) {
-      const T* x = data + (64 * w + __builtin_ctzll(bits)) * stride;
+    for (; keys; keys &= keys - 1) {
+      const T* x = data + (64 * w + __builtin_ctzll(keys)) * stride;
       int64_t d = 0;
       for (; d + VL <= dim; d += VL) differences += Isa::load(x + d) - Isa::load(x + d);
       if (d < dim) differences += Isa::load_half(x + d) - Isa::load_half(x + d);
@@ -103,8 +103,9 @@ struct CommonKeys {
     keys = reinterpret_cast<int32_t*>(words_ + words_of(most));
   }
 
-  // Of up to 64 rows with bits in `words` words: takes those from the rows' bits that at least `least` keep, unless they are fewer
-  // than `fewest`. Not those with values that are not finite, which reach every row of a block: a weight of 0 does not stop them.
+  // Of up to 64 rows with bits in `words` words: takes those that at least `least` keep, unless they are fewer than `fewest`, out of
+  // the rows' bits, which hold the rest from then on. Not those with values that are not finite, which reach every row of a block: a
+  // weight of 0 does not stop them.
   template <class T>
   void take(const RowBits& bits, int64_t rows, int64_t words, int64_t least, int64_t fewest, const Values<T>& values) {
     int64_t found = 0;
@@ -115,9 +116,9 @@ struct CommonKeys {
     for (int64_t w = 0; w < words; ++w) {
       uint64_t of_word[64], left = words_[w];
       if (!values.all_finite(w, left))
-        for (uint64_t bits_left = left; bits_left; bits_left &= bits_left - 1) {
-          const uint64_t one = bits_left & -bits_left;
-          if (!values.all_finite(w, one)) left &= ~one;
+        for (uint64_t some = left; some; some &= some - 1) {
+          const uint64_t lowest = some & -some;
+          if (!values.all_finite(w, lowest)) left &= ~lowest;
         }
       if (!left) continue;
       members_of_word(bits, rows, w, of_word);

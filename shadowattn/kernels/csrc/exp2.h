@@ -5,8 +5,10 @@
 namespace {
 
 // What differences of products are multiplied with: a weight is 2 to the power of that. The difference comes first, so that none is
-// above 0, however large products are. Queries have the scale's sign. Not 0: a difference of −∞ has to stay that.
-inline vf weight_factor(float scale) { return Isa::set1(max_of((scale < 0 ? -scale : scale) * kLog2e, __FLT_MIN__)); }
+// above 0, however large products are. Queries have the scale's sign. Neither 0 nor ∞, which would make NaN of −∞ and of 0.
+inline vf weight_factor(float scale) {
+  return Isa::set1(min_of(max_of((scale < 0 ? -scale : scale) * kLog2e, __FLT_MIN__), __FLT_MAX__));
+}
 
 // 2^t for t ≤ 0, to about 2 units in the last place; exactly 0 for t ≤ −150 (−127 without AVX-512), NaN for NaN.
 // Base 2 because log2(e) then goes into the scale of the scores once, and the reduction of the range is a subtraction.

@@ -1,8 +1,9 @@
 // Exact attention where every row chooses its own keys by INT8 products: estimate, selection and attention of up to 256 rows of a
 // head in one task. Neither scores nor lists reach memory, unless the caller asks for the lists.
 //
-// What a row chose is kept as bits. The rows go through K and V together, in windows of keys that stay in a near cache from row to
-// row, with an online softmax: neither lists nor weights are ever kept, so that many rows share what is read from a far cache. Which
+// What a row chose is kept as bits. The rows of a block attend together to the keys that many of them keep (common_keys.h). To the rest
+// each attends on its own: the rows go through K and V together, in windows of keys that stay in a near cache from row to row, with an
+// online softmax, and neither lists nor weights of these are ever kept, so that many rows share what is read from a far cache. Which
 // keys a row keeps is no pattern that hardware foresees. Where the rows together keep as many keys as there are, or more, each has a
 // part of the next window fetched.
 #pragma once
@@ -18,11 +19,11 @@ constexpr int64_t kBitBytes = 8 << 20;  // of all rows of a task, about; read on
 constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
 constexpr int64_t kVisitKeys = 144;  // of a list in a window: rows that find few keys there do not pay for going there
-constexpr int64_t kRowsAhead = 4;   // whose bits are fetched
-constexpr int64_t kLeastKeepers = 24;  // of 64 lanes, that make reading a key for all of them pay
+constexpr int64_t kRowsAhead = 4;    // whose bits are fetched
+constexpr int64_t kLeastKeepers = 24;  // rows that make reading a key for a block of 64 lanes pay
 constexpr int64_t kFewestCommon = 64;  // keys that make beginning with them pay
 
-// A row's attention so far, of unnormalised weights 2^((score − top) · scale).
+// A row's attention so far, of unnormalised weights 2^((score − top) · weight_factor()).
 struct ChosenRow {
   float top;
   float totals[VL];
@@ -88,9 +89,8 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
   const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
   float* outputs = reinterpret_cast<float*>(scratch);
   float* queries = outputs + rows * padded;
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < rows; ++r)
     RowMath<T>::load_query(q + (from + r) * a.q.row_stride, dim, queries + r * padded, a.scale < 0);
-  }
   const vf factor = weight_factor(a.scale);
   alignas(64) int32_t keys[64 * kMostWindowWords + Isa::kListStep];
   alignas(64) float weights[64 * kMostWindowWords + Isa::kListStep];
@@ -133,9 +133,13 @@ template <class T>
 class FusedRows {
  public:
   const int64_t rows;
+  // Whether tasks may begin at any multiple of `rows` and ask for blocks. Where these begin would depend on the number of threads
+  // otherwise, and with it how sums are rounded.
+  const bool whole_blocks;
 
   FusedRows(const SaEstimate& choose, const SaAttend& attend)
       : rows(rows_of_task(choose, attend.threads)),
+        whole_blocks(choose.rows >= kCommonRows && rows % kCommonRows == 0),
         choose_(choose),
         attend_(attend),
         window_(words_of_window(choose)),
@@ -146,9 +150,8 @@ class FusedRows {
     return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
   }
 
-  // `count` rows from row `from` on, up to `rows`. What rows attend to together depends on where blocks begin: only tasks that begin
-  // at multiples of kCommonRows, however many threads there are, ask for that.
-  void run(int64_t head, int64_t from, int64_t count, bool together, char* scratch) const {
+  // `count` rows from row `from` on, up to `rows`; in blocks, where `from` is a multiple of kCommonRows however many threads there are.
+  void run(int64_t head, int64_t from, int64_t count, bool in_blocks, char* scratch) const {
     const SaLists& to = choose_.to;
     const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words_of(choose_)};
     char* choice = scratch + bit_bytes_;
@@ -170,10 +173,10 @@ class FusedRows {
     CommonKeys common(choice, choose_.keys);
     const SaTensor& v = attend_.v;
     const Values<T> values{static_cast<const T*>(v.data) + attend_.kv_head[head] * v.head_stride, v.row_stride, dim};
-    for (int64_t r = 0; together && r < count; r += kCommonRows) {
+    for (int64_t r = 0; in_blocks && r < count; r += kCommonRows) {
       const int64_t block_rows = min_of(kCommonRows, count - r), lanes = round_up(block_rows, VL);
-      common.take({bits.row(r), bits.stride}, block_rows, ceil_div(visible, 64), ceil_div(kLeastKeepers * lanes, kCommonRows), kFewestCommon,
-                  values);
+      const int64_t least = ceil_div(kLeastKeepers * lanes, kCommonRows);
+      common.take({bits.row(r), bits.stride}, block_rows, ceil_div(visible, 64), least, kFewestCommon, values);
       if (!common.count) continue;
       const Block block{head, block_rows, from + r, common.keys, common.members, 0, common.count, lanes};
       begin_rows(attend_, block, attend_block<T>(attend_, block, choice + CommonKeys::bytes_needed(choose_.keys)), state + r,
@@ -199,7 +202,7 @@ class FusedRows {
     return rows;
   }
 
-  // Of what is left to attend to in chosen keys, once choosing is done.
+  // Of common keys and the blocks that attend to them, once choosing is done.
   static int64_t common_bytes(const SaEstimate& choose) {
     return CommonKeys::bytes_needed(choose.keys) + bytes_of_blocks<T>(choose.dim, kCommonRows);
   }
@@ -226,7 +229,7 @@ int fused_rows_of(const SaRows& a) {
   const int64_t blocks = ceil_div(e.rows, fused.rows);
   return run_queue(e.heads * blocks, a.attend.threads, fused.bytes_needed(), [&](int64_t t, char* scratch) {
     const int64_t from = (blocks - 1 - t % blocks) * fused.rows;  // last ones first: they take longest
-    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), fused.rows % kCommonRows == 0, scratch);
+    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), fused.whole_blocks, scratch);
   });
 }
 

@@ -53,8 +53,8 @@ int looked_rows_of(const SaLookedRows& a) {
     const int64_t from = (tasks - 1 - t % tasks) * at_once * look.rows;  // last ones first: they take longest
     const int64_t rows = min_of(at_once * look.rows, e.rows - from);
     if (lets_all_through(e, look, head)) {
-      const bool together = flat.rows % kCommonRows == 0 && look.rows % kCommonRows == 0;
-      for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), together, scratch);
+      const bool in_blocks = flat.whole_blocks && look.rows % kCommonRows == 0;
+      for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), in_blocks, scratch);
       return;
     }
     const RowBits looked{reinterpret_cast<uint64_t*>(scratch), words}, chosen{looked.row(kRowsAtOnce), chosen_words};
