@@ -66,6 +66,11 @@ def headline_stdlib() -> str:
     return _losses("headline_stdlib")
 
 
+def headline_stdlib_more() -> str:
+    """The same at the ends of the retentions."""
+    return _losses("headline_stdlib_more", most=0.5)
+
+
 def sweep_qwen2_5_coder() -> str:
     """Loss above dense of every method on Qwen2.5-Coder-1.5B."""
     return _losses("sweep_qwen2_5_coder")
