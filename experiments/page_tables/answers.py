@@ -21,9 +21,9 @@ def retrieval_smollm2_chat() -> str:
     return _by_prompt("study_retrieval_smollm2_chat")
 
 
-def retrieval_smollm2_4096() -> str:
+def retrieval_smollm2_chat_4096() -> str:
     """The same in longer prompts."""
-    return _retrieval("study_retrieval_smollm2_4096")
+    return _by_prompt("study_retrieval_smollm2_chat_4096")
 
 
 def retrieval_smollm2_8192() -> str:

@@ -124,8 +124,9 @@ def _above_dense(rows: str, method: str) -> _One:
     return _One(rows, f"`{method}`, {_LOSS}", "windows", "loss_increase", {"method": method})
 
 
-def _change(rows: str, method: str, task: str, words: str) -> _One:
-    return _One(rows, f"{words}, change from dense attention", "questions", "accuracy_change", {"method": method, "task": task})
+def _change(rows: str, method: str, task: str, words: str, where: Mapping[str, object] | None = None) -> _One:
+    where = {"method": method, "task": task} | (where or {})
+    return _One(rows, f"{words}, change from dense attention", "questions", "accuracy_change", where)
 
 
 _SIGNALS = {"ablation": "the loss without a head", "sensitivity_divergence": "the estimated divergence"}
@@ -187,8 +188,14 @@ _EVIDENCE = {
         _Loss("study_first_look_smollm2", "spared_0", "int8"),
         _Loss("study_first_look_smollm2", "spared_10", "int8"),
     ],
-    "Hidden lines under static INT8 attention": [
-        _change("study_retrieval_smollm2_4096", "npu_full", "needle", "lines found in 4096 tokens"),
+    "What prompts hold under static INT8 attention": [
+        _change(
+            "study_retrieval_smollm2_chat", "npu_full", "records", "records found in 2048 tokens", {"tokens": 2048, "chat": False}
+        ),
+        _change("study_retrieval_smollm2_chat_4096", "npu_full", "records", "records found in 4096 tokens", {"chat": False}),
+        _change(
+            "study_retrieval_smollm2_chat_4096", "npu_full", "records", "the same, by the chat template", {"chat": True}
+        ),
         _change("study_retrieval_smollm2_8192", "npu_full", "needle", "lines found in 8064 tokens"),
     ],
     "At equal loss, rows after a first look and XAttention": [
