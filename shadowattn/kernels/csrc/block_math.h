@@ -168,7 +168,9 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
     int64_t dim;
   };
 
-  static void load_query(const bf16* q, int64_t dim, bool negative, float* to, int64_t lanes) { load_pairs(q, dim, dim, negative, to, lanes); }
+  static void load_query(const bf16* q, int64_t dim, bool negative, float* to, int64_t lanes) {
+    load_pairs(q, dim, dim, negative, to, lanes);
+  }
 
   static Row key_row(const bf16* x, int64_t, int64_t, float*) { return x; }
   static Row value_row(const bf16* x, int64_t, int64_t, float*) { return x; }

@@ -133,8 +133,8 @@ template <class T>
 class FusedRows {
  public:
   const int64_t rows;
-  // Whether tasks may begin at any multiple of `rows` and ask for blocks. Where these begin would depend on the number of threads
-  // otherwise, and with it how sums are rounded.
+  // Whether a task that begins at a multiple of `rows` may attend in blocks: these then begin at the same rows, and sums are rounded
+  // alike, however many threads there are.
   const bool whole_blocks;
 
   FusedRows(const SaEstimate& choose, const SaAttend& attend)
