@@ -9,12 +9,12 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.kernels import native, ops
 from shadowattn.kernels.native_kernels import NativeKernels
-from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
-from shadowattn.types import Heads, ScaleGrid, Selection
+from shadowattn.types import ScaleGrid, Selection
+from tests.kernels.exact import attention_float64, hidden_by_lists
 from tests.tensors import HEADS, qkv
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
@@ -97,10 +97,9 @@ def test_heads_attend_to_the_best_keys_by_these_scores(level, dtype, dim, heads,
     assert chosen.equal(NativeKernels().select(scores, lists).indices)
     torch.testing.assert_close(scores, estimator.shared_scores(chunk), atol=1e-5 * count, rtol=1e-5)
     rows = Selection(chosen, lists.indptr, torch.full((count // groups,), keys - 1), count // groups)
-    folded, of = q.reshape(groups, -1, dim), Heads.all(groups, groups)
-    expected = TorchKernels().attend(folded.float(), k.float(), v.float(), rows, of, scale=0.3).view(q.shape)
+    expected = attention_float64(q.reshape(groups, -1, dim), k, v, hidden_by_lists(rows, keys), 0.3).view(q.shape)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
     assert of_estimator.equal(out)
 
 

@@ -5,9 +5,9 @@
 // time and one sum over lanes for all of them.
 #pragma once
 #include "abi.h"
-#include "exp2.h"
 #include "parallel.h"
 #include "row_math.h"
+#include "softmax.h"
 
 namespace {
 
@@ -26,9 +26,9 @@ inline const int32_t* first_from(const int32_t* from, const int32_t* to, int64_t
   return from;
 }
 
-// s[j] = dot(q, k[keys[j]]) · scale for n ≤ VL keys, where the last one stands in for those that are missing.
+// s[j] = dot(q, k[keys[j]]) for n ≤ VL keys, where the last one stands in for those that are missing.
 template <class T, int DIM>
-inline void score_keys(const void* q, const T* k, int64_t stride, const int32_t* keys, int64_t n, int64_t dim, vf scale, float* s) {
+inline void score_keys(const void* q, const T* k, int64_t stride, const int32_t* keys, int64_t n, int64_t dim, float* s) {
   vf sums[VL];
   const T* rows[VL];
   if (n >= VL) {
@@ -39,24 +39,7 @@ inline void score_keys(const void* q, const T* k, int64_t stride, const int32_t*
   }
 #pragma GCC unroll 2
   for (int u = 0; u < VL; u += kKeysAtOnce) RowMath<T>::template add_dots<DIM>(sums + u, q, rows + u, dim);
-  Isa::store(s, Isa::sums_of(sums) * scale);
-}
-
-// Softmax of n scores times a factor, in place, in whole vectors; the padding becomes 0. Returns 1 / Σ of what stood in its stead.
-inline float softmax_row(float* s, int64_t n, float factor = 1) {
-  const int64_t padded = round_up(n, VL);
-  const vf scale = Isa::set1(factor);
-  for (int64_t j = n; j < padded; ++j) s[j] = -__builtin_inff();
-  vf top = Isa::set1(kLowest);
-  for (int64_t j = 0; j < padded; j += VL) top = Isa::max(Isa::load(s + j) * scale, top);
-  const vf largest = Isa::set1(Isa::lanes_max(top));
-  vf total = Isa::set1(0);
-  for (int64_t j = 0; j < padded; j += VL) {
-    const vf weights = exp2_nonpositive(Isa::load(s + j) * scale - largest);
-    total += weights;
-    Isa::store(s + j, weights);
-  }
-  return 1 / Isa::lanes_sum(total);
+  Isa::store(s, Isa::sums_of(sums));
 }
 
 struct RowState {
@@ -90,23 +73,23 @@ void attend_rows_task(const SaAttend& a, int64_t head, int64_t from, int64_t to,
     if (end[-1] > a.positions[from + r]) end = first_from(begin, end, a.positions[from + r] + 1);
     state[r] = {begin, end, begin, 0};
     last_key = max_of<int64_t>(last_key, end[-1]);
-    RowMath<T>::load_query(q + (from + r) * a.q.row_stride, dim, queries + r * padded);
+    RowMath<T>::load_query(q + (from + r) * a.q.row_stride, dim, queries + r * padded, a.scale < 0);
     memset(outputs + r * padded, 0, static_cast<size_t>(padded) * 4);
   }
-  const vf factor = Isa::set1(a.scale * kLog2e);
+  const vf factor = weight_factor(a.scale);
   for (int64_t limit = window; limit - window <= last_key; limit += window) {
     for (int64_t r = 0; r < rows; ++r) {
       RowState& row = state[r];
       const int32_t* stop = window_end(row.next, row.end, limit);
       for (const int32_t* keys = row.next; keys < stop; keys += VL)
-        score_keys<T, DIM>(queries + r * padded, k, k_stride, keys, stop - keys, dim, factor, weights + r * longest + (keys - row.begin));
+        score_keys<T, DIM>(queries + r * padded, k, k_stride, keys, stop - keys, dim, weights + r * longest + (keys - row.begin));
       for (int line = 0; line < kListAhead; ++line) __builtin_prefetch(stop + 16 * line, 0, 3);
       row.next = stop;
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
     RowState& row = state[r];
-    row.inverse_total = softmax_row(weights + r * longest, row.end - row.begin);
+    row.inverse_total = softmax_row(weights + r * longest, row.end - row.begin, factor);
     RowMath<T>::round_weights(weights + r * longest, row.end - row.begin);
     row.next = row.begin;
   }

@@ -9,9 +9,9 @@
 
 #include "abi.h"
 #include "attend_rows.h"
-#include "exp2.h"
 #include "parallel.h"
 #include "row_math.h"
+#include "softmax.h"
 
 namespace {
 
@@ -20,12 +20,15 @@ constexpr int64_t kMostStepRows = 8;
 constexpr int64_t kLeastPartKeys = 256;
 constexpr int64_t kPartsPerThread = 4;  // parts end at different times
 
-// What a part of the keys makes of a row: the sums in RowMath's order, and the largest score and the total of the weights.
+// What a part of the keys makes of some rows: weighted sums of V in RowMath's order, and of what weights.
 struct StepPart {
-  float *sums, *top, *total;  // [rows][padded], [rows], [rows]
+  float* sums;       // [rows][padded]
+  RowSoftmax* rows;  // [rows]
 
-  static int64_t floats(int64_t rows, int64_t padded) { return round_up(rows * (padded + 2), 16); }
-  StepPart(float* memory, int64_t rows, int64_t padded) : sums(memory), top(memory + rows * padded), total(top + rows) {}
+  static int64_t floats(int64_t rows, int64_t padded) {
+    return round_up(rows * (padded + static_cast<int64_t>(sizeof(RowSoftmax) / 4)), 16);
+  }
+  StepPart(float* memory, int64_t count, int64_t padded) : sums(memory), rows(reinterpret_cast<RowSoftmax*>(memory + count * padded)) {}
 };
 
 // Some neighbours of the keys, or of a `list` of keys that every row keeps.
@@ -42,12 +45,11 @@ void attend_step_part_of(const SaAttend& a, int64_t head, const int32_t* list, i
   alignas(64) int32_t places[kStepTile];
   for (int64_t j = 0; j < kStepTile; ++j) places[j] = static_cast<int32_t>(j);
   for (int64_t r = 0; r < a.rows; ++r) {
-    RowMath<T>::load_query(q + r * a.q.row_stride, dim, queries + r * padded);
-    part.top[r] = kLowest;
-    part.total[r] = 0;
+    RowMath<T>::load_query(q + r * a.q.row_stride, dim, queries + r * padded, a.scale < 0);
+    part.rows[r] = {};
   }
   memset(part.sums, 0, static_cast<size_t>(a.rows * padded) * 4);
-  const vf factor = Isa::set1(a.scale * kLog2e);
+  const vf factor = weight_factor(a.scale);
   for (int64_t start = from; start < to; start += kStepTile) {
     const T *tile_k = list ? k : k + start * k_stride, *tile_v = list ? v : v + start * v_stride;
     const int32_t* keys = list ? list + start : places;
@@ -61,27 +63,9 @@ void attend_step_part_of(const SaAttend& a, int64_t head, const int32_t* list, i
       const int64_t n = min_of((list ? to : min_of(to, a.positions[r] + 1)) - start, kStepTile);
       if (n <= 0) continue;
       for (int64_t j = 0; j < n; j += VL)
-        score_keys<T, DIM>(queries + r * padded, tile_k, k_stride, keys + j, n - j, dim, factor, scores + j);
-      const int64_t whole = round_up(n, VL);
-      for (int64_t j = n; j < whole; ++j) scores[j] = -__builtin_inff();
-      vf top = Isa::set1(part.top[r]);
-      for (int64_t j = 0; j < whole; j += VL) top = Isa::max(Isa::load(scores + j), top);
-      const vf largest = Isa::set1(Isa::lanes_max(top));
-      const vf keep = exp2_nonpositive(Isa::set1(part.top[r]) - largest);
-      vf total = Isa::set1(0);
-      for (int64_t j = 0; j < whole; j += VL) {
-        const vf weights = exp2_nonpositive(Isa::load(scores + j) - largest);
-        total += weights;
-        Isa::store(scores + j, weights);
-      }
-      alignas(64) float one[VL];
-      Isa::store(one, largest);
-      part.top[r] = one[0];
-      Isa::store(one, keep);
-      part.total[r] = part.total[r] * one[0] + Isa::lanes_sum(total);
+        score_keys<T, DIM>(queries + r * padded, tile_k, k_stride, keys + j, n - j, dim, scores + j);
       float* sums = part.sums + r * padded;
-      if (one[0] != 1)
-        for (int64_t d = 0; d < padded; d += VL) Isa::store(sums + d, Isa::load(sums + d) * keep);
+      weigh(scores, n, factor, part.rows + r, sums, padded);
       RowMath<T>::round_weights(scores, n);
       RowMath<T>::template add_values<DIM>(sums, scores, 0, tile_v, v_stride, keys, n, dim);
     }
@@ -107,21 +91,20 @@ inline int64_t parts_of_step(const SaAttend& a, int64_t keys) {
 template <class T>
 void write_step(const SaAttend& a, int64_t head, float* memory, int64_t parts) {
   const int64_t padded = round_up(a.dim, 32), floats = StepPart::floats(a.rows, padded);
+  const vf factor = weight_factor(a.scale);
   for (int64_t r = 0; r < a.rows; ++r) {
-    float top = kLowest, total = 0;
-    for (int64_t p = 0; p < parts; ++p) top = max_of(top, StepPart(memory + p * floats, a.rows, padded).top[r]);
+    float top = kLowest;
+    for (int64_t p = 0; p < parts; ++p) top = max_of(top, StepPart(memory + p * floats, a.rows, padded).rows[r].top);
+    vf totals = Isa::set1(0);
     alignas(64) float sums[1 << 9] = {};
     for (int64_t p = 0; p < parts; ++p) {
       const StepPart part(memory + p * floats, a.rows, padded);
-      if (part.total[r] == 0) continue;
-      const vf keep = exp2_nonpositive(Isa::set1(part.top[r]) - Isa::set1(top));
-      alignas(64) float one[VL];
-      Isa::store(one, keep);
-      total += part.total[r] * one[0];
+      const vf keep = exp2_nonpositive((Isa::set1(part.rows[r].top) - Isa::set1(top)) * factor);
+      totals += Isa::load(part.rows[r].totals) * keep;
       for (int64_t d = 0; d < padded; d += VL) Isa::store(sums + d, Isa::load(sums + d) + Isa::load(part.sums + r * padded + d) * keep);
     }
     T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + r * a.out.row_stride;
-    const float inverse = 1 / total;
+    const float inverse = 1 / Isa::lanes_sum(totals);
     for (int64_t d = 0; d < a.dim; ++d) from_float(sums[RowMath<T>::place(d)] * inverse, out + d);
   }
 }

@@ -12,6 +12,7 @@
 #include "attend_rows.h"
 #include "choose_rows.h"
 #include "common_keys.h"
+#include "softmax.h"
 
 namespace {
 
@@ -23,12 +24,6 @@ constexpr int64_t kRowsAhead = 4;    // whose bits are fetched
 constexpr int64_t kLeastKeepers = 24;  // rows that make reading a key for a block of 64 lanes pay
 constexpr int64_t kFewestCommon = 64;  // keys that make beginning with them pay
 
-// A row's attention so far, of unnormalised weights 2^((score − top) · weight_factor()).
-struct ChosenRow {
-  float top;
-  float totals[VL];
-};
-
 // The keys of `words` words, ascending, the last one repeated up to a multiple of 4.
 inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, int32_t* keys) {
   int64_t n = 0;
@@ -38,33 +33,9 @@ inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, 
   return n;
 }
 
-// Weights of n scores, in place and padded with zeros to whole vectors, by the largest so far; where that grows, `output` and the
-// total shrink.
-inline void weigh(float* s, int64_t n, vf factor, ChosenRow* row, float* output, int64_t padded_dim) {
-  const int64_t padded = round_up(n, VL);
-  for (int64_t j = n; j < padded; ++j) s[j] = -__builtin_inff();
-  vf tops = Isa::set1(row->top);
-  for (int64_t j = 0; j < padded; j += VL) tops = Isa::max(Isa::load(s + j), tops);
-  const float top = Isa::lanes_max(tops);
-  vf totals = Isa::load(row->totals);
-  if (top > row->top) {
-    const vf shrink = exp2_nonpositive(Isa::set1(row->top - top) * factor);
-    for (int64_t d = 0; d < padded_dim; d += VL) Isa::store(output + d, Isa::load(output + d) * shrink);
-    totals = totals * shrink;
-    row->top = top;
-  }
-  const vf largest = Isa::set1(row->top);
-  for (int64_t j = 0; j < padded; j += VL) {
-    const vf weights = exp2_nonpositive((Isa::load(s + j) - largest) * factor);
-    totals += weights;
-    Isa::store(s + j, weights);
-  }
-  Isa::store(row->totals, totals);
-}
-
 // The rows of a block begin with what they attended to together.
 template <class T>
-void begin_rows(const SaAttend& a, const Block& b, const BlockMemory<T>& m, ChosenRow* state, float* outputs, int64_t padded) {
+void begin_rows(const SaAttend& a, const Block& b, const BlockMemory<T>& m, RowSoftmax* state, float* outputs, int64_t padded) {
   for (int64_t r = 0; r < b.rows; ++r) {
     state[r].top = m.top[r];
     state[r].totals[0] = m.total[r];
@@ -80,7 +51,7 @@ struct Windows {
 
 template <class T, int DIM>
 void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, const RowBits& bits, const Windows& windows,
-                   ChosenRow* state, char* scratch) {
+                   RowSoftmax* state, char* scratch) {
   const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32);
   const int64_t k_stride = DIM ? DIM : a.k.row_stride, v_stride = DIM ? DIM : a.v.row_stride;
   const int64_t group = a.kv_head[head];
@@ -147,7 +118,7 @@ class FusedRows {
         choice_bytes_(round_up(max_of(ChoiceMemory::bytes_needed(choose.keys, choose.dim), common_bytes(choose)), 64)) {}
 
   int64_t bytes_needed() const {
-    return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(ChosenRow)));
+    return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(RowSoftmax)));
   }
 
   // `count` rows from row `from` on, up to `rows`; in blocks, where `from` is a multiple of kCommonRows however many threads there are.
@@ -157,7 +128,7 @@ class FusedRows {
     char* choice = scratch + bit_bytes_;
     const ChoiceMemory memory(choice, choose_.keys, choose_.dim);
     scratch += bit_bytes_ + choice_bytes_;
-    ChosenRow* state = reinterpret_cast<ChosenRow*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
+    RowSoftmax* state = reinterpret_cast<RowSoftmax*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
     Seed seed;
     for (int64_t r = 0; r < count; r += kRowsAtOnce)
       choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), bits.stride}, memory);
@@ -167,7 +138,7 @@ class FusedRows {
     const int64_t visible = to.candidates[from + count - 1], dim = choose_.dim, padded = round_up(dim, 32);
     const int64_t* ends = to.indptr + head * choose_.rows + from;
     float* outputs = reinterpret_cast<float*>(scratch);
-    for (int64_t r = 0; r < count; ++r) state[r] = {kLowest, {}};
+    for (int64_t r = 0; r < count; ++r) state[r] = {};
     memset(outputs, 0, static_cast<size_t>(count * padded) * 4);
     int64_t left = ends[count] - ends[0];  // to be attended to row by row
     CommonKeys common(choice, choose_.keys);
