@@ -1,6 +1,7 @@
 """What the tables of README and docs have in common: published rows, a table in Markdown, and where its rows are from."""
 
 import json
+import re
 from collections.abc import Iterable
 
 import pandas as pd
@@ -10,6 +11,7 @@ from experiments.publish import ROOT, read_reference
 
 REFERENCE = ROOT / "results" / "reference"
 SHAPES = {"qwen2-0.5b": "Qwen2-0.5B", "qwen2-1.5b": "Qwen2-1.5B", "phonelm-1.5b": "PhoneLM-1.5B", "smollm2-135m": "SmolLM2-135M"}
+_SHARE = re.compile(r" shard\.(index|count)=\d+")  # of the process that measured last; the command without them measures all
 _MARKS = "†‡§¶"  # of flagged cells
 INCREASE = ("loss_increase", "loss_increase_error")
 
@@ -52,7 +54,7 @@ def source(name: str, n: str) -> str:
             f"`results/reference/{name}.csv`, {n}; machine and versions **not recorded**, published in commit "
             f"{origin['published_in'][:7]}, older than the code"
         )
-    command = f"`{origin['command']}`"
+    command = f"`{_SHARE.sub('', origin['command'])}`"
     if "command_today" in origin:
         command = f"`{origin['command_today']}`, which then was {command}"
     on = origin_line(rows_of(name), origin["machine"], origin["commit"], origin["dirty"])

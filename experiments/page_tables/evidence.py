@@ -129,6 +129,12 @@ def _change(rows: str, method: str, task: str, words: str, where: Mapping[str, o
     return _One(rows, f"{words}, change from dense attention", "questions", "accuracy_change", where)
 
 
+def _far(method: str, retention: float) -> _One:
+    where = {"method": method, "retention": retention}
+    kept = f"{retention:.0%} of the keys" if retention < 1 else "every key"
+    return _One("headline_8192", f"`{method}`, {kept}, output error, 8192 tokens", "tokens", "output_error", where)
+
+
 _SIGNALS = {"ablation": "the loss without a head", "sensitivity_divergence": "the estimated divergence"}
 _LOSS = "loss above dense attention, nat"
 _ON_OTHER = "on the list of the layer before, 20% of the keys"
@@ -137,6 +143,7 @@ _ABOVE_OWN = "loss above the layers' own lists, 10% of the keys, nat"
 _FROM_4 = {"first_layer": 4, "retention": 0.1}
 _BEFORE = {"apart": 1}
 _WORST = {"method": "static, 9 buckets", "granularity": "row", "retention": 0.2}
+_STREAMING = {"method": "streaming", "retention": 0.1}
 _AHEAD = {"method": "exact", "retention": 0.1, "ahead": 1}
 _EVIDENCE = {
     "INT8 scores choose keys as well as exact scores": [
@@ -149,6 +156,10 @@ _EVIDENCE = {
         _Loss("sweep_qwen2_5_coder", "int8_uniform", "shadowattn"),
     ],
     "Budgets of rows": [_Loss("study_top_p", "error_greedy", "top_p"), _Loss("study_top_p_smollm2", "error_greedy", "top_p")],
+    "Output error does not rank methods": [
+        _far("npu_full", 1.0), _above_dense("headline_8192", "npu_full"),
+        _far("streaming", 0.1), _One("headline_8192", f"`streaming`, {_LOSS}", "windows", "loss_increase", _STREAMING),
+    ],
     "Keys chosen by position": [
         _Loss("headline_wikitext", "streaming", "int8_uniform"),
         _Loss("sweep_qwen2_5_coder", "streaming", "int8_uniform"),

@@ -62,10 +62,36 @@ def recall() -> str:
         mean, worst = (100 * one(sets[name], method=method, metric=metric) for metric in ("recall", "worst_head_recall"))
         return f"{mean:.2f}, {worst:.1f}"
 
-    methods = dict.fromkeys(sets["table4"].method)
+    methods = dict.fromkeys(method for name in _TEXTS for method in sets[name].method)
     lines = [[method, *(cell(name, method) for name in _TEXTS)] for method in methods]
     header = ["percent of the exact top 20 % found: mean, worst head", *_TEXTS.values()]
     return table(header, lines, "table4", "the other columns from the files of their names")
+
+
+_FORMS = {"static, 1 bucket": "1 bucket", "static, 9 buckets": "9 buckets"}
+_ROUNDED = {
+    "clipped_heads": "heads clipped",
+    "k_saturated": "values of K clipped",
+    "k_zero": "values of K to 0",
+    "k_levels": "levels of K in use",
+}
+
+
+def offset_scales() -> str:
+    """What the mean key taken off K changes of static scales: heads and values clipped, values rounded to 0, levels in use."""
+    lines = []
+    for name in ("table4_smollm2", "table4_qwen2_5_coder"):
+        rows = rows_of(name)
+        for method, words in _FORMS.items():
+            for suffix, offset in (("", ""), (", less mean K", ", less the mean key")):
+                figures = (
+                    rows[(rows.method == method + suffix) & rows.metric.isin(_ROUNDED) & (rows.layer < 0)]
+                    .set_index("metric")
+                    .value
+                )
+                lines.append([_TEXTS[name].split(",")[0], words + offset, *(f"{figures[metric]:.1%}" for metric in _ROUNDED)])
+    n = "share over heads, or over values or levels; the second model from the file of its name"
+    return table(["", "scales", *_ROUNDED.values()], lines, "table4_smollm2", n)
 
 
 _OUTPUTS = {

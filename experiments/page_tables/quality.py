@@ -93,6 +93,35 @@ _SIZES = {
 }
 
 
+_ERRORS = {
+    "headline_wikitext": "SmolLM2, 2048 tokens",
+    "headline_8192": "SmolLM2, 8192 tokens",
+    "headline_stdlib": "SmolLM2, standard library",
+    "sweep_qwen2_5_coder": "Qwen2.5-Coder",
+}
+
+
+def output_errors() -> str:
+    """How far attention is from dense attention, beside the loss, for methods that the two put in another order."""
+    lines, sources = [], []
+    for name, words in _ERRORS.items():
+        rows = rows_of(name)
+        errors = rows[rows.metric == "output_error"].set_index(["method", "retention"]).value
+        losses = rows[rows.metric == "loss_increase"].set_index(["method", "retention"]).value
+        said = {cell: f"{errors[cell]:.3f} · {losses[cell]:+.3f}" for cell in errors.index}
+        lines.append([words, "`npu_full`", *("" for _ in _SHARES), said["npu_full", 1.0]])
+        for method in ("int8_uniform", "shadowattn", "streaming"):
+            lines.append(["", f"`{method}`", *(said[method, at] for at in _SHARES), ""])
+        counted = f"errors over {rows[rows.metric == 'output_error'].n.iloc[0]} tokens"
+        sources.append(source(name, counted))
+    header = ["output error · loss above dense, nat", "", *(f"{at:.0%} of the keys" for at in _SHARES), "every key"]
+    cells = [header, ["---"] * len(header), *lines]
+    return "\n\n".join(["\n".join("| " + " | ".join(line) + " |" for line in cells), *sources])
+
+
+_SHARES = (0.05, 0.1, 0.2)
+
+
 def model_sizes() -> str:
     """What an estimate and a window lose on models of three sizes."""
     shown = [("npu_full", 1.0), *((method, at) for at in (0.1, 0.2) for method in ("int8_uniform", "streaming"))]

@@ -1,5 +1,7 @@
 """Lists that rows of a block share."""
 
+from collections.abc import Iterable
+
 import pandas as pd
 
 from experiments.page_tables.common import INCREASE, dash, full_int8, rows_of, source, table
@@ -34,21 +36,21 @@ def query_block() -> str:
 
 
 def sharing() -> str:
-    """What lists shared by blocks of rows add to the loss of per-row lists on SmolLM2."""
+    """What lists shared by blocks of rows add to the loss of per-row lists on SmolLM2, and their divergence from dense."""
     rows = rows_of("study_query_block_smollm2")
-    comparisons = gains(rows)
+    comparisons, divergences = gains(rows), _divergences(rows)
     comparisons = comparisons[comparisons.rival == "per_row"].set_index("method")
     blocks = rows.drop_duplicates("method").set_index("method").query_block.reindex(comparisons.index)
-    lines = []
+    at = comparisons.retention.iloc[0]
+    lines = [["lists of single rows", f"{divergences[at, 'per_row']:.3f}", *("" for _ in blocks.unique())]]
     for kind in dict.fromkeys(name.replace(f"_{block}", "") for name, block in blocks.items()):
         score, _, _ = kind.partition("_without_own")
         names = [name for name, block in blocks.items() if name.replace(f"_{block}", "") == kind]
-        cells = (comparisons.loc[name] for name in names)
+        cells = (_loss_and_divergence(comparisons.loc[name], divergences[at, name]) for name in names)
         label = f"`{score}`, lists without the block's own keys" if kind.endswith("_without_own") else f"`{score}`"
-        lines.append([label, *map(_loss_and_interval, cells)])
-    at = comparisons.retention.iloc[0]
-    header = [f"loss above per-row lists at {at:.0%} of the keys, nat", *(f"{block} rows" for block in sorted(blocks.unique()))]
-    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows{_denser(rows)}{full_int8(rows)}"
+        lines.append([label, "", *cells])
+    header = [f"loss above per-row lists at {at:.0%} of the keys · KL from dense, nat", *_columns(blocks.unique())]
+    n = f"95 % intervals, paired; n = {_counted(rows, comparisons)}{_denser(rows)}{full_int8(rows)}"
     return table(header, lines, "study_query_block_smollm2", n)
 
 
@@ -69,16 +71,31 @@ def sharing_qwen2_5_coder() -> str:
 
 def _by_retention(name: str) -> str:
     rows = rows_of(name)
-    comparisons = gains(rows)
+    comparisons, divergences = gains(rows), _divergences(rows)
     comparisons = comparisons[comparisons.rival == "per_row"].set_index(["retention", "method"])
     blocks = sorted(rows.query_block[rows.query_block > 1].unique())
-    lines = [
-        [f"{at:.0%} of the keys", *(_loss_and_interval(comparisons.loc[at, f"probability_{block}"]) for block in blocks)]
-        for at in sorted(rows.retention[rows.retention < 1].unique())
-    ]
-    header = ["`probability`, loss above per-row lists, nat", *(f"{block} rows" for block in blocks)]
-    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows{_denser(rows)}"
+    lines = []
+    for at in sorted(rows.retention[rows.retention < 1].unique()):
+        cells = ((at, f"probability_{block}") for block in blocks)
+        shared = (_loss_and_divergence(comparisons.loc[cell], divergences[cell]) for cell in cells)
+        lines.append([f"{at:.0%} of the keys", f"{divergences[at, 'per_row']:.3f}", *shared])
+    header = ["`probability`, loss above per-row lists · KL from dense, nat", *_columns(blocks)]
+    n = f"95 % intervals, paired; n = {_counted(rows, comparisons)}{_denser(rows)}"
     return table(header, lines, name, f"{n}{full_int8(rows)}")
+
+
+def _columns(blocks: Iterable[int]) -> list[str]:
+    return ["1 row: KL", *(f"{block} rows" for block in sorted(blocks))]
+
+
+def _divergences(rows: pd.DataFrame) -> pd.Series:
+    """The KL divergence from dense attention, by retention and method."""
+    return rows[rows.metric == "kl_divergence"].set_index(["retention", "method"]).value
+
+
+def _counted(rows: pd.DataFrame, comparisons: pd.DataFrame) -> str:
+    tokens = int(rows[rows.metric == "kl_divergence"].n.iloc[0])
+    return f"{int(comparisons.n.iloc[0])} windows, KL over {tokens} tokens"
 
 
 def _denser(rows: pd.DataFrame) -> str:
@@ -88,8 +105,8 @@ def _denser(rows: pd.DataFrame) -> str:
     return f"; measured densities differ from that of per-row lists by at most {apart.abs().max():.4f}"
 
 
-def _loss_and_interval(comparison: pd.Series) -> str:
-    return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f})"
+def _loss_and_divergence(comparison: pd.Series, divergence: float) -> str:
+    return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f}) · {divergence:.3f}"
 
 
 _OVERLAPS = ("study_overlap_maps", "study_overlap_maps_smollm2")
