@@ -45,6 +45,7 @@ def npu_full() -> str:
 
 
 _SIGNALS = {
+    "small_share": "probability that steps of 1/127 round to zero",
     "sink_share": "probability on the first key",
     "q_outlier": "largest magnitude of Q / its root mean square",
     "k_outlier": "largest magnitude of K / its root mean square",

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.cells import paired_error
+from experiments.comparisons import comparison_rows
 from experiments.lab import Lab
 from experiments.progress import bar, say
 from experiments.refusals import check_count
@@ -43,6 +44,7 @@ FORMS = {
     "qkv_probabilities": FullInt8(scores=False),
     "npu_full": FullInt8(),
 }
+_SIGNALS = {"sink_share": "sink", "small_share": "small", "q_outlier": "q_outlier", "k_outlier": "k_outlier"}
 INCREASE = ("loss_increase", "loss_increase_error")
 FURTHER = {"npu_full_log2": FullInt8(probabilities="log2"), "npu_full_per_head": FullInt8(granularity="head")}
 
@@ -55,7 +57,7 @@ class Outliers(Study):
     A head is said to have a sink where the first key holds more than `sink_share` of its probability. `calibration_tokens`: as
     many tokens of the calibration text in prompts of each of these lengths, whose scales serve the same held-out windows.
     `loss_windows`: on so many held-out windows also the losses of NPU-Full and of INT8 Q, K and V, of the model as it is and with
-    equal channels folded into its projections; 0: none.
+    equal channels folded into its projections, compared pair by pair; 0: none.
     """
 
     calibration_windows: int = 4
@@ -89,8 +91,8 @@ class Outliers(Study):
         windows = lab.heldout()
         row = replace(lab.row(PlacedRow), n=errors.rows)
         rows = []
-        for metric in ("sink", "q_outlier", "k_outlier"):
-            rows += _by_head(replace(row, metric=f"{metric}_share" if metric == "sink" else metric), vars(errors)[metric])
+        for metric, signal in _SIGNALS.items():
+            rows += _by_head(replace(row, metric=metric), vars(errors)[signal])
         sinks = errors.sink > self.sink_share
         rows.append(replace(row, metric="heads_with_sinks", value=float(sinks.sum()), n=sinks.numel()))
         for name in errors.error:
@@ -108,18 +110,22 @@ class Outliers(Study):
         calibration, windows = self._calibration(lab), lab.heldout(windows=self.loss_windows)
         dense = window_losses(model, windows, **how)
         row, rows = replace(lab.row(PlacedRow), unit="nat", allocator=ALL_KEYS, estimator="full_int8", n=len(windows)), []
+        losses, method_rows = {}, {}
         for suffix, folded in (("", nullcontext()), (", equalised", channel_factors(model, factors))):
             with folded:
                 ranges = observe_attention_ranges(model, calibration, **how, progress=lambda w: bar(w, "ranges"))
                 for form in ("qkv", "npu_full"):
+                    name = form + suffix
                     with FORMS[form](model, ranges, **how):
-                        losses = window_losses(model, windows, **how, progress=lambda w, name=form + suffix: bar(w, name))
+                        losses[name] = window_losses(model, windows, **how, progress=lambda w, name=name: bar(w, name))
                     figures = {
-                        "loss_increase": float((losses - dense).mean()),
-                        "loss_increase_error": paired_error(losses.tolist(), dense.tolist()),
+                        "loss_increase": float((losses[name] - dense).mean()),
+                        "loss_increase_error": paired_error(losses[name].tolist(), dense.tolist()),
                     }
-                    rows += [replace(row, method=form + suffix, metric=name, value=value) for name, value in figures.items()]
-        return rows
+                    method_rows[name] = replace(row, method=name)
+                    rows += [replace(row, method=name, metric=metric, value=value) for metric, value in figures.items()]
+        pairs = [(f"{form}, equalised", form) for form in ("qkv", "npu_full")]
+        return rows + comparison_rows(method_rows, {name: one.tolist() for name, one in losses.items()}, pairs)
 
     def _calibration(self, lab: Lab) -> Tensor:
         return lab.calibration(tokens=lab.context_tokens, windows=self.calibration_windows)

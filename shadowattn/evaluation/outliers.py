@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.engine.observe import observe_prefill
+from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.graphs.symmetric_int8 import shifted
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.models.shape import model_shape
@@ -23,6 +24,8 @@ from shadowattn.types import KeyOffset
 
 RESCALINGS = ("none", "offset", "equalised", "both")
 _LEAST = 1e-6
+_SIGNALS = ("sink", "small", "q_outlier", "k_outlier")
+_HALF_A_STEP = 0.5 / INT8_MAX
 Progress = Callable[[Tensor], Iterable[Tensor]]
 
 
@@ -101,13 +104,14 @@ class Candidate:
 class HeadErrors:
     """Sums over `rows` rows: of each candidate ‖out − dense‖² and of dense attention ‖out‖², [L, H]; what the heads are like.
 
-    `sink` is the share of a row's probability on the first key, `q_outlier` and `k_outlier` the largest magnitude over the root
-    mean square; means over chunks, [L, H].
+    `sink` is the share of a row's probability on the first key, `small` its share in probabilities that steps of 1/127 round to
+    zero, `q_outlier` and `k_outlier` the largest magnitude over the root mean square; means over chunks, [L, H].
     """
 
     error: dict[str, Tensor]
     norm: Tensor
     sink: Tensor
+    small: Tensor
     q_outlier: Tensor
     k_outlier: Tensor
     rows: int
@@ -123,7 +127,7 @@ def measure_head_errors(
     """Runs the windows [W, T] through the model, dense, and computes every chunk's attention by every candidate as well."""
     shape = model_shape(model)
     zeros = torch.zeros(shape.layers, shape.heads, dtype=torch.float64, device=model.device)
-    sums = {name: zeros.clone() for name in (*candidates, "norm", "sink", "q_outlier", "k_outlier")}
+    sums = {name: zeros.clone() for name in (*candidates, "norm", *_SIGNALS)}
     steps = {
         name: [Steps.of(one.ranges, layer, one.form.granularity, model.device) for layer in range(shape.layers)]
         for name, one in candidates.items()
@@ -136,7 +140,9 @@ def measure_head_errors(
         q, k, v = chunk.q.float(), chunk.k.float(), chunk.v.float()
         exact = dense(q, k, v, causal_offset=chunk.first_position, scale=chunk.scale)
         sums["norm"][layer] += exact.double().square().sum((1, 2))
-        sums["sink"][layer] += _sink_share(q, k[kv], chunk)
+        probability = _probabilities(q, k[kv], chunk)
+        sums["sink"][layer] += probability[..., 0].mean(1).double()
+        sums["small"][layer] += probability.where(probability < _HALF_A_STEP, 0).sum(2).mean(1).double()
         for name, x in (("q_outlier", q), ("k_outlier", k[kv])):
             sums[name][layer] += x.abs().amax((1, 2)) / x.square().mean((1, 2)).sqrt().clamp(min=_LEAST)
         for name, one in candidates.items():
@@ -146,12 +152,11 @@ def measure_head_errors(
             chunks, rows = chunks + 1, rows + q.shape[1]
 
     observe_prefill(model, windows, observe, chunk_tokens=chunk_tokens, progress=progress)
-    means = {name: (sums[name] / chunks).float() for name in ("sink", "q_outlier", "k_outlier")}
+    means = {name: (sums[name] / chunks).float() for name in _SIGNALS}
     return HeadErrors(error={name: sums[name] for name in candidates}, norm=sums["norm"], **means, rows=rows)
 
 
-def _sink_share(q: Tensor, k: Tensor, chunk: Chunk) -> Tensor:
-    """The mean over rows of the probability of key 0, [H]."""
+def _probabilities(q: Tensor, k: Tensor, chunk: Chunk) -> Tensor:
+    """Of every row and key, [H, Q, K]."""
     hidden = torch.arange(chunk.keys, device=k.device) > chunk.positions[:, None]
-    logits = (q @ k.mT * chunk.scale).masked_fill(hidden, -torch.inf)
-    return (logits[..., 0] - logits.logsumexp(-1)).exp().mean(1).double()
+    return (q @ k.mT * chunk.scale).masked_fill(hidden, -torch.inf).softmax(-1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shadowattn.engine.observe import observe_prefill
 from shadowattn.evaluation.outliers import (
     RESCALINGS,
     Candidate,
@@ -62,4 +63,25 @@ def test_errors_by_head_are_those_of_whole_attention():
     assert (found.relative("qkv") < found.relative("all")).all()
     assert (found.relative("both") < 0.2).all()
     assert ((found.sink >= 0) & (found.sink <= 1)).all()
+    assert ((found.small > 0) & (found.small < 1)).all()
     assert (found.k_outlier >= 1).all()
+
+
+def test_small_probabilities_are_those_that_half_a_step_rounds_to_zero():
+    model, ids = tiny_model(), windows(1, 300)
+    form = FullInt8(scores=False, probabilities="float")
+    channels = observe_channels(model, ids, chunk_tokens=300)
+    rescaled = rescalings(channels, observe_key_offset(model, ids, how="mean", chunk_tokens=300))["none"]
+    ranges = observe_prepared_ranges(model, ids, {"none": rescaled}, chunk_tokens=300)["none"]
+    found = measure_head_errors(model, ids, {"qkv": Candidate(form, rescaled, ranges)}, chunk_tokens=300)
+    seen = {}
+
+    def observe(chunk: Chunk) -> None:
+        q, k = chunk.q.double(), chunk.k.double()[chunk.heads.kv]
+        scores = (q @ k.mT * chunk.scale).masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
+        probability = scores.softmax(-1)
+        rounded = (probability * 127).round()
+        seen[chunk.layer] = torch.where(rounded == 0, probability, 0.0).sum(2).mean(1)
+
+    observe_prefill(model, ids, observe, chunk_tokens=300)
+    torch.testing.assert_close(found.small, torch.stack([seen[layer] for layer in sorted(seen)]).float(), atol=1e-4, rtol=1e-3)

@@ -32,6 +32,7 @@ from shadowattn.online.selection import Rule
 from shadowattn.online.simulation.description import load_device, save_device
 from shadowattn.online.simulation.device import Number
 from shadowattn.reporting.figures.retrieval import draw as draw_retrieval
+from shadowattn.reporting.verdicts import gains
 from shadowattn.types import RetentionProfile, ScaleGrid
 from tests.experiments.test_pipeline import LITTLE, run
 from tests.experiments.test_run import tiny_folder
@@ -696,6 +697,13 @@ def test_outliers_of_every_head(run):
     increases = rows[rows.metric == "loss_increase"].set_index("method").value
     assert set(increases.index) == {"qkv", "npu_full", "qkv, equalised", "npu_full, equalised"}
     assert increases["npu_full"] != increases["npu_full, equalised"]
+    found = gains(rows)
+    assert dict(zip(found.method, found.rival, strict=True)) == {"qkv, equalised": "qkv", "npu_full, equalised": "npu_full"}
+    for one in found.itertuples():
+        assert one.gain == pytest.approx(increases[one.rival] - increases[one.method], abs=1e-6)
+    shares = rows[rows.metric == "small_share"]
+    assert len(shares) == 2 * 4
+    assert shares.value.between(0, 1).all()
 
 
 @pytest.mark.parametrize(

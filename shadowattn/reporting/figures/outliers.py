@@ -8,11 +8,14 @@ from shadowattn.reporting.style import (
     subject,
 )
 
-_AGAINST = {"sink_share": "share of the probability on the first key", "k_outlier": "largest / rms of K"}
+_AGAINST = {
+    "sink_share": "share of the probability on the first key",
+    "small_share": "share of the probability that steps of 1/127 round to zero",
+}
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Left and middle: each head's output error in NPU-Full against its sink and its outliers; right: all heads, by candidate."""
+    """Left and middle: each head's output error against its sink and its small probabilities; right: all heads, by candidate."""
     placed, whole = rows[rows.layer >= 0], rows[(rows.layer < 0) & (rows.metric == "output_error")]
     errors = placed[placed.metric == "output_error"].set_index(["method", "layer", "head"]).value
     drawn, axes = new_figure(columns=3)
