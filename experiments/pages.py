@@ -1,8 +1,8 @@
-"""Fills the tables of README and docs from `results/reference`: `python -m experiments.pages` (`--check` only compares).
+"""Fills the tables of README and docs from `results/reference`: `python -m experiments.pages` (`--check` only compares tables).
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end -->`; what lies between is the function of this name in
 `experiments/page_tables`, so that no number of a table is older than its rows. Below each table stand the rows' file, n, machine,
-commit and command.
+commit and command. Figures of several runs (`experiments/page_figures.py`) are drawn as well.
 """
 
 import argparse
@@ -15,7 +15,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from experiments import page_tables
+from experiments.page_figures import FIGURES
 from experiments.publish import ROOT
+from shadowattn.reporting.style import save
 
 _PLACE = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -54,6 +56,9 @@ def main() -> None:
         if not check:
             page.write_text(filled(page.read_text()))
         print(page.relative_to(ROOT), "is older than its rows" if check else "written")
+    for name, draw in () if check else FIGURES.items():
+        figure, below = draw()
+        save(figure, ROOT / "docs" / f"{name}.png", below=below)
     sys.exit(1 if check and old else 0)
 
 

@@ -5,7 +5,7 @@ import itertools
 import pandas as pd
 
 from experiments.page_tables.common import SHAPES, one, rows_of, source, table
-from experiments.studies.estimator_speed import said_break_even
+from experiments.studies.estimator_speed import break_even_keys, said_break_even
 from shadowattn.online.break_even import crossing
 from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.verdicts import gains
@@ -55,12 +55,24 @@ def per_row_speed() -> str:
                 baselines = ("sdpa",) if method == "own dense" else ("sdpa", "own dense")
                 ratios = (one(rows, metric=f"times faster than {baseline}", **where) for baseline in baselines)
                 cells.append(" · ".join(f"{ratio:.2f}" for ratio in ratios))
-            lines.append([SHAPES[model], dtype, words, *cells])
+            where = {"part": "chunk", "method": method, "model": model, "dtype": dtype, "metric": "times faster than own dense"}
+            shares = sorted(tables)
+            even = "" if method == "own dense" else _share({at: one(tables[at], **where) for at in shares})
+            lines.append([SHAPES[model], dtype, words, *cells, even])
     first = tables[0.2]
     rounds = int(first[first.metric == "time"].n.max())
     header = ["", "", "times faster than SDPA · than our dense attention", *(f"{at:.0%} of the keys" for at in _BY_RETENTION)]
+    header.append("break-even, of the keys")
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_BY_RETENTION.items())[1:]]
     return "\n\n".join([table(header, lines, _BY_RETENTION[0.2], f"medians of {rounds} rounds"), *others])
+
+
+def _share(ratios: dict[float, float]) -> str:
+    """Up to which share of the keys lists are faster than dense attention, between those measured."""
+    shares = sorted(ratios)
+    if ratios[shares[0]] < 1 or ratios[shares[-1]] >= 1:
+        return f"below {shares[0]:.0%}" if ratios[shares[0]] < 1 else f"above {shares[-1]:.0%}"
+    return f"{crossing(shares, [ratios[at] for at in shares]):.0%}"
 
 
 def activation_speed_smollm2() -> str:
@@ -87,12 +99,23 @@ def first_look_speed() -> str:
                     time = f"{one(rows, metric='time', **where):.1f}"
                     ratio = "" if method == "own dense" else f" · {one(rows, metric='times faster than own dense', **where):.2f}"
                     cells.append(time + ratio)
+                cells.append("" if method == "own dense" else _faster_from(rows, dtype, method, lengths))
                 lines.append([f"{at:.0%}", dtype, words, *cells])
     header = ["of the keys", "", "milliseconds · times faster than our dense attention", *(f"{keys} keys" for keys in lengths)]
+    header.append("break-even, keys")
     first = tables[0.05]
-    rounds = f"medians of {int(first[first.metric == 'time'].n.min())} rounds or more"
+    rounds = (
+        f"medians of {int(first[first.metric == 'time'].n.min())} rounds or more; break-even: the fewest of these numbers of keys"
+    )
+    rounds += " from which on it is faster"
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_FIRST_LOOK.items())[1:]]
     return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], rounds), *others])
+
+
+def _faster_from(rows: pd.DataFrame, dtype: str, method: str, lengths: list[int]) -> str:
+    """The least of `lengths` from which on a method is faster than our dense attention."""
+    where = {"dtype": dtype, "method": method, "metric": "times faster than own dense"}
+    return said_break_even(break_even_keys({keys: one(rows, context_tokens=keys, **where) for keys in lengths}), lengths[-1])
 
 
 def first_look_growth() -> str:
@@ -217,8 +240,10 @@ def first_look_recall() -> str:
                 [one(rows, metric=metric, method=method, **where) for method in ("per_row", "hierarchical")]
                 for metric in ("mass_recall", "time", "times_faster_than_own_dense")
             )
+            even = (one(rows, metric="break_even_keys", method=method, retention=at) for method in ("per_row", "hierarchical"))
             shown = [f"{mass[0]:.4f}", f"{mass[1]:.4f}", f"{mass[1] / mass[0]:.4f}", *(f"{ratio:.2f}" for ratio in faster)]
-            lines.append([f"{keys}", f"{at:.0%}", f"{through:g}", *shown, f"{times[0] / times[1]:.2f}"])
+            shown += [f"{times[0] / times[1]:.2f}", " · ".join(said_break_even(x, rows.context_tokens.max()) for x in even)]
+            lines.append([f"{keys}", f"{at:.0%}", f"{through:g}", *shown])
     header = [
         "keys",
         "of the keys",
@@ -230,7 +255,7 @@ def first_look_recall() -> str:
         "share of it",
         *(f"times faster than our dense attention, `{name_of}`" for name_of in ("int8_fused", "hierarchical")),
     ]
-    header.append("`hierarchical`, times faster than `int8_fused`")
+    header += ["`hierarchical`, times faster than `int8_fused`", "break-even of both, keys"]
     first = tables[1.25][tables[1.25].metric == "time"].iloc[0]
     n = f"{first['dtype']}, {first.chunk_rows} rows a layer, medians of {first.n} rounds"
     others = [source(name, f"{through:g} times the budget") for through, name in list(_THROUGH.items())[1:]]
@@ -240,6 +265,9 @@ def first_look_recall() -> str:
 _THROUGH = {1.25: "study_activation_speed_qwen2_5_coder", 2.0: "study_activation_speed_qwen2_5_coder_through_2"}
 
 
+_SHOWN_BLOCK = 32
+
+
 def _activation_speed(name: str) -> str:
     """Times faster than dense attention by length, and break-even."""
     rows = rows_of(name)
@@ -247,6 +275,7 @@ def _activation_speed(name: str) -> str:
     ratios = rows[rows.metric == "times_faster_than_own_dense"]
     layers = rows[(rows.metric == "layer_times_faster_than_own_dense") & (rows.context_tokens == lengths[-1])]
     lines = []
+    ratios = ratios[ratios.query_block.isin([1, _SHOWN_BLOCK])]  # loss against time shows the others
     for (dtype, block, at, method), cell in ratios.groupby(["dtype", "query_block", "retention", "method"], sort=False):
         of = {"dtype": dtype, "method": method, "retention": at}
         values = [f"{one(cell, context_tokens=keys):.2f}" for keys in lengths]
@@ -261,6 +290,36 @@ def _activation_speed(name: str) -> str:
     header = ["", "a list for", "of the keys", *(f"{keys} keys" for keys in lengths), "break-even, keys"]
     header.append(f"layers at {lengths[-1]} keys")
     n = f"times faster than our dense attention, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds"
+    return table(header, lines, name, n)
+
+
+def activation_stages() -> str:
+    """What lists for every row spend their time on, on SmolLM2's activations, and what each part alone would gain."""
+    return _activation_stages("study_activation_speed_smollm2_avx512", 8192)
+
+
+def activation_stages_qwen2_5_coder() -> str:
+    """The same at 32768 keys of Qwen2.5-Coder's."""
+    return _activation_stages("study_activation_speed_qwen2_5_coder", 32768)
+
+
+def _activation_stages(name: str, keys: int) -> str:
+    rows = rows_of(name)
+    times = rows[(rows.metric == "time") & (rows.context_tokens == keys)]
+    lines = []
+    for dtype, some in times.groupby("dtype", sort=False):
+        (dense,) = some[some.method == "own_dense"].value
+        for at, cell in some[some.method != "own_dense"].groupby("retention"):
+            of = cell.set_index("method").value
+            attend = of["per_row"] - of["choose"]
+            parts = (of["estimate"], of["choose"] - of["estimate"], attend, of["per_row"], of["hierarchical"])
+            bounds = (dense / of["estimate"], dense / of["choose"], dense / attend, at * dense / attend)
+            shown = (*(f"{time:.0f}" for time in (dense, *parts)), *(f"{bound:.2f}" for bound in bounds))
+            lines.append([f"{dtype}, {at:.0%} of the keys", *shown])
+    header = ["milliseconds, all layers", "our dense attention", "estimate", "select", "attend (the rest)", "`int8_fused`"]
+    header += ["`hierarchical`", "dense / estimate", "dense / (estimate + select)", "dense / attend"]
+    header.append("speed of attend, of dense attention's")
+    n = f"{keys} keys, medians of {int(times.n.iloc[0])} rounds; speed: multiplications a second"
     return table(header, lines, name, n)
 
 
@@ -294,11 +353,20 @@ _MEMORY_TARGET_MB, _LONG_MEMORY_TARGET_MB = 256, 1000
 
 def stages() -> str:
     """What one chunk spends its time on, per row, and the share of the machine's peak that its products reach."""
+    return _stages(_QWEN)
+
+
+def stages_shapes() -> str:
+    """The same of other shapes."""
+    return _stages(("smollm2-135m", "phonelm-1.5b"))
+
+
+def _stages(models: tuple[str, ...]) -> str:
     every = rows_of("attention_speed")
     peaks = every[every.method == "machine"].set_index("metric").value
-    rows = every[(every.part == "chunk") & (every.metric == "time") & every.model.isin(_QWEN)]
+    rows = every[(every.part == "chunk") & (every.metric == "time") & every.model.isin(models)]
     cells = rows.set_index(["method", "model", "dtype"])
-    cases = [(model, dtype) for model in _QWEN for dtype in ("float32", "bfloat16")]
+    cases = [(model, dtype) for model in models for dtype in ("float32", "bfloat16")]
 
     def cell(name: str, model: str, dtype: str) -> str:
         of = cells.loc[(name, model, dtype)]
@@ -312,11 +380,21 @@ def stages() -> str:
     names = ["quantise", "estimate", "select", "attend, per row"]
     names += ["total (int8_fused), per row", "total (hierarchical), per row", "own dense", "sdpa"]
     lines = [[name, *(cell(name, *case) for case in cases)] for name in names]
+    times = rows.set_index(["method", "model", "dtype"]).value
+    for words, parts in _BOUNDS.items():
+        bounds = (times["own dense", *case] / sum(times[part, *case] for part in parts) for case in cases)
+        lines.append([f"own dense / {words}", *(f"{bound:.2f}" for bound in bounds)])
     header = ["ms a chunk · of the peak", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
     shown = ", ".join(f"{metric} {peaks[metric]:.0f} {unit}" for metric, unit in _PEAKS.items())
     return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds; {shown}")
 
 
+# What lists for every row would gain over dense attention if all other parts took no time.
+_BOUNDS = {
+    "estimate": ("estimate",),
+    "(quantise + estimate + select)": ("quantise", "estimate", "select"),
+    "attend, per row": ("attend, per row",),
+}
 _PRODUCTS = {"estimate": 1, "attend, per row": 2, "own dense": 2, "sdpa": 2}  # a key and row, of D numbers each
 _PEAKS = {"peak float32": "GFLOP/s", "peak bfloat16": "GFLOP/s", "peak int8": "GOP/s"}
 

@@ -57,9 +57,20 @@ def source(name: str, n: str) -> str:
     command = f"`{_SHARE.sub('', origin['command'])}`"
     if "command_today" in origin:
         command = f"`{origin['command_today']}`, which then was {command}"
-    on = origin_line(rows_of(name), origin["machine"], origin["commit"], origin["dirty"])
+    on = origin_of(name)
     although = "".join(f"; {reason}" for reason in origin.get("published_although", []))
     return f"`results/reference/{name}.csv`, {n}; {on}{although}; {command}"
+
+
+def commit_of(name: str) -> str:
+    """The commit by whose code published rows were measured, shortened."""
+    return _origin(name)["commit"][:7]
+
+
+def origin_of(name: str) -> str:
+    """By what machine and code published rows were measured, in one line."""
+    origin = _origin(name)
+    return origin_line(rows_of(name), origin["machine"], origin["commit"], origin["dirty"])
 
 
 def loss_cells(rows: pd.DataFrame) -> tuple[dict[tuple[str, float], str], str]:

@@ -40,6 +40,7 @@ from shadowattn.types import FirstLookLosses, KeyOffset
 
 _WARMUP = 1
 _OF_ROWS = ("int8_fused", "hierarchical")  # whose rows have lists of their own
+_PARTS = {"estimate": "estimate", "choose": "estimate + select"}  # of `int8_fused`, by what candidates call them
 _SCORE = "probability"  # the block score that loses least
 _LOOK_TOKENS, _LOOK_WINDOWS = 2048, 2  # of calibration text
 
@@ -65,11 +66,12 @@ class Calibrated(NamedTuple):
 class ActivationSpeed(Study):
     """The last `rows` rows of the first `lengths` tokens of every held-out window, in a dense prefill, of every layer.
 
-    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, whose first look lets `through` times the
-    budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
+    At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, whose first look lets `through` times
+    the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
     estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
-    sum over layers and windows. `mass_recall` is the share of exact attention that stands on the lists of single rows, the mean
-    over rows, heads, layers and windows.
+    sum over layers and windows. Beside them stand two parts of the path of `int8_fused`: `estimate`, the products of all rows
+    alone, and `choose`, all of it but attention. `mass_recall` is the share of exact attention that stands on the lists of
+    single rows, the mean over rows, heads, layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -166,7 +168,7 @@ class ActivationSpeed(Study):
         return {"seconds": seconds, "mass": mass}
 
     def calls(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, candidates.Call]:
-        """Dense attention, then the whole path at every retention: by name, or by retention, rows of a list and estimator."""
+        """Dense attention; at every retention paths and parts of one, by retention, rows of a list and estimator or part."""
         calls: dict[str, candidates.Call] = {}
         for retention in self.retentions:
             tensors = Captured(chunk, DTYPES[dtype], retention)
@@ -175,6 +177,8 @@ class ActivationSpeed(Study):
             for block, estimator in (*((1, estimator) for estimator in _OF_ROWS), *shared):
                 (call,) = candidates.totals(tensors, block, _SCORE, (estimator,), *calibrated).values()
                 calls[_key(retention, block, estimator)] = call
+            parts = candidates.stages(tensors, calibrated.key_offset)
+            calls |= {_key(retention, 1, part): parts[name] for part, name in _PARTS.items()}
         return calls
 
     def masses(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, float]:
@@ -207,6 +211,8 @@ class ActivationSpeed(Study):
             if name in ("sdpa", "own_dense"):
                 return replace(common, method=name)
             retention, block, estimator = _read(name)
+            if estimator in _PARTS:
+                return replace(common, method=estimator, retention=retention, estimator="int8_fused", query_block=1)
             score = {"block_score": _SCORE} if block > 1 else {}
             return replace(
                 common, method=_method(block, estimator), retention=retention, estimator=estimator, allocator="uniform",
@@ -216,6 +222,8 @@ class ActivationSpeed(Study):
         for name, whole in wholes.items():
             row, (low, high) = described(name), whole.quartiles_s
             yield replace(row, metric="time", value=1e3 * whole.median_s, low=1e3 * low, high=1e3 * high, unit="ms")
+            if row.method in _PARTS:
+                continue
             for baseline in ("own_dense", "sdpa"):
                 if name == baseline:
                     continue

@@ -74,10 +74,10 @@ def gather(t: Tensors, block: int) -> dict[str, Call]:
     }
 
 
-def stages(t: Tensors) -> dict[str, Call]:
+def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
     """The fused path's parts, per row: products of all rows alone, and the one task as it is but for attention."""
-    q_scales, k_scales = absmax_scales(t.q), absmax_scales(t.k)
-    estimator = Int8Fused(q_scales=q_scales, k_scales=k_scales)
+    estimator = Int8Fused.of(t.q, t.k, key_offset=key_offset, layer=t.layer)
+    q_scales = estimator.q_scales
     chunk = t.chunk()
     keys = estimator.packed(chunk)
     products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1, "exponents": None}
