@@ -308,12 +308,12 @@ def _activation_stages(name: str, keys: int) -> str:
     times = rows[(rows.metric == "time") & (rows.context_tokens == keys)]
     lines = []
     for dtype, some in times.groupby("dtype", sort=False):
-        (dense,) = some[some.method == "own_dense"].value
-        for at, cell in some[some.method != "own_dense"].groupby("retention"):
+        dense, estimate = (one(some, method=method) for method in ("own_dense", "estimate"))
+        for at, cell in some[some.retention < 1].groupby("retention"):
             of = cell.set_index("method").value
             attend = of["per_row"] - of["choose"]
-            parts = (of["estimate"], of["choose"] - of["estimate"], attend, of["per_row"], of["hierarchical"])
-            bounds = (dense / of["estimate"], dense / of["choose"], dense / attend, at * dense / attend)
+            parts = (estimate, of["choose"] - estimate, attend, of["per_row"], of["hierarchical"])
+            bounds = (dense / estimate, dense / of["choose"], dense / attend, at * dense / attend)
             shown = (*(f"{time:.0f}" for time in (dense, *parts)), *(f"{bound:.2f}" for bound in bounds))
             lines.append([f"{dtype}, {at:.0%} of the keys", *shown])
     header = ["milliseconds, all layers", "our dense attention", "estimate", "select", "attend (the rest)", "`int8_fused`"]

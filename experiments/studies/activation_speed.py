@@ -40,7 +40,8 @@ from shadowattn.types import FirstLookLosses, KeyOffset
 
 _WARMUP = 1
 _OF_ROWS = ("int8_fused", "hierarchical")  # whose rows have lists of their own
-_PARTS = {"estimate": "estimate", "choose": "estimate + select"}  # of `int8_fused`, by what candidates call them
+_CHOOSE = "choose"  # the path of `int8_fused` but for attention
+_ESTIMATE = "estimate"  # its products alone, the same at every retention
 _SCORE = "probability"  # the block score that loses least
 _LOOK_TOKENS, _LOOK_WINDOWS = 2048, 2  # of calibration text
 
@@ -69,9 +70,9 @@ class ActivationSpeed(Study):
     At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, whose first look lets `through` times
     the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
     estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
-    sum over layers and windows. Beside them stand two parts of the path of `int8_fused`: `estimate`, the products of all rows
-    alone, and `choose`, all of it but attention. `mass_recall` is the share of exact attention that stands on the lists of
-    single rows, the mean over rows, heads, layers and windows.
+    sum over layers and windows. Among them is `choose`, the path of `int8_fused` but for attention; `estimate`, its products
+    alone, is timed apart, since they take more memory than caches hold. `mass_recall` is the share of exact attention that
+    stands on the lists of single rows, the mean over rows, heads, layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -157,7 +158,11 @@ class ActivationSpeed(Study):
             if chunk.keys < len(window):
                 return
             for dtype in self.dtypes:
-                for name, timing in interleave(self.calls(chunk, dtype, calibrated), rounds=self.rounds, warmup=_WARMUP).items():
+                times = interleave(self.calls(chunk, dtype, calibrated), rounds=self.rounds, warmup=_WARMUP)
+                tensors = Captured(chunk, DTYPES[dtype], self.retentions[0])
+                products = {_ESTIMATE: candidates.stages(tensors, calibrated.key_offset)["estimate"]}
+                times |= interleave(products, rounds=self.rounds, warmup=_WARMUP)
+                for name, timing in times.items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
                 for name, kept in self.masses(chunk, dtype, calibrated).items():
                     mass.setdefault(f"{dtype} {name}", []).append(kept)
@@ -168,7 +173,7 @@ class ActivationSpeed(Study):
         return {"seconds": seconds, "mass": mass}
 
     def calls(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, candidates.Call]:
-        """Dense attention; at every retention paths and parts of one, by retention, rows of a list and estimator or part."""
+        """Dense attention; at every retention paths, by retention, rows of a list and estimator, and the part that chooses."""
         calls: dict[str, candidates.Call] = {}
         for retention in self.retentions:
             tensors = Captured(chunk, DTYPES[dtype], retention)
@@ -178,7 +183,7 @@ class ActivationSpeed(Study):
                 (call,) = candidates.totals(tensors, block, _SCORE, (estimator,), *calibrated).values()
                 calls[_key(retention, block, estimator)] = call
             parts = candidates.stages(tensors, calibrated.key_offset)
-            calls |= {_key(retention, 1, part): parts[name] for part, name in _PARTS.items()}
+            calls[_key(retention, 1, _CHOOSE)] = parts["estimate + select"]
         return calls
 
     def masses(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, float]:
@@ -208,10 +213,10 @@ class ActivationSpeed(Study):
         wholes = {name: Timing(tuple(each.sum(0).tolist())) for name, each in layers.items()}
 
         def described(name: str) -> LayerTimeRow:
-            if name in ("sdpa", "own_dense"):
+            if name in ("sdpa", "own_dense", _ESTIMATE):
                 return replace(common, method=name)
             retention, block, estimator = _read(name)
-            if estimator in _PARTS:
+            if estimator == _CHOOSE:
                 return replace(common, method=estimator, retention=retention, estimator="int8_fused", query_block=1)
             score = {"block_score": _SCORE} if block > 1 else {}
             return replace(
@@ -222,7 +227,7 @@ class ActivationSpeed(Study):
         for name, whole in wholes.items():
             row, (low, high) = described(name), whole.quartiles_s
             yield replace(row, metric="time", value=1e3 * whole.median_s, low=1e3 * low, high=1e3 * high, unit="ms")
-            if row.method in _PARTS:
+            if row.method in (_CHOOSE, _ESTIMATE):
                 continue
             for baseline in ("own_dense", "sdpa"):
                 if name == baseline:

@@ -29,7 +29,7 @@ def folder(run):
 def test_rows_are_of_every_length_way_and_layer(folder):
     rows = pd.read_parquet(folder / "rows.parquet")
     times = rows[rows.metric == "time"]
-    assert len(times) == 2 * 2 * (2 + 2 * (3 + 2))  # dtypes, lengths; dense twice, retentions by ways and parts of one
+    assert len(times) == 2 * 2 * (3 + 2 * 4)  # dtypes, lengths; dense twice and products, retentions by ways and what chooses
     assert set(times.path_kind) == {"timing"}
     assert (times.low <= times.value).all()
     assert set(times.method) == {"sdpa", "own_dense", "per_row", "hierarchical", "shared_8", "estimate", "choose"}
