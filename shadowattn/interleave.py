@@ -33,10 +33,15 @@ def interleave(
     warmup: int = 1,
     before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Timing]:
-    """Times each candidate once a round, in turn; the first `warmup` rounds do not count, nor what is called `before` it."""
+    """Times each candidate once a round, in turn; the first `warmup` rounds do not count, nor what is called `before` it.
+
+    Every round has another order, the same in every call: what a candidate leaves in the caches meets all others in turn.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    orders, calls = np.random.default_rng(0), list(candidates.items())
     for round_ in range(warmup + rounds):
-        for name, call in candidates.items():
+        for index in orders.permutation(len(calls)):
+            name, call = calls[index]
             if before and name in before:
                 before[name]()
             start = time.perf_counter()

@@ -298,11 +298,6 @@ def activation_stages() -> str:
     return _activation_stages("study_activation_speed_smollm2_avx512", 8192)
 
 
-def activation_stages_qwen2_5_coder() -> str:
-    """The same at 32768 keys of Qwen2.5-Coder's."""
-    return _activation_stages("study_activation_speed_qwen2_5_coder", 32768)
-
-
 def _activation_stages(name: str, keys: int) -> str:
     rows = rows_of(name)
     times = rows[(rows.metric == "time") & (rows.context_tokens == keys)]

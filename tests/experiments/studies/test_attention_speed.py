@@ -3,6 +3,7 @@ rows are whole. Never how fast."""
 
 import io
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -35,10 +36,16 @@ FEW += ["study.decode_keys=[256]", "study.memory_keys=512"]
 
 
 def test_interleaves_and_drops_the_warm_up():
-    order = []
-    timings = interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, warmup=2)
-    assert order == ["a", "b"] * 5
-    assert all(len(timing.seconds) == 3 for timing in timings.values())
+    names, orders = "abcd", []
+    for _ in range(2):
+        order = []
+        timings = interleave({name: partial(order.append, name) for name in names}, rounds=8, warmup=2)
+        assert list(timings) == list(names)
+        assert all(len(timing.seconds) == 8 for timing in timings.values())
+        orders.append([order[start : start + 4] for start in range(0, 40, 4)])
+    assert all(sorted(turns) == list(names) for turns in orders[0])
+    assert len({tuple(turns) for turns in orders[0]}) > 5  # no candidate always follows the same one
+    assert orders[0] == orders[1]
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
