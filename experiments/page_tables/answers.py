@@ -26,6 +26,11 @@ def retrieval_smollm2_chat_4096() -> str:
     return _by_prompt("study_retrieval_smollm2_chat_4096")
 
 
+def retrieval_smollm2_chat_8064() -> str:
+    """The same by the chat template in prompts that fill its context, but for the answer."""
+    return _by_prompt("study_retrieval_smollm2_chat_8064")
+
+
 def retrieval_smollm2_8192() -> str:
     """The same in prompts that fill its context, but for the answer."""
     return _retrieval("study_retrieval_smollm2_8192")

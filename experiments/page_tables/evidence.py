@@ -217,6 +217,7 @@ _EVIDENCE = {
             "study_retrieval_smollm2_chat_4096", "npu_full", "records", "the same, by the chat template", {"chat": True}
         ),
         _change("study_retrieval_smollm2_8192", "npu_full", "needle", "lines found in 8064 tokens"),
+        _change("study_retrieval_smollm2_chat_8064", "npu_full", "records", "records in 8064 tokens, by the chat template"),
     ],
     "At equal loss, rows after a first look and XAttention": [
         _Faster("ttft_all", "engine_w8a8_15", "engine_w8a8", "lists of single rows, 15% of the keys"),

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from experiments.page_tables.common import INCREASE, one, rows_of, source, table
+from shadowattn.reporting.verdicts import gains
 
 # Every form of whole attention in INT8, and the sparse method beside it: what of it is rounded.
 _ROUNDED = {
@@ -65,6 +66,26 @@ def outlier_signals() -> str:
     ]
     header = ["rank correlation of the error of heads, where this is rounded, with", *(_SIGNALS[name] for name in shown)]
     return table(header, lines, "study_outliers_smollm2", f"Spearman, n = {len(errors)} heads")
+
+
+def equalised_losses() -> str:
+    """What equal channels, folded into SmolLM2's projections, change of the loss of whole attention in INT8, on both texts."""
+    names, lines = ("study_outliers_smollm2", "study_outliers_stdlib"), []
+    for form in ("npu_full", "qkv"):
+        cells = []
+        for name in names:
+            rows = rows_of(name)
+            losses = rows[rows.method.isin([form, f"{form}, equalised"])].set_index(["method", "metric"]).value
+            (gain,) = gains(rows).query("rival == @form").itertuples()
+            for method in (form, f"{form}, equalised"):
+                cells.append("{:+.4f} ± {:.4f}".format(*(losses[method, metric] for metric in INCREASE)))
+            cells.append(f"{-gain.gain:+.4f} ({-gain.high:+.4f} … {-gain.low:+.4f})")
+        lines.append([_ROUNDED[form], *cells])
+    texts = ("WikiText-2", "standard library")
+    header = ["rounded to INT8", *(f"{text}, {what}" for text in texts for what in ("as it is", "equal channels", "difference"))]
+    windows = int(gains(rows_of(names[0])).n.iloc[0])
+    n = f"loss above dense, nat, ± one standard error; 95 % intervals of paired differences; n = {windows} windows"
+    return f"{table(header, lines, names[0], n)}\n\n{source(names[1], 'the standard library')}"
 
 
 def calibration_lengths() -> str:

@@ -59,6 +59,11 @@ def sharing_more() -> str:
     return _by_retention("study_query_block_smollm2_more")
 
 
+def sharing_two() -> str:
+    """The same of blocks of two rows."""
+    return _by_retention("study_query_block_smollm2_two")
+
+
 def sharing_stdlib() -> str:
     """The same on the standard library."""
     return _by_retention("study_query_block_stdlib")
