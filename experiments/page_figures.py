@@ -30,7 +30,7 @@ def loss_against_time_smollm2() -> tuple[Figure, str]:
         for at, loss in budgets.items():
             ends = {name: loss - gains_at[of][at] for name, of in (("loss", "gain"), ("low", "high"), ("high", "low"))}
             lines.append({"method": method, "retention": at, **ends})
-    below = f"times: {origin_of(_TIMES)}; losses: commits {commit_of(_SHARED)} and {commit_of(_LOOKED)}"
+    below = f"times: {origin_of(_TIMES)}; losses: commit {commit_of(_SHARED)}, a first look: {commit_of(_LOOKED)}"
     return draw_loss_against_time(pd.DataFrame(lines), rows_of(_TIMES)), below
 
 

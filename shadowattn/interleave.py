@@ -35,12 +35,18 @@ def interleave(
 ) -> dict[str, Timing]:
     """Times each candidate once a round, in turn; the first `warmup` rounds do not count, nor what is called `before` it.
 
-    Every round has another order, the same in every call: what a candidate leaves in the caches meets all others in turn.
+    Every round of every call has another order, drawn anew, in which no candidate follows itself: what one leaves in the caches
+    speeds up or slows down whoever comes next, and over many rounds each comes next to each.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    orders, calls = np.random.default_rng(0), list(candidates.items())
+    random, order = np.random.default_rng(), np.arange(len(candidates))
+    calls = list(candidates.items())
     for round_ in range(warmup + rounds):
-        for index in orders.permutation(len(calls)):
+        last = order[-1] if round_ and len(order) > 1 else None
+        order = random.permutation(order)
+        while len(order) and order[0] == last:
+            order = random.permutation(order)
+        for index in order:
             name, call = calls[index]
             if before and name in before:
                 before[name]()

@@ -1,6 +1,7 @@
 """Time and memory of attention."""
 
 import itertools
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -64,7 +65,8 @@ def per_row_speed() -> str:
     header = ["", "", "times faster than SDPA · than our dense attention", *(f"{at:.0%} of the keys" for at in _BY_RETENTION)]
     header.append("break-even, of the keys")
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_BY_RETENTION.items())[1:]]
-    return "\n\n".join([table(header, lines, _BY_RETENTION[0.2], f"medians of {rounds} rounds"), *others])
+    n = f"medians of {rounds} rounds; break-even: share of the keys above which dense attention is faster, between those measured"
+    return "\n\n".join([table(header, lines, _BY_RETENTION[0.2], n), *others])
 
 
 def _share(ratios: dict[float, float]) -> str:
@@ -112,10 +114,22 @@ def first_look_speed() -> str:
     return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], rounds), *others])
 
 
+def _both(said: Iterable[str]) -> str:
+    return " · ".join(one for one in said if one)
+
+
+def _said_least(keys: float, lengths: Iterable[int]) -> str:
+    """A break-even among `lengths`; shorter ones were not measured. Empty where there is but one."""
+    least, *others = sorted(lengths)
+    if not others:
+        return ""
+    return said_break_even(keys, others[-1]) + (" or fewer" if keys == least else "")
+
+
 def _faster_from(rows: pd.DataFrame, dtype: str, method: str, lengths: list[int]) -> str:
     """The least of `lengths` from which on a method is faster than our dense attention."""
     where = {"dtype": dtype, "method": method, "metric": "times faster than own dense"}
-    return said_break_even(break_even_keys({keys: one(rows, context_tokens=keys, **where) for keys in lengths}), lengths[-1])
+    return _said_least(break_even_keys({keys: one(rows, context_tokens=keys, **where) for keys in lengths}), lengths)
 
 
 def first_look_growth() -> str:
@@ -242,7 +256,7 @@ def first_look_recall() -> str:
             )
             even = (one(rows, metric="break_even_keys", method=method, retention=at) for method in ("per_row", "hierarchical"))
             shown = [f"{mass[0]:.4f}", f"{mass[1]:.4f}", f"{mass[1] / mass[0]:.4f}", *(f"{ratio:.2f}" for ratio in faster)]
-            shown += [f"{times[0] / times[1]:.2f}", " · ".join(said_break_even(x, rows.context_tokens.max()) for x in even)]
+            shown += [f"{times[0] / times[1]:.2f}", _both(_said_least(x, rows.context_tokens.unique()) for x in even)]
             lines.append([f"{keys}", f"{at:.0%}", f"{through:g}", *shown])
     header = [
         "keys",
@@ -282,7 +296,7 @@ def _activation_speed(name: str) -> str:
         if method == "sdpa":
             lines.append([dtype, "SDPA", "", *values, "", ""])
             continue
-        even = said_break_even(one(rows, metric="break_even_keys", **of), lengths[-1])
+        even = _said_least(one(rows, metric="break_even_keys", **of), lengths)
         by_layer = layers[(layers.dtype == dtype) & (layers.method == method) & (layers.retention == at)].value
         spread = f"{by_layer.min():.2f} to {by_layer.max():.2f}"
         rows_of_list = {"per_row": "each row", "hierarchical": "each row, after a first look"}.get(method, f"{block} rows")
@@ -303,16 +317,17 @@ def _activation_stages(name: str, keys: int) -> str:
     times = rows[(rows.metric == "time") & (rows.context_tokens == keys)]
     lines = []
     for dtype, some in times.groupby("dtype", sort=False):
-        dense, estimate = (one(some, method=method) for method in ("own_dense", "estimate"))
+        dense, quantise, estimate = (one(some, method=method) for method in ("own_dense", "quantise", "estimate"))
         for at, cell in some[some.retention < 1].groupby("retention"):
             of = cell.set_index("method").value
-            attend = of["per_row"] - of["choose"]
-            parts = (estimate, of["choose"] - estimate, attend, of["per_row"], of["hierarchical"])
-            bounds = (dense / estimate, dense / of["choose"], dense / attend, at * dense / attend)
+            before = quantise + of["choose"]
+            attend = of["per_row"] - before
+            parts = (quantise, estimate, of["choose"] - estimate, attend, of["per_row"], of["hierarchical"])
+            bounds = (dense / before, dense / attend, at * dense / attend)
             shown = (*(f"{time:.0f}" for time in (dense, *parts)), *(f"{bound:.2f}" for bound in bounds))
             lines.append([f"{dtype}, {at:.0%} of the keys", *shown])
-    header = ["milliseconds, all layers", "our dense attention", "estimate", "select", "attend (the rest)", "`int8_fused`"]
-    header += ["`hierarchical`", "dense / estimate", "dense / (estimate + select)", "dense / attend"]
+    header = ["milliseconds, all layers", "our dense attention", "quantise", "estimate", "select", "attend (the rest)"]
+    header += ["`int8_fused`", "`hierarchical`", "dense / (quantise + estimate + select)", "dense / attend"]
     header.append("speed of attend, of dense attention's")
     n = f"{keys} keys, medians of {int(times.n.iloc[0])} rounds; speed: multiplications a second"
     return table(header, lines, name, n)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, one, rows_of, table
+from experiments.page_tables.common import INCREASE, one, rows_of, source, table
 from shadowattn.reporting.style import attending_to_all
 
 _BANK = {
@@ -68,6 +68,7 @@ def recall() -> str:
     return table(header, lines, "table4", "the other columns from the files of their names")
 
 
+_OFFSETS = ("table4_smollm2", "table4_qwen2_5_coder")
 _FORMS = {"static, 1 bucket": "1 bucket", "static, 9 buckets": "9 buckets"}
 _ROUNDED = {
     "clipped_heads": "heads clipped",
@@ -80,7 +81,7 @@ _ROUNDED = {
 def offset_scales() -> str:
     """What the mean key taken off K changes of static scales: heads and values clipped, values rounded to 0, levels in use."""
     lines = []
-    for name in ("table4_smollm2", "table4_qwen2_5_coder"):
+    for name in _OFFSETS:
         rows = rows_of(name)
         for method, words in _FORMS.items():
             for suffix, offset in (("", ""), (", less mean K", ", less the mean key")):
@@ -90,8 +91,10 @@ def offset_scales() -> str:
                     .value
                 )
                 lines.append([_TEXTS[name].split(",")[0], words + offset, *(f"{figures[metric]:.1%}" for metric in _ROUNDED)])
-    n = "share over heads, or over values or levels; the second model from the file of its name"
-    return table(["", "scales", *_ROUNDED.values()], lines, "table4_smollm2", n)
+    header = ["", "scales", *_ROUNDED.values()]
+    counted = {name: int(rows_of(name).query("metric == 'k_zero'").n.iloc[0]) for name in _OFFSETS}
+    n = f"shares of heads, values or levels; n = {counted[_OFFSETS[0]]} tokens"
+    return f"{table(header, lines, _OFFSETS[0], n)}\n\n{source(_OFFSETS[1], f'the same, n = {counted[_OFFSETS[1]]} tokens')}"
 
 
 _OUTPUTS = {

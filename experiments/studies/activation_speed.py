@@ -40,8 +40,9 @@ from shadowattn.types import FirstLookLosses, KeyOffset
 
 _WARMUP = 1
 _OF_ROWS = ("int8_fused", "hierarchical")  # whose rows have lists of their own
-_CHOOSE = "choose"  # the path of `int8_fused` but for attention
-_ESTIMATE = "estimate"  # its products alone, the same at every retention
+# Parts of the path of `int8_fused`: what it does before its products, these alone, and these with what they choose.
+_QUANTISE, _ESTIMATE, _CHOOSE = "quantise", "estimate", "choose"
+_ONCE = ("sdpa", "own_dense", _QUANTISE, _ESTIMATE)  # the same at every retention
 _SCORE = "probability"  # the block score that loses least
 _LOOK_TOKENS, _LOOK_WINDOWS = 2048, 2  # of calibration text
 
@@ -50,6 +51,7 @@ class Captured(Tensors):
     """The queries, keys and values of a chunk that a model computed, in `dtype`, each head at `retention`."""
 
     def __init__(self, chunk: Chunk, dtype: torch.dtype, retention: float):
+        """In `dtype` already, they are not copied."""
         self.q, self.k, self.v = (x.to(dtype).contiguous() for x in (chunk.q, chunk.k, chunk.v))
         self.case = Case("", dtype, chunk.keys, chunk.q.shape[1], retention)
         self.heads, self.scale, self.positions, self.layer = chunk.heads, chunk.scale, chunk.positions, chunk.layer
@@ -70,9 +72,9 @@ class ActivationSpeed(Study):
     At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, whose first look lets `through` times
     the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
     estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
-    sum over layers and windows. Among them is `choose`, the path of `int8_fused` but for attention; `estimate`, its products
-    alone, is timed apart, since they take more memory than caches hold. `mass_recall` is the share of exact attention that
-    stands on the lists of single rows, the mean over rows, heads, layers and windows.
+    sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and `choose`, products and
+    selection. `estimate`, the products alone, is timed apart, since they take more memory than caches hold. `mass_recall` is
+    the share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -175,6 +177,7 @@ class ActivationSpeed(Study):
     def calls(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, candidates.Call]:
         """Dense attention; at every retention paths, by retention, rows of a list and estimator, and the part that chooses."""
         calls: dict[str, candidates.Call] = {}
+        chunk = self._converted(chunk, dtype)
         for retention in self.retentions:
             tensors = Captured(chunk, DTYPES[dtype], retention)
             calls = calls or {name.replace(" ", "_"): call for name, call in candidates.baselines(tensors).items()}
@@ -184,7 +187,12 @@ class ActivationSpeed(Study):
                 calls[_key(retention, block, estimator)] = call
             parts = candidates.stages(tensors, calibrated.key_offset)
             calls[_key(retention, 1, _CHOOSE)] = parts["estimate + select"]
-        return calls
+        return calls | {_QUANTISE: parts["quantise"]}
+
+    def _converted(self, chunk: Chunk, dtype: str) -> Chunk:
+        """A copy of the chunk that candidates of all retentions share, so that none finds keys of its own in the caches."""
+        q, k, v = (x.to(DTYPES[dtype]).contiguous() for x in (chunk.q, chunk.k, chunk.v))
+        return replace(chunk, q=q, layer_q=q, k=k, v=v)
 
     def masses(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, float]:
         """The share of exact attention on the lists of single rows, the mean over rows and heads, by the names of `calls`."""
@@ -213,7 +221,7 @@ class ActivationSpeed(Study):
         wholes = {name: Timing(tuple(each.sum(0).tolist())) for name, each in layers.items()}
 
         def described(name: str) -> LayerTimeRow:
-            if name in ("sdpa", "own_dense", _ESTIMATE):
+            if name in _ONCE:
                 return replace(common, method=name)
             retention, block, estimator = _read(name)
             if estimator == _CHOOSE:
@@ -227,7 +235,7 @@ class ActivationSpeed(Study):
         for name, whole in wholes.items():
             row, (low, high) = described(name), whole.quartiles_s
             yield replace(row, metric="time", value=1e3 * whole.median_s, low=1e3 * low, high=1e3 * high, unit="ms")
-            if row.method in (_CHOOSE, _ESTIMATE):
+            if row.method in (_QUANTISE, _ESTIMATE, _CHOOSE):
                 continue
             for baseline in ("own_dense", "sdpa"):
                 if name == baseline:

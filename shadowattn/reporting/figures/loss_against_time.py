@@ -29,11 +29,11 @@ def draw(losses: pd.DataFrame, times: pd.DataFrame) -> Figure:
             axis.set(xlabel="times faster than our dense attention", ylabel="loss above dense, nat", yscale="log")
             axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
             axis.set_title(f"{dtype}, times at {length} keys", fontsize=9)
-    axes[0][-1].legend(fontsize=7, loc="lower right")  # where no method is: the slowest lose most
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=5)
     first, kept = ratios.iloc[0], ", ".join(f"{at:.0%}" for at in sorted(losses.retention.unique()))
     drawn.suptitle(
-        f"{subject(times)}, {kept} of the keys; bars: 95 % intervals of the difference from a list for each row\n"
-        f"measured, {first.threads:.0f} threads, {first.kernel}",
+        f"{subject(times)}, {kept} of the keys; losses in windows of 2048 tokens: those of a list for each row, and paired\n"
+        f"differences from these, with their 95 % intervals · measured, {first.threads:.0f} threads, {first.kernel}",
         fontsize=9,
     )
     return drawn

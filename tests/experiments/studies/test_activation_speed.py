@@ -29,17 +29,17 @@ def folder(run):
 def test_rows_are_of_every_length_way_and_layer(folder):
     rows = pd.read_parquet(folder / "rows.parquet")
     times = rows[rows.metric == "time"]
-    assert len(times) == 2 * 2 * (3 + 2 * 4)  # dtypes, lengths; dense twice and products, retentions by ways and what chooses
+    assert len(times) == 2 * 2 * (4 + 2 * 4)  # dtypes, lengths; dense twice and two parts, retentions by ways and what chooses
     assert set(times.path_kind) == {"timing"}
     assert (times.low <= times.value).all()
-    assert set(times.method) == {"sdpa", "own_dense", "per_row", "hierarchical", "shared_8", "estimate", "choose"}
+    assert set(times.method) == {"sdpa", "own_dense", "per_row", "hierarchical", "shared_8", "quantise", "estimate", "choose"}
     shared = times[times.method == "shared_8"]
     assert set(shared.block_score) == {"probability"}
     assert set(shared.query_block) == {8}
     for method in ("per_row", "hierarchical"):
         assert set(times.block_score[times.method == method]) == {"none"}
     assert set(times.estimator[times.method == "hierarchical"]) == {"hierarchical"}
-    assert set(rows.metric[rows.method.isin(["estimate", "choose"])]) == {"time"}  # a part is no way to attend
+    assert set(rows.metric[rows.method.isin(["quantise", "estimate", "choose"])]) == {"time"}  # a part is no way to attend
     layers = rows[rows.metric == "layer_times_faster_than_own_dense"]
     assert len(layers) == 2 * 2 * 6 * 2
     assert set(layers.layer) == {0, 1}

@@ -4,6 +4,7 @@ rows are whole. Never how fast."""
 import io
 import json
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -36,16 +37,26 @@ FEW += ["study.decode_keys=[256]", "study.memory_keys=512"]
 
 
 def test_interleaves_and_drops_the_warm_up():
-    names, orders = "abcd", []
+    names, logs = "abcd", []
     for _ in range(2):
-        order = []
-        timings = interleave({name: partial(order.append, name) for name in names}, rounds=8, warmup=2)
+        log = []
+        timings = interleave({name: partial(log.append, name) for name in names}, rounds=8, warmup=2)
         assert list(timings) == list(names)
         assert all(len(timing.seconds) == 8 for timing in timings.values())
-        orders.append([order[start : start + 4] for start in range(0, 40, 4)])
-    assert all(sorted(turns) == list(names) for turns in orders[0])
-    assert len({tuple(turns) for turns in orders[0]}) > 5  # no candidate always follows the same one
-    assert orders[0] == orders[1]
+        assert all(sorted(log[start : start + 4]) == list(names) for start in range(0, 40, 4))
+        assert all(one != following for one, following in pairwise(log))  # none finds what it left in the caches itself
+        logs.append(log)
+    assert logs[0] != logs[1]  # drawn anew in every call: a layer's predecessors are not the next layer's
+
+
+@pytest.mark.parametrize(("names", "turns"), [("", 0), ("a", 3), ("ab", 6)])
+def test_one_or_two_candidates_take_turns_too(names, turns):
+    log = []
+    timings = interleave({name: partial(log.append, name) for name in names}, rounds=2, warmup=1)
+    assert len(log) == turns
+    assert all(len(timing.seconds) == 2 for timing in timings.values())
+    if names == "ab":
+        assert "".join(log) in ("ababab", "bababa")
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
