@@ -64,6 +64,11 @@ def sharing_two() -> str:
     return _by_retention("study_query_block_smollm2_two")
 
 
+def sharing_most() -> str:
+    """The same where many keys are kept."""
+    return _by_retention("study_query_block_smollm2_most")
+
+
 def sharing_stdlib() -> str:
     """The same on the standard library."""
     return _by_retention("study_query_block_stdlib")
