@@ -14,7 +14,7 @@ _TIMES = "study_activation_speed_smollm2_avx512"
 
 
 def loss_against_time_smollm2() -> tuple[Figure, str]:
-    """Losses in windows of 2048 tokens and times on activations, for lists of single rows and of blocks on SmolLM2; where from.
+    """Losses and times on activations, for lists of single rows and of blocks on SmolLM2; where from.
 
     What a method loses is what lists of single rows lose and its paired difference from these, of its own run's windows.
     """
@@ -31,7 +31,7 @@ def loss_against_time_smollm2() -> tuple[Figure, str]:
             ends = {name: loss - gains_at[of][at] for name, of in (("loss", "gain"), ("low", "high"), ("high", "low"))}
             lines.append({"method": method, "retention": at, **ends})
     below = f"times: {origin_of(_TIMES)}; losses: commit {commit_of(_SHARED)}, a first look: {commit_of(_LOOKED)}"
-    return draw_loss_against_time(pd.DataFrame(lines), rows_of(_TIMES)), below
+    return draw_loss_against_time(pd.DataFrame(lines), rows_of(_TIMES), int(rows.context_tokens.iloc[0])), below
 
 
 FIGURES: dict[str, Callable[[], tuple[Figure, str]]] = {"loss_against_time_smollm2": loss_against_time_smollm2}

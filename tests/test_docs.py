@@ -29,6 +29,13 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_line_of_commands_has_one():
+    blocks = [block for page in DOCS.glob("*.md") for block in re.findall(r"```.*?```", page.read_text(), re.DOTALL)]
+    lines = [line for block in blocks for line in block.splitlines() if "python -m" in line]
+    assert lines
+    assert [line for line in lines if line.count("python -m") > 1] == []
+
+
 def test_there_is_a_page_with_code():
     assert "own_estimator.md" in PAGES
 

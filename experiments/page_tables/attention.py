@@ -106,12 +106,10 @@ def first_look_speed() -> str:
     header = ["of the keys", "", "milliseconds · times faster than our dense attention", *(f"{keys} keys" for keys in lengths)]
     header.append("break-even, keys")
     first = tables[0.05]
-    rounds = (
-        f"medians of {int(first[first.metric == 'time'].n.min())} rounds or more; break-even: the fewest of these numbers of keys"
-    )
-    rounds += " from which on it is faster"
+    rounds = int(first[first.metric == "time"].n.min())
+    n = f"medians of {rounds} rounds or more; break-even: the fewest of these numbers of keys from which on it is faster"
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_FIRST_LOOK.items())[1:]]
-    return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], rounds), *others])
+    return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], n), *others])
 
 
 def _both(said: Iterable[str]) -> str:
@@ -277,8 +275,6 @@ def first_look_recall() -> str:
 
 
 _THROUGH = {1.25: "study_activation_speed_qwen2_5_coder", 2.0: "study_activation_speed_qwen2_5_coder_through_2"}
-
-
 _SHOWN_BLOCK = 32
 
 

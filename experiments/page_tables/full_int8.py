@@ -59,12 +59,11 @@ def outlier_signals() -> str:
     rows = rows[rows["head"] >= 0]
     signals = rows[rows.metric.isin(_SIGNALS)].pivot_table(index=["layer", "head"], columns="metric", values="value")
     errors = rows[rows.metric == "output_error"].pivot_table(index=["layer", "head"], columns="method", values="value")
-    shown = [name for name in _SIGNALS if name in signals]  # rows may be older than a signal
     lines = [
-        [_ROUNDED[form], *(f"{errors[form].corr(signals[name], method='spearman'):+.2f}" for name in shown)]
+        [_ROUNDED[form], *(f"{errors[form].corr(signals[name], method='spearman'):+.2f}" for name in _SIGNALS)]
         for form in ("npu_full", "qkv", "qkv_scores", "qkv_probabilities")
     ]
-    header = ["rank correlation of the error of heads, where this is rounded, with", *(_SIGNALS[name] for name in shown)]
+    header = ["rank correlation of the error of heads, where this is rounded, with", *_SIGNALS.values()]
     return table(header, lines, "study_outliers_smollm2", f"Spearman, n = {len(errors)} heads")
 
 

@@ -40,7 +40,9 @@ def test_a_panel_has_a_line_for_each_way_that_was_timed():
             for at in (0.1, 0.2)
         ]
     )
-    axes = draw(losses, times(["per_row", "hierarchical", "shared_8"])).axes
+    figure = draw(losses, times(["per_row", "hierarchical", "shared_8"]), 128)
+    assert "windows of 128 tokens" in figure.get_suptitle()
+    axes = figure.axes
     assert len(axes) == 4  # two dtypes at the least and the most keys
     for axis, length in zip(axes, (32, 96, 32, 96), strict=True):
         assert str(length) in axis.get_title()

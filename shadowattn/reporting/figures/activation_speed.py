@@ -36,7 +36,7 @@ def draw(rows: pd.DataFrame) -> Figure:
             axis.set_xticks(lengths, [str(keys) for keys in lengths])
             axis.minorticks_off()
             axis.set(xlabel="keys", ylabel="times faster than our dense attention")
-            axis.set_title(f"{dtype}, {_ways(method)}", fontsize=9)
+            axis.set_title(f"{dtype}, {ways(method)}", fontsize=9)
     panels[0][0].legend(fontsize=7)
     first = ratios.iloc[0]
     drawn.suptitle(
@@ -47,6 +47,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     return drawn
 
 
-def _ways(method: str) -> str:
+def ways(method: str) -> str:
+    """How a method of the study makes lists, in words."""
     each = {"per_row": "a list for each row", "hierarchical": "for each row, after a first look"}
     return each.get(method) or f"a list for {method.removeprefix('shared_')} rows"

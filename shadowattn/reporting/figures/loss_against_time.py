@@ -4,14 +4,15 @@ import matplotlib.ticker
 import pandas as pd
 from matplotlib.figure import Figure
 
+from shadowattn.reporting.figures.activation_speed import ways
 from shadowattn.reporting.style import MARKERS, new_figure, subject
 
 
-def draw(losses: pd.DataFrame, times: pd.DataFrame) -> Figure:
+def draw(losses: pd.DataFrame, times: pd.DataFrame, window_tokens: int) -> Figure:
     """A panel a dtype and length, a line a way to make lists, a mark a retention, the largest one lowest.
 
-    `losses`: columns method, retention, loss, low and high, nat above dense attention; `times`: rows of a study of speed on a
-    model's activations, whose methods of the same names are shown.
+    `losses`: columns method, retention, loss, low and high, nat above dense attention, in windows of `window_tokens`. `times`:
+    rows of a study of speed on a model's activations, whose methods of the same names are shown.
     """
     ratios = times[(times.metric == "times_faster_than_own_dense") & times.method.isin(losses.method)]
     losses = losses[losses.method.isin(ratios.method)]
@@ -23,7 +24,7 @@ def draw(losses: pd.DataFrame, times: pd.DataFrame) -> Figure:
             here = ratios[(ratios.dtype == dtype) & (ratios.context_tokens == length)].set_index(["method", "retention"]).value
             for marker, (method, cell) in zip(MARKERS, losses.groupby("method", sort=False), strict=False):
                 faster = [here[method, at] for at in cell.retention]
-                look = {"marker": marker, "markersize": 4, "capsize": 2, "label": _ways(method)}
+                look = {"marker": marker, "markersize": 4, "capsize": 2, "label": ways(method)}
                 axis.errorbar(faster, cell.loss, yerr=[cell.loss - cell.low, cell.high - cell.loss], **look)
             axis.axvline(1, color="0.6", linewidth=1)
             axis.set(xlabel="times faster than our dense attention", ylabel="loss above dense, nat", yscale="log")
@@ -32,13 +33,8 @@ def draw(losses: pd.DataFrame, times: pd.DataFrame) -> Figure:
     drawn.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=5)
     first, kept = ratios.iloc[0], ", ".join(f"{at:.0%}" for at in sorted(losses.retention.unique()))
     drawn.suptitle(
-        f"{subject(times)}, {kept} of the keys; losses in windows of 2048 tokens: those of a list for each row, and paired\n"
-        f"differences from these, with their 95 % intervals · measured, {first.threads:.0f} threads, {first.kernel}",
+        f"{subject(times)}, {kept} of the keys; losses in windows of {window_tokens} tokens: those of a list for each row,\n"
+        f"and paired differences from these, with their 95 % intervals · measured, {first.threads:.0f} threads, {first.kernel}",
         fontsize=9,
     )
     return drawn
-
-
-def _ways(method: str) -> str:
-    each = {"per_row": "a list for each row", "hierarchical": "for each row, after a first look"}
-    return each.get(method) or f"a list for {method.removeprefix('shared_')} rows"
