@@ -29,6 +29,7 @@ from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
 ESTIMATORS = ("int8_graph", "int8_fused")
 BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
+_OTHER_LAYERS_BYTES = 256 << 20
 LOOKED = {"candidates": 1.25, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
 Call = Callable[[], object]
 
@@ -240,6 +241,12 @@ def decode(t: Tensors) -> dict[str, Call]:
         "attend, shared list": lambda: NativeKernels().attend(folded, t.k, t.v, shared, Heads.all(groups, groups), scale=t.scale),
         "total (int8_fused), shared list": lambda: shared_decode(chunk.rewound(), Parts(estimator, Rule(), NativeKernels())),
     }
+
+
+def other_layers() -> Call:
+    """Reads as many bytes as other layers of a model do between two steps of one layer, whose keys no cache then holds."""
+    others = torch.ones(_OTHER_LAYERS_BYTES // 4)  # zeros could be one page of memory, mapped again and again
+    return others.sum
 
 
 def _shared_list(t: Tensors) -> tuple[Tensor, Tensor]:
