@@ -1,8 +1,9 @@
-"""Fills the tables of README and docs from `results/reference`: `python -m experiments.pages` (`--check` only compares tables).
+"""Fills the tables of README and docs from `results/reference`: `python -m experiments.pages` (`--check` only compares).
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end -->`; what lies between is the function of this name in
 `experiments/page_tables`, so that no number of a table is older than its rows. Below each table stand the rows' file, n, machine,
-commit and command. Figures of several runs (`experiments/page_figures.py`) are drawn as well.
+commit and command. Figures of several runs (`experiments/page_figures.py`) are drawn as well, where rows of other commits stand
+in them.
 """
 
 import argparse
@@ -13,6 +14,9 @@ from importlib import import_module
 from inspect import getmembers, isfunction
 from pathlib import Path
 from pkgutil import iter_modules
+
+from matplotlib.figure import Figure
+from PIL import Image
 
 from experiments import page_tables
 from experiments.page_figures import FIGURES
@@ -46,6 +50,19 @@ def filled(page: str) -> str:
     return _PLACE.sub(lambda place: f"<!-- table {place[1]} -->\n{TABLES[place[1]]()}\n<!-- end -->", page)
 
 
+def old_figures(folder: Path) -> dict[Path, tuple[Figure, str]]:
+    """Figures of several runs that are missing in `folder`, or were drawn from rows of other commits; what to draw instead."""
+    drawn = {folder / f"{name}.png": draw() for name, draw in FIGURES.items()}
+    return {path: (figure, below) for path, (figure, below) in drawn.items() if _described(path) != below}
+
+
+def _described(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with Image.open(path) as picture:
+        return picture.info.get("Description")
+
+
 def main() -> None:
     """Writes the pages, or with `--check` names those that are not what their rows say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,10 +73,12 @@ def main() -> None:
         if not check:
             page.write_text(filled(page.read_text()))
         print(page.relative_to(ROOT), "is older than its rows" if check else "written")
-    for name, draw in () if check else FIGURES.items():
-        figure, below = draw()
-        save(figure, ROOT / "docs" / f"{name}.png", below=below)
-    sys.exit(1 if check and old else 0)
+    figures = old_figures(ROOT / "docs")
+    for path, (figure, below) in figures.items():
+        if not check:
+            save(figure, path, below=below)
+        print(path.relative_to(ROOT), "is older than its rows" if check else "written")
+    sys.exit(1 if check and (old or figures) else 0)
 
 
 if __name__ == "__main__":

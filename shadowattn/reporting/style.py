@@ -71,7 +71,7 @@ def new_figure(*, columns: int, rows: int = 1) -> tuple[Figure, Any]:
 def save(figure: Figure, path: Path, *, below: str = "") -> Path:
     """Writes a figure as PNG, without a date, so that the same rows give the same file.
 
-    `below` stands in small print at its foot: where its rows were measured.
+    `below` stands in small print at its foot, and as the file's Description: where its rows were measured.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -82,7 +82,8 @@ def save(figure: Figure, path: Path, *, below: str = "") -> Path:
         strip = Figure(figsize=(picture.shape[1] / _DPI, _STRIP_INCHES))
         strip.text(0.995, 0.2, below, ha="right", va="bottom", fontsize=6, color="0.4")
         picture = np.vstack([picture, _pixels(strip)])
-    matplotlib.image.imsave(path, picture, dpi=_DPI, metadata={"Software": None})
+    described = {"Description": below} if below else {}
+    matplotlib.image.imsave(path, picture, dpi=_DPI, metadata={"Software": None} | described)
     return path
 
 

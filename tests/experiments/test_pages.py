@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 
 from experiments.page_tables.harness import _harness_table
-from experiments.pages import TABLES, filled, pages
+from experiments.pages import TABLES, filled, old_figures, pages
 from experiments.publish import ROOT
+from shadowattn.reporting.style import save
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -16,6 +17,18 @@ def test_a_page_says_what_its_rows_say(page):
 def test_every_table_has_a_place():
     text = "".join(page.read_text() for page in pages())
     assert {name for name in TABLES if f"<!-- table {name} -->" in text} == set(TABLES)
+
+
+def test_figures_of_several_runs_say_which_rows_they_were_drawn_from():
+    assert not old_figures(ROOT / "docs"), "draw them with: python -m experiments.pages"
+
+
+def test_a_figure_of_other_rows_is_noticed(tmp_path):
+    (path, (figure, below)), *others = old_figures(tmp_path).items()
+    save(figure, path, below=f"{below}, of another commit")
+    assert path in old_figures(tmp_path)
+    save(figure, path, below=below)
+    assert set(old_figures(tmp_path)) == {other for other, _ in others}
 
 
 def test_an_edited_number_is_noticed():
