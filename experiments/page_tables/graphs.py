@@ -137,6 +137,33 @@ def _int8_outputs(name: str) -> str:
     return table(header, lines, name, f"exact attention to the found keys; 95 % intervals, paired; n = {windows} windows")
 
 
+_OFFSET_RUNS = {
+    "SmolLM2": ("key_offset_smollm2_05", "key_offset_smollm2_1", "int8_outputs_smollm2"),
+    "Qwen2.5-Coder": ("key_offset_qwen2_5_coder_05", "key_offset_qwen2_5_coder_1", "int8_outputs_qwen2_5_coder"),
+}
+
+
+def key_offset_losses() -> str:
+    """What the mean key taken off K changes of the keys found and of the loss, with float scores, by retention."""
+    lines, origins = [], []
+    for model, names in _OFFSET_RUNS.items():
+        for name in names:
+            rows = rows_of(name)
+            at = rows[(rows.metric == "loss_increase") & (rows.method == "float")].retention.iloc[0]
+            found = rows[(rows.retention == at) & (rows.granularity == "row")].set_index(["method", "metric"]).value
+            shares = (
+                " → ".join(f"{100 * found[method, metric]:.1f}" for method in ("float", "float_mean"))
+                for metric in ("recall", "worst_head_recall")
+            )
+            loss, _ = _loss_beside(rows, "float", "float")
+            lines.append([f"{model}, {at:.0%}", *shares, loss, *_loss_beside(rows, "float_mean", "float")])
+            windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
+            origins.append((name, f"{model}, {at:.0%}; 95 % intervals, paired; n = {windows} windows"))
+    header = ["of the keys", "% found", "worst head", "loss above dense, nat", "less the mean key", "above without"]
+    (first, n), *others = origins
+    return "\n\n".join([table(header, lines, first, n), *(source(name, n) for name, n in others)])
+
+
 def _loss_beside(rows: pd.DataFrame, method: str, reference: str) -> tuple[str, str]:
     """Loss above dense with its error, and above the reference with its interval."""
     cells = rows[rows.method == method].set_index("metric").value
