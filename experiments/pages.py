@@ -2,8 +2,8 @@
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end -->`; what lies between is the function of this name in
 `experiments/page_tables`, so that no number of a table is older than its rows. Below each table stand the rows' file, n, machine,
-commit and command. Figures of several runs (`experiments/page_figures.py`) are drawn as well, where rows of other commits stand
-in them.
+commit and command. Figures of several runs (`experiments/page_figures.py`) are drawn as well; one that was drawn from rows of
+other commits is older than its rows.
 """
 
 import argparse
@@ -50,10 +50,14 @@ def filled(page: str) -> str:
     return _PLACE.sub(lambda place: f"<!-- table {place[1]} -->\n{TABLES[place[1]]()}\n<!-- end -->", page)
 
 
-def old_figures(folder: Path) -> dict[Path, tuple[Figure, str]]:
-    """Figures of several runs that are missing in `folder`, or were drawn from rows of other commits; what to draw instead."""
-    drawn = {folder / f"{name}.png": draw() for name, draw in FIGURES.items()}
-    return {path: (figure, below) for path, (figure, below) in drawn.items() if _described(path) != below}
+def figures(folder: Path) -> dict[Path, tuple[Figure, str]]:
+    """Figures of several runs, and where their rows are from, by the files in `folder` that are to hold them."""
+    return {folder / f"{name}.png": draw() for name, draw in FIGURES.items()}
+
+
+def old_figures(drawn: dict[Path, tuple[Figure, str]]) -> list[Path]:
+    """Files of `figures` that are missing, or were drawn from rows of other commits."""
+    return [path for path, (_, below) in drawn.items() if _described(path) != below]
 
 
 def _described(path: Path) -> str | None:
@@ -73,12 +77,13 @@ def main() -> None:
         if not check:
             page.write_text(filled(page.read_text()))
         print(page.relative_to(ROOT), "is older than its rows" if check else "written")
-    figures = old_figures(ROOT / "docs")
-    for path, (figure, below) in figures.items():
-        if not check:
-            save(figure, path, below=below)
+    drawn = figures(ROOT / "docs")
+    late = old_figures(drawn)
+    for path in late:
         print(path.relative_to(ROOT), "is older than its rows" if check else "written")
-    sys.exit(1 if check and (old or figures) else 0)
+    for path, (figure, below) in () if check else drawn.items():
+        save(figure, path, below=below)
+    sys.exit(1 if check and (old or late) else 0)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import dash, full_int8, loss_cells, loss_marks, rows_of, source, table
+from experiments.page_tables.common import INCREASE, dash, full_int8, loss_cells, loss_marks, rows_of, source, table
 from experiments.studies.compare_estimators import kind_of
 from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.flags import EQUAL_DENSITY
 from shadowattn.reporting.style import attending_to_all
+from shadowattn.reporting.verdicts import gains
 
 
 def quickstart() -> str:
@@ -94,6 +95,30 @@ _SIZES = {
     "headline_wikitext": ("SmolLM2, 135 million", "WikiText-2"),
     "sweep_qwen2_5_coder": ("Qwen2.5-Coder, 1.5 billion", "WikiText-2"),
 }
+
+
+_DTYPES = {"headline_wikitext": "bfloat16", "headline_float32": "float32"}
+
+
+def headline_dtypes() -> str:
+    """Losses and their paired differences at a tenth of the keys, on the same windows in both dtypes."""
+    runs = [rows_of(name) for name in _DTYPES]
+    runs = [rows[(rows.retention == 0.1) | (rows.method == "npu_full")] for rows in runs]
+    losses, legends = zip(*(loss_cells(rows[rows.metric.isin(INCREASE)]) for rows in runs), strict=True)
+    lines = [
+        [f"`{method}`, {'every key' if at == 1 else f'{at:.0%} of the keys'}", *(of[method, at] for of in losses)]
+        for method, at in losses[1]
+    ]
+    pairs = [gains(rows).set_index(["method", "rival"]) for rows in runs]
+    for method, rival in pairs[1].index:
+        found = [of.loc[(method, rival)] for of in pairs]
+        differences = (f"{-one.gain:+.3f} ({-one.high:+.3f} … {-one.low:+.3f}), {one.verdict}" for one in found)
+        lines.append([f"`{method}` above `{rival}`", *differences])
+    header = ["loss above dense, nat", *_DTYPES.values()]
+    windows = (int(rows[rows.metric == "loss_increase_error"].n.iloc[0]) for rows in runs)
+    said = [f"{dtype}, n = {n} windows{legend}" for dtype, n, legend in zip(_DTYPES.values(), windows, legends, strict=True)]
+    first, second = _DTYPES
+    return f"{table(header, lines, first, f'95 % intervals, paired; {said[0]}')}\n\n{source(second, said[1])}"
 
 
 _ERRORS = {

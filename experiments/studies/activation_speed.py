@@ -73,7 +73,7 @@ class ActivationSpeed(Study):
     the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
     estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
     sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and `choose`, products and
-    selection. `estimate`, the products alone, is timed apart, since they take more memory than caches hold. `mass_recall` is
+    selection. `estimate`, the products alone, which no path computes apart, takes its turns apart. `mass_recall` is
     the share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
     """
 

@@ -29,7 +29,7 @@ from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
 ESTIMATORS = ("int8_graph", "int8_fused")
 BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
-_OTHER_LAYERS_BYTES = 256 << 20
+_OTHER_LAYERS_BYTES = 256 << 20  # eight times the last-level cache of the machine whose rows are published
 LOOKED = {"candidates": 1.25, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
 Call = Callable[[], object]
 
@@ -244,7 +244,7 @@ def decode(t: Tensors) -> dict[str, Call]:
 
 
 def other_layers() -> Call:
-    """Reads as many bytes as other layers of a model do between two steps of one layer, whose keys no cache then holds."""
+    """Reads memory, as other layers of a model do between two steps of one layer, whose keys no cache then holds."""
     others = torch.ones(_OTHER_LAYERS_BYTES // 4)  # zeros could be one page of memory, mapped again and again
     return others.sum
 

@@ -64,8 +64,8 @@ class AttentionSpeed(Study):
     compiles for minutes. memory: the peak at `memory_keys` keys.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
-    `estimate`, the products of all rows alone, is timed apart, since they take more memory than caches hold. A decode step finds
-    its keys in no cache, since other layers were read before; all else finds them where the candidate before it left them.
+    A decode step finds its keys in no cache, since other memory is read before it, as other layers are; all else finds them
+    where the candidate before it left them.
     """
 
     parts: list[str] = field(
@@ -193,11 +193,8 @@ class AttentionSpeed(Study):
             "machine": (self.rounds, 1),
         }.get(part, (self.rounds, 2))
         calls = self._calls(part, t)
-        # The products alone take more memory than caches hold, so that whoever came next would wait for its own again.
-        apart = {name: calls.pop(name) for name in ("estimate",) if name in calls}
         before = dict.fromkeys(calls, candidates.other_layers()) if part == "decode" else None
         timings = interleave(calls, rounds=rounds, warmup=warmup, before=before)
-        timings |= interleave(apart, rounds=rounds, warmup=warmup)
         return {name: list(timing.seconds) for name, timing in timings.items()}
 
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:

@@ -135,12 +135,10 @@ def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> 
         call()
     seconds: dict[str, dict[str, list[float]]] = {load: {name: [] for name in calls} for load in loads}
     with Programs(loads, torch.get_num_threads()) as programs:
-        for number in range(rounds):
-            first = number % len(calls)  # no candidate is always the one that a program's turn begins with
-            order = [*list(calls)[first:], *list(calls)[:first]]
+        for _ in range(rounds):
             for load in loads:
                 with programs.running(load):
-                    timings = interleave({name: calls[name] for name in order}, rounds=1, warmup=0)
+                    timings = interleave(calls, rounds=1, warmup=0)
                 for name, timing in timings.items():
                     seconds[load][name] += timing.seconds
     return seconds

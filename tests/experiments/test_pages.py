@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from experiments.page_tables.harness import _harness_table
-from experiments.pages import TABLES, filled, old_figures, pages
+from experiments.pages import TABLES, figures, filled, old_figures, pages
 from experiments.publish import ROOT
 from shadowattn.reporting.style import save
 
@@ -20,15 +20,16 @@ def test_every_table_has_a_place():
 
 
 def test_figures_of_several_runs_say_which_rows_they_were_drawn_from():
-    assert not old_figures(ROOT / "docs"), "draw them with: python -m experiments.pages"
+    assert not old_figures(figures(ROOT / "docs")), "draw them with: python -m experiments.pages"
 
 
 def test_a_figure_of_other_rows_is_noticed(tmp_path):
-    (path, (figure, below)), *others = old_figures(tmp_path).items()
+    drawn = figures(tmp_path)
+    path, (figure, below) = next(iter(drawn.items()))
     save(figure, path, below=f"{below}, of another commit")
-    assert path in old_figures(tmp_path)
+    assert old_figures(drawn) == list(drawn)
     save(figure, path, below=below)
-    assert set(old_figures(tmp_path)) == {other for other, _ in others}
+    assert old_figures(drawn) == [other for other in drawn if other != path]
 
 
 def test_an_edited_number_is_noticed():

@@ -134,6 +134,19 @@ def test_the_axis_says_what_is_kept():
 
 
 @needs_kernels
+def test_other_memory_is_read_before_every_decode_step_and_before_nothing_else(monkeypatch):
+    assert float(candidates.other_layers()()) == candidates._OTHER_LAYERS_BYTES / 4, "ones, in pages of their own"
+    read = []
+    monkeypatch.setattr(candidates, "other_layers", lambda: lambda: read.append(True))
+    study = AttentionSpeed(["chunk", "decode"], ["qwen2-0.5b"], ["float32"], rounds=1, keys=64, rows=32, decode_keys=[64])
+    for part, case in study.cases():
+        read.clear()
+        seconds = study._figures(part, case)
+        turns = sum(len(of) + 3 for of in seconds.values())  # with the three rounds that do not count
+        assert len(read) == (turns if part == "decode" else 0)
+
+
+@needs_kernels
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 def test_flex_is_held_against_our_kernel_on_the_same_blocks():
     t = Tensors(Case("qwen2-0.5b", torch.float32, 512, 64, 0.5))
