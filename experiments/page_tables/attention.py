@@ -36,9 +36,28 @@ def speed() -> str:
         return " · ".join(f"{one(rows, metric=f'times faster than {other}', **where):.1f}" for other in ("sdpa", "own dense"))
 
     lines = [[label, *(cell(method, *case) for case in cases)] for method, label in _SPEED.items()]
+    lines.append(["break-even of a list for every row · after a first look", *(_even_shares(*case) for case in cases)])
     rounds = int(rows[rows.metric == "time"].n.max())
     header = ["times faster than SDPA · than our dense attention", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
-    return table(header, lines, "attention_speed", f"medians of {rounds} rounds")
+    return table(header, lines, "attention_speed", f"medians of {rounds} rounds; {_EVEN}")
+
+
+_EVEN = "break-even: share of the keys above which dense attention is faster"
+_ESTIMATORS = ("int8_fused", "hierarchical")
+
+
+def _even_shares(shape: str, dtype: str) -> str:
+    """The break-even of lists for every row by each estimator, of 8192 keys."""
+    ratios = (_by_retention(estimator, shape, dtype) for estimator in _ESTIMATORS)
+    return " · ".join(f"{crossing(list(ratio.index), list(ratio)):.0%}" for ratio in ratios)
+
+
+def _by_retention(estimator: str, shape: str, dtype: str) -> pd.Series:
+    """Times faster than our dense attention, by retention."""
+    rows = rows_of("attention_speed")
+    rows = rows[(rows.part == "retention") & (rows.metric == "times faster than own dense")]
+    of = (rows.method == f"total ({estimator}), per row") & (rows.dtype == dtype) & (rows.model == shape)
+    return rows[of].set_index("retention").value
 
 
 _BY_RETENTION = {0.2: "per_row_speed_2", 0.1: "per_row_speed_1", 0.05: "per_row_speed_05"}
@@ -157,6 +176,13 @@ def first_look_shapes() -> str:
                 methods = (f"total ({estimator}), per row" for estimator in ("int8_fused", "hierarchical"))
                 cells.append(" · ".join(f"{one(rows, model=model, dtype=dtype, method=method):.2f}" for method in methods))
             lines.append([f"{at:.0%}", dtype, *cells])
+    at, rows = 0.2, rows_of(_SHAPES_AT[0.2])
+    rows = rows[(rows.part == "keys") & rows.model.isin(models)]
+    lengths = sorted(rows.context_tokens.unique())
+    for dtype in ("float32", "bfloat16"):
+        methods = [f"total ({estimator}), per row" for estimator in _ESTIMATORS]
+        even = (_both(_faster_from(rows[rows.model == model], dtype, method, lengths) for method in methods) for model in models)
+        lines.append([f"{at:.0%}", f"{dtype}, break-even, keys", *even])
     header = ["of the keys", "`int8_fused` · `hierarchical`", *(SHAPES[model] for model in models)]
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_SHAPES_AT.items())[1:]]
     return "\n\n".join([table(header, lines, _SHAPES_AT[0.05], "times faster than our dense attention, 32768 keys"), *others])
@@ -217,29 +243,19 @@ def per_row_targets_shapes() -> str:
     """The same on random tensors of other shapes, and where lists for every row stop being faster than dense attention."""
     rows = rows_of("attention_speed")
     rows = rows[(rows.part == "retention") & (rows.metric == "times faster than own dense")]
-    shapes, estimators = list(dict.fromkeys(rows.model)), ("int8_fused", "hierarchical")
-
-    def ratios(estimator: str, dtype: str, shape: str) -> pd.Series:
-        of = (rows.method == f"total ({estimator}), per row") & (rows.dtype == dtype) & (rows.model == shape)
-        return rows[of].set_index("retention").value
-
-    lines = []
+    shapes, lines = list(dict.fromkeys(rows.model)), []
     for (dtype, at), target in _PER_ROW_TARGETS.items():
         cells = []
         for shape in shapes:
-            values = [ratios(estimator, dtype, shape)[at] for estimator in estimators]
+            values = [_by_retention(estimator, shape, dtype)[at] for estimator in _ESTIMATORS]
             cells.append(" · ".join(f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in values))
         lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *cells])
     for dtype in dict.fromkeys(rows.dtype):
-        cells = []
-        for shape in shapes:
-            of = [ratios(estimator, dtype, shape) for estimator in estimators]
-            cells.append(" · ".join(f"{crossing(list(ratio.index), list(ratio)):.0%}" for ratio in of))
-        lines.append([f"{dtype}, break-even", "", *cells])
+        lines.append([f"{dtype}, break-even", "", *(_even_shares(shape, dtype) for shape in shapes)])
     header = ["`int8_fused` · `hierarchical`", "target", *(SHAPES[shape] for shape in shapes)]
     rounds = int(rows.n.min())
-    n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds or more; below the target in bold; "
-    return table(header, lines, "attention_speed", n + "break-even: share of the keys above which dense attention is faster")
+    n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds; below the target in bold; {_EVEN}"
+    return table(header, lines, "attention_speed", n)
 
 
 def first_look_recall() -> str:
@@ -416,6 +432,9 @@ def decode() -> str:
         return " · ".join(f"{one(rows, context_tokens=keys, **where):.2f}" for keys in lengths)
 
     lines = [[method, *(cell(method, *case) for case in cases)] for method in dict.fromkeys(rows.method)]
+    step, every = "total (int8_fused), shared list", sorted(rows.context_tokens.unique())
+    even = (_faster_from(rows[rows.model == model], dtype, step, every) for model, dtype in cases)
+    lines.append([f"{step}: break-even, keys", *even])
     header = ["times faster than our dense attention", *(f"{SHAPES[m]} {d}" for m, d in cases)]
     rounds = int(rows[rows.metric == "time"].n.max())
     return table(header, lines, "attention_speed", f"{lengths[0]} · {lengths[1]} keys, retention 0.2, medians of {rounds} rounds")
