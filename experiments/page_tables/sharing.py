@@ -119,6 +119,33 @@ def _loss_and_divergence(comparison: pd.Series, divergence: float) -> str:
     return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f}) · {divergence:.3f}"
 
 
+_FORCED = {
+    "per_row": "none",
+    "recent_1": "the row's own key",
+    "sinks_1": "the row's own key and the first key",
+    "recent_16": "the last 16 keys",
+}
+
+
+def own_keys() -> str:
+    """Lists of single rows in which some keys stand whatever their scores, within the budget: loss and divergence."""
+    rows, lines = rows_of("own_key_smollm2"), []
+    cells = rows.set_index(["method", "metric"]).value
+    above = gains(rows).set_index(["method", "rival"])
+    for method, words in _FORCED.items():
+        loss, error, divergence, mass = (cells[method, metric] for metric in (*INCREASE, "kl_divergence", "mass_recall"))
+        beside = "–"
+        if method != "per_row":
+            one_gain = above.loc[(method, "per_row")]
+            beside = f"{-one_gain.gain:+.3f} ({-one_gain.high:+.3f} … {-one_gain.low:+.3f})"
+        lines.append([words, f"{loss:+.3f} ± {error:.3f}", beside, f"{divergence:.3f}", f"{mass:.3f}"])
+    header = ["keys that outrank all others", "loss above dense, nat", "above none", "KL from dense, nat", "attention mass"]
+    at, windows = rows.retention[rows.method == "per_row"].iloc[0], int(above.n.iloc[0])
+    counted = int(rows[rows.metric == "kl_divergence"].n.iloc[0])
+    n = f"{at:.0%} of the keys; 95 % intervals, paired; n = {windows} windows, KL and mass over {counted} tokens"
+    return table(header, lines, "own_key_smollm2", n)
+
+
 _OVERLAPS = ("study_overlap_maps", "study_overlap_maps_smollm2")
 _REUSE = {
     "layer_overlap": "of a layer's list, share in the source layer's",
