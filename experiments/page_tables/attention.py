@@ -44,6 +44,7 @@ def speed() -> str:
 
 _EVEN = "break-even: share of the keys above which dense attention is faster"
 _ESTIMATORS = ("int8_fused", "hierarchical")
+_TOTALS = tuple(f"total ({estimator}), per row" for estimator in _ESTIMATORS)
 
 
 def _even_shares(shape: str, dtype: str) -> str:
@@ -84,7 +85,7 @@ def per_row_speed() -> str:
     header = ["", "", "times faster than SDPA · than our dense attention", *(f"{at:.0%} of the keys" for at in _BY_RETENTION)]
     header.append("break-even, of the keys")
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_BY_RETENTION.items())[1:]]
-    n = f"medians of {rounds} rounds; break-even: share of the keys above which dense attention is faster, between those measured"
+    n = f"medians of {rounds} rounds; {_EVEN}, between those measured"
     return "\n\n".join([table(header, lines, _BY_RETENTION[0.2], n), *others])
 
 
@@ -173,15 +174,14 @@ def first_look_shapes() -> str:
         for dtype in ("float32", "bfloat16"):
             cells = []
             for model in models:
-                methods = (f"total ({estimator}), per row" for estimator in ("int8_fused", "hierarchical"))
-                cells.append(" · ".join(f"{one(rows, model=model, dtype=dtype, method=method):.2f}" for method in methods))
+                cells.append(" · ".join(f"{one(rows, model=model, dtype=dtype, method=method):.2f}" for method in _TOTALS))
             lines.append([f"{at:.0%}", dtype, *cells])
     at, rows = 0.2, rows_of(_SHAPES_AT[0.2])
     rows = rows[(rows.part == "keys") & rows.model.isin(models)]
     lengths = sorted(rows.context_tokens.unique())
     for dtype in ("float32", "bfloat16"):
-        methods = [f"total ({estimator}), per row" for estimator in _ESTIMATORS]
-        even = (_both(_faster_from(rows[rows.model == model], dtype, method, lengths) for method in methods) for model in models)
+        of_model = (rows[rows.model == model] for model in models)
+        even = (_both(_faster_from(of, dtype, method, lengths) for method in _TOTALS) for of in of_model)
         lines.append([f"{at:.0%}", f"{dtype}, break-even, keys", *even])
     header = ["of the keys", "`int8_fused` · `hierarchical`", *(SHAPES[model] for model in models)]
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_SHAPES_AT.items())[1:]]
@@ -218,7 +218,7 @@ def per_row_targets() -> str:
     for (dtype, at), target in _PER_ROW_TARGETS.items():
         where, cells = {"dtype": dtype, "context_tokens": 8192}, []
         random = rows_of(_FIRST_LOOK[at])
-        for estimator in ("int8_fused", "hierarchical"):
+        for estimator in _ESTIMATORS:
             method = f"total ({estimator}), per row"
             cells.append(one(random, method=method, metric="times faster than own dense", **where))
         for method in ("per_row", "hierarchical"):
@@ -281,7 +281,7 @@ def first_look_recall() -> str:
     ]
     header += [
         "share of it",
-        *(f"times faster than our dense attention, `{name_of}`" for name_of in ("int8_fused", "hierarchical")),
+        *(f"times faster than our dense attention, `{name_of}`" for name_of in _ESTIMATORS),
     ]
     header += ["`hierarchical`, times faster than `int8_fused`", "break-even of both, keys"]
     first = tables[1.25][tables[1.25].metric == "time"].iloc[0]
