@@ -64,7 +64,8 @@ class Banks:
         pairs = len(self._lab.offline.grid.pairs) * len(buckets)
         shapes, plan = self.shapes(form, pairs=pairs, step=math.lcm(*pool))
         shares = [min(1.0, (bucket + 0.5) / _SHARES) for bucket in buckets]
-        return self._made(form, with_top_k(shapes, shares, key_block=selection.key_block), plan)
+        shapes = with_top_k(shapes, shares, key_block=selection.key_block, min_budget=selection.min_budget)
+        return self._made(form, shapes, plan)
 
     @cached_property
     def form(self) -> GraphForm:

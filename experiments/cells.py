@@ -78,6 +78,7 @@ class Attachment:
             block_score=self.rule.block_score,
             sinks=self.rule.sinks,
             recent=self.rule.recent,
+            min_budget=self.rule.min_budget,
             observers=observers,
             **options,
         )

@@ -49,21 +49,22 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def keep_counts(retention: Tensor, visible: Tensor) -> Tensor:
-    """max(1, ceil(retention × visible)) keys, int64 [H, rows], for retention float64 [H] and visible int64 [rows].
+def keep_counts(retention: Tensor, visible: Tensor, min_budget: int = 1) -> Tensor:
+    """min(visible, max(min_budget, ceil(retention × visible))) keys, int64 [H, rows].
 
-    The rule of the authors' device code; their offline code instead pools 32 rows and keeps int(retention × n) + 1.
+    For retention float64 [H] and visible int64 [rows]. With a least budget of one key it is the rule of the authors' device code;
+    their offline code instead pools 32 rows and keeps int(retention × n) + 1.
     """
     keep = torch.ceil(retention[:, None] * visible).to(torch.int64)  # by products in float64
-    return keep.clamp_(min=1).minimum(visible)
+    return keep.clamp_(min=min_budget).minimum(visible)
 
 
-def keep_count(retention: float, visible: int) -> int:
+def keep_count(retention: float, visible: int, min_budget: int = 1) -> int:
     """The same for one row of one head, without tensors: a decoding step has no time for them."""
-    return min(max(math.ceil(retention * visible), 1), visible)
+    return min(max(math.ceil(retention * visible), min_budget), visible)
 
 
-def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int) -> Tensor:
+def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int, min_budget: int = 1) -> Tensor:
     """How many keys before its block a shared list keeps, int64 [H, B]; arguments as in `keep_counts`, rows next to one another.
 
     A shared list also holds the block's own keys, of which row i of n uses i + 1. So that sharing changes which keys are
@@ -74,6 +75,7 @@ def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int) -> 
     first = visible[::query_block]
     rows = torch.full_like(first, query_block)
     rows[-1] = len(visible) - (len(first) - 1) * query_block
-    budgets = torch.nn.functional.pad(keep_counts(retention, visible), (0, -len(visible) % query_block))
+    budgets = keep_counts(retention, visible, min_budget)
+    budgets = torch.nn.functional.pad(budgets, (0, -len(visible) % query_block))
     spare = budgets.view(len(retention), len(first), query_block).sum(2) - rows * (rows + 1) // 2
     return (-(-spare // rows)).clamp(min=1).minimum(first - 1)

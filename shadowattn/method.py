@@ -36,9 +36,9 @@ class Method:
     scales measured on each chunk, of Q over its rows and of K over all keys so far. Rounding then depends on the chunk as a
     whole, its length and later tokens in it; with a bank only the choice of a bucket does.
 
-    `chunk_tokens` rows go through at a time: as high as the bank's graphs, or 128. `query_block`, `block_score`, `sinks` and
-    `recent` say how lists are made (`selection.Rule`), `dense_above`, `decode`, `pipeline` and `observers` are those of
-    `SparseAttention`, `kernel` that of `kernels.choose`.
+    `chunk_tokens` rows go through at a time: as high as the bank's graphs, or 128. `query_block`, `block_score`, `sinks`,
+    `recent` and `min_budget` say how lists are made (`selection.Rule`), `dense_above`, `decode`, `pipeline` and `observers` are
+    those of `SparseAttention`, `kernel` that of `kernels.choose`.
     """
 
     retention: float | RetentionProfile = 0.2
@@ -48,6 +48,7 @@ class Method:
     block_score: str = "leading_query"
     sinks: int = 0
     recent: int = 0
+    min_budget: int = 1
     kernel: str = "auto"
     dense_above: float | str = 1.0
     decode: str = "dense"
@@ -152,8 +153,8 @@ class Method:
             chunk_tokens = CHUNK_TOKENS if self.bank is None else max(shape.rows for shape in self.bank.shapes)
         return SparseAttention(
             table, estimator, chunk_tokens=chunk_tokens, query_block=self.query_block, block_score=self.block_score,
-            sinks=self.sinks, recent=self.recent, kernel=self.kernel, dense_above=self.dense_above, decode=self.decode,
-            pipeline=self.pipeline, observers=self.observers,
+            sinks=self.sinks, recent=self.recent, min_budget=self.min_budget, kernel=self.kernel, dense_above=self.dense_above,
+            decode=self.decode, pipeline=self.pipeline, observers=self.observers,
         )  # fmt: skip
 
     def _table(self, model: PreTrainedModel, shape: ModelShape) -> list[list[float]]:

@@ -40,16 +40,18 @@ def topk_attention(
     block_score: str = "leading_query",
     sinks: int = 0,
     recent: int = 0,
+    min_budget: int = 1,
 ) -> Tensor:
     """Attention on the exact top-k keys by q·k (section 2.2; Eq. of C/G-Sparse with an exact estimate).
 
     Shapes as in `dense_attention`; `retention` is a float or [H]. With `query_block` 1 every row keeps its own
-    max(1, ceil(retention × visible)) keys, ties to the lower index. Larger blocks share one list, see `select`.
+    max(min_budget, ceil(retention × visible)) keys, or all that it sees, ties to the lower index. Larger blocks share one list,
+    see `select`.
     """
     scores, visible = _scores(q, k, v, causal_offset)
     scale = _scale(q, k, v, scale)
     retentions = head_retentions(retention, q.shape[0])
-    selected = select(scores, retentions, visible, query_block, block_score, sinks, recent, scale=scale)
+    selected = select(scores, retentions, visible, query_block, block_score, sinks, recent, min_budget, scale=scale)
     return _attend(q, scores, v, selected, scale)
 
 
@@ -110,13 +112,15 @@ def select(
     block_score: str,
     sinks: int = 0,
     recent: int = 0,
+    min_budget: int = 1,
     *,
     scale: float = 1.0,
 ) -> Tensor:
     """The keys each row keeps, bool [H, Q, K], for scores [H, Q, K], retention [H] and visible [Q].
 
-    Within the row's budget the row's own key comes first where there is a recent window, then the first `sinks` keys, then the
-    window's other keys, the nearest first: the `recent` last keys of the row, its own among them. All others follow by score.
+    A row's budget is max(min_budget, ceil(retention × visible)) keys, or all that it sees (`budget.keep_counts`). Within it the
+    row's own key comes first where there is a recent window, then the first `sinks` keys, then the window's other keys, the
+    nearest first: the `recent` last keys of the row, its own among them. All others follow by score.
 
     A block of `query_block` rows, two or more, shares one list. The list holds the block's own keys, of which a row uses those
     up to itself, and `budget.shared_keep_counts` keys before the block, ranked as above with the window of the block's first
@@ -129,7 +133,9 @@ def select(
     rows of different scale dominate, it is the attention that the block is estimated to pay to a key.
     With the last four a token may change which keys the earlier rows of its own block keep; never anything in earlier blocks.
     """
-    query_block, sinks, recent = _check_selection(scores, retention, visible, query_block, block_score, sinks, recent, scale)
+    query_block, sinks, recent, min_budget = _check_selection(
+        scores, retention, visible, query_block, block_score, sinks, recent, min_budget, scale
+    )
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
     key = torch.arange(keys)
@@ -139,10 +145,10 @@ def select(
             first = int(visible[block][0])
             seen = key[None, :] < visible[block][:, None]
             if query_block == 1:
-                keep = keep_counts(retention[head : head + 1], visible[block])
+                keep = keep_counts(retention[head : head + 1], visible[block], min_budget)
                 ranking = _ranking(scores[head, start, :first], sinks, min(recent, 1), recent - 1)
             else:
-                keep = shared_keep_counts(retention[head : head + 1], visible[block], query_block)
+                keep = shared_keep_counts(retention[head : head + 1], visible[block], query_block, min_budget)
                 pooled = _list_scores(scores[head, block], seen, block_score, scale)
                 ranking = _ranking(pooled[: first - 1], sinks, 0, recent - 1)
                 selected[head, block, first - 1 :] = True
@@ -162,14 +168,16 @@ def _ranking(scores: Tensor, sinks: int, newest: int, before: int) -> list[int]:
     return list(dict.fromkeys([*window, *by_score]))
 
 
-def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, key_block: int) -> Tensor:
+def select_key_blocks(
+    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, key_block: int, min_budget: int = 1
+) -> Tensor:
     """The keys each row keeps where keys come in blocks of `key_block`, bool [H, Q, K]; other arguments as in `select`.
 
     A block of keys scores the largest score in it, over the rows of the list that see the key. Of a list's budget come
     ceil(budget / key_block) blocks, ties to the first. Where rows share a list, the blocks that hold any of their own keys
     are always in, and those that end before them compete for the rest. A row keeps what it sees of them.
     """
-    query_block, _, _ = _check_selection(scores, retention, visible, query_block, "max", 0, 0, 1.0)
+    query_block, _, _, min_budget = _check_selection(scores, retention, visible, query_block, "max", 0, 0, min_budget, 1.0)
     key_block = checks.integer("key_block", key_block, least=1)
     heads, rows, keys = scores.shape
     selected = torch.zeros(heads, rows, keys, dtype=torch.bool)
@@ -182,10 +190,10 @@ def select_key_blocks(scores: Tensor, retention: Tensor, visible: Tensor, query_
             best = scores[head, block].masked_fill(~seen, -math.inf).amax(0)
             ranked = torch.nn.functional.pad(best, (0, -keys % key_block), value=-math.inf).view(-1, key_block).amax(1)
             if query_block > 1:
-                budget = shared_keep_counts(retention[head : head + 1], visible[block], query_block)
+                budget = shared_keep_counts(retention[head : head + 1], visible[block], query_block, min_budget)
                 competing = (first - 1) // key_block
             else:
-                budget = keep_counts(retention[head : head + 1], visible[block])
+                budget = keep_counts(retention[head : head + 1], visible[block], min_budget)
                 competing = len(ranked)
             chosen = torch.zeros(len(ranked), dtype=torch.bool)
             chosen[_ranking(ranked[:competing], 0, 0, 0)[: -(-int(budget) // key_block)]] = True
@@ -233,8 +241,16 @@ def _scale(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
 
 
 def _check_selection(
-    scores: Tensor, retention: Tensor, visible: Tensor, query_block: int, block_score: str, sinks: int, recent: int, scale: float
-) -> tuple[int, int, int]:
+    scores: Tensor,
+    retention: Tensor,
+    visible: Tensor,
+    query_block: int,
+    block_score: str,
+    sinks: int,
+    recent: int,
+    min_budget: int,
+    scale: float,
+) -> tuple[int, int, int, int]:
     checks.tensors((torch.float32, torch.float64), scores=scores)
     checks.placed(checks.CPU, scores=scores)
     if scores.dim() != 3 or 0 in scores.shape or scores.isnan().any():
@@ -248,7 +264,7 @@ def _check_selection(
     checks.one_of("block_score", block_score, ("leading_query", "pooled_query", "max", "sum", "probability"))
     if checks.number("scale", scale) <= 0 or (block_score == "probability" and not bool(scores.isfinite().all())):
         raise InputError(f"expected a positive scale, and finite scores for probabilities, got scale={scale} or infinite scores")
-    sizes = ("query_block", query_block, 1), ("sinks", sinks, 0), ("recent", recent, 0)
+    sizes = ("query_block", query_block, 1), ("sinks", sinks, 0), ("recent", recent, 0), ("min_budget", min_budget, 1)
     return tuple(checks.integer(name, value, least=least) for name, value, least in sizes)
 
 

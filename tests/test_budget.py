@@ -5,14 +5,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowattn.budget import head_retentions, keep_counts
+from shadowattn.budget import head_retentions, keep_count, keep_counts
 from shadowattn.errors import InputError
 
 
+@given(retention=st.floats(1e-6, 1.0), visible=st.integers(1, 10_000), min_budget=st.integers(1, 100))
+def test_keeps_the_ceiling_and_at_least_the_least_budget(retention, visible, min_budget):
+    expected = min(visible, max(min_budget, math.ceil(retention * visible)))
+    assert keep_counts(head_retentions(retention, 1), torch.tensor([visible]), min_budget).item() == expected
+    assert keep_count(retention, visible, min_budget) == expected
+
+
 @given(retention=st.floats(1e-6, 1.0), visible=st.integers(1, 10_000))
-def test_keeps_the_ceiling_and_at_least_one(retention, visible):
-    kept = keep_counts(head_retentions(retention, 1), torch.tensor([visible]))
-    assert kept.item() == min(visible, max(1, math.ceil(retention * visible)))
+def test_the_least_budget_is_one_key_where_nothing_else_is_said(retention, visible):
+    kept = keep_counts(head_retentions(retention, 1), torch.tensor([visible])).item()
+    assert kept == keep_count(retention, visible) == max(1, math.ceil(retention * visible))
 
 
 def test_float32_retention_means_its_decimal():

@@ -59,8 +59,9 @@ def test_a_name_of_each_is_an_argument():
 FLOAT32 = torch.finfo(torch.float32)
 ATTENTION = [
     *(("causal_offset", x) for x in [*NOT_INTEGERS, -1, 7, 10**30]),
-    *((name, x) for name in ("query_block", "sinks", "recent") for x in [*NOT_INTEGERS, -1, 10**30]),
+    *((name, x) for name in ("query_block", "sinks", "recent", "min_budget") for x in [*NOT_INTEGERS, -1, 10**30]),
     ("query_block", 0),
+    ("min_budget", 0),
     *(("scale", x) for x in [*NOT_NUMBERS, 0, 0.0, -0.125, 1e-60, 1e39] if x is not None),
     *((name, x) for name in ("kernel", "block_score", "estimator") for x in NOT_NAMES),
     *(("retention", x) for x in NOT_RETENTIONS),
@@ -141,7 +142,7 @@ def test_other_floats_give_what_the_reference_gives(dtype, estimator, query_bloc
 @pytest.mark.parametrize("integer", [int, np.int8, np.int32, np.int64, np.uint16])
 def test_integers_of_numpy_are_integers(integer):
     q, k, v = qkv(4, 2, 40, 60, 8)
-    plain = {"causal_offset": 20, "query_block": 16, "sinks": 2, "recent": 3}
+    plain = {"causal_offset": 20, "query_block": 16, "sinks": 2, "recent": 3, "min_budget": 9}
     expected = reference.topk_attention(q, k, v, 0.2, **plain, block_score="max")
     how = {name: integer(value) for name, value in plain.items()} | {"block_score": "max"}
     torch.testing.assert_close(reference.topk_attention(q, k, v, np.float64(0.2), **how), expected)
@@ -167,7 +168,7 @@ def test_a_block_much_higher_than_the_chunk_takes_no_memory():
 @example(name="scale", value=274909808.0)  # one rounded product beside one that is not were far apart
 @settings(max_examples=25)
 @given(
-    name=st.sampled_from(["causal_offset", "scale", "query_block", "sinks", "recent"]),
+    name=st.sampled_from(["causal_offset", "scale", "query_block", "sinks", "recent", "min_budget"]),
     value=st.one_of(
         st.floats(), st.text(), st.none(), st.booleans(), st.fractions(), st.binary(), st.complex_numbers(), st.lists(st.floats())
     ),
@@ -194,7 +195,7 @@ def test_reference_and_budget_refuse_retentions(value):
 
 
 @pytest.mark.parametrize("value", [*NOT_INTEGERS, -1, 10**30], ids=shown)
-@pytest.mark.parametrize("name", ["causal_offset", "query_block", "sinks", "recent"])
+@pytest.mark.parametrize("name", ["causal_offset", "query_block", "sinks", "recent", "min_budget"])
 def test_reference_refuses_what_is_no_integer(name, value):
     q, k, v = qkv(4, 2, 4, 10, 8)
     with pytest.raises(InputError, match=f"{name}: expected"):

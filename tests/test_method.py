@@ -33,10 +33,10 @@ def logits(model=MODEL):
 @pytest.mark.parametrize("mode", ["batched", "overlap"])
 def test_in_a_model_it_is_its_parts(mode):
     profile, bank = profile_for(MODEL, 0.2), bank_for(MODEL)
-    method = Method(profile, bank, sinks=2, recent=3, pipeline=Pipeline(mode))
+    method = Method(profile, bank, sinks=2, recent=3, min_budget=8, pipeline=Pipeline(mode))
     with method(MODEL) as run:
         found = logits()
-    how = {"chunk_tokens": 32, "sinks": 2, "recent": 3}  # 32: the height of the bank's graphs
+    how = {"chunk_tokens": 32, "sinks": 2, "recent": 3, "min_budget": 8}  # 32: the height of the bank's graphs
     by_hand = SparseAttention(profile.retention, Int8Graph(bank), **how)
     with replace_attention(MODEL, by_hand):
         torch.testing.assert_close(found, logits(), atol=1e-5, rtol=1e-5)
@@ -136,6 +136,7 @@ def test_an_estimator_by_its_name(name):
         ({"estimator": "oracle", "bank": bank_for(MODEL)}, "bank: estimator=oracle does not use one"),
         ({"block_score": "mean"}, "block_score"),
         ({"sinks": -1}, "sinks"),
+        ({"min_budget": 0}, "min_budget"),
         ({"kernel": "cuda"}, "kernel"),
         ({"decode": "never"}, "decode"),
         ({"dense_above": 0}, "dense_above"),

@@ -80,14 +80,17 @@ def test_probabilities_are_of_each_row_and_over_what_it_sees():
     offset=st.integers(0, 60),
     query_block=st.integers(2, 40),
     retention=st.floats(0.01, 1.0),
+    min_budget=st.sampled_from([1, 16]),
     seed=st.integers(0, 99),
 )
-def test_sharing_changes_which_keys_are_kept_and_not_how_many(block_score, rows, offset, query_block, retention, seed):
+def test_sharing_changes_which_keys_are_kept_and_not_how_many(
+    block_score, rows, offset, query_block, retention, min_budget, seed
+):
     """A block holds its causal diagonal and a key before it, and else as many (row, key) pairs as the rows' own lists."""
     scores = torch.randn(1, rows, offset + rows, generator=torch.Generator().manual_seed(seed))
     visible, retentions = offset + 1 + torch.arange(rows), torch.tensor([retention], dtype=torch.float64)
-    chosen = select(scores, retentions, visible, query_block, block_score)[0]
-    alone = select(scores, retentions, visible, 1, block_score)[0]
+    chosen = select(scores, retentions, visible, query_block, block_score, min_budget=min_budget)[0]
+    alone = select(scores, retentions, visible, 1, block_score, min_budget=min_budget)[0]
     for block, own, places in zip(chosen.split(query_block), alone.split(query_block), visible.split(query_block), strict=True):
         n = len(block)
         diagonal = block[:, int(places[0]) - 1 : int(places[-1])]
@@ -101,14 +104,16 @@ def test_sharing_changes_which_keys_are_kept_and_not_how_many(block_score, rows,
     retention=st.floats(0.01, 1.0),
     sinks=st.integers(0, 8),
     recent=st.integers(1, 40),
+    min_budget=st.sampled_from([1, 2, 16]),
     seed=st.integers(0, 99),
 )
-def test_a_row_keeps_itself_then_sinks_then_its_nearest_keys(keys, retention, sinks, recent, seed):
+def test_a_row_keeps_itself_then_sinks_then_its_nearest_keys(keys, retention, sinks, recent, min_budget, seed):
     """Also where the budget is smaller than sinks and window together."""
     scores = torch.randn(1, 1, keys, generator=torch.Generator().manual_seed(seed))
     retentions = torch.tensor([retention], dtype=torch.float64)
-    kept = select(scores, retentions, torch.tensor([keys]), 1, "leading_query", sinks, recent)[0, 0].nonzero()[:, 0].tolist()
-    budget = max(1, math.ceil(retention * keys))
+    kept = select(scores, retentions, torch.tensor([keys]), 1, "leading_query", sinks, recent, min_budget)
+    kept = kept[0, 0].nonzero()[:, 0].tolist()
+    budget = min(keys, max(min_budget, math.ceil(retention * keys)))
     order = list(dict.fromkeys([keys - 1, *range(min(sinks, keys)), *range(keys - 2, max(-1, keys - 1 - recent), -1)]))
     assert len(kept) == budget
     assert set(order[:budget]) <= set(kept)

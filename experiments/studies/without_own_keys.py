@@ -31,7 +31,8 @@ class WithoutOwnKeys(Int8Fused):
 def _without_own_keys(chunk: Chunk, rule: Rule, lists: Lists) -> Lists:
     block, rows = rule.query_block, len(chunk.positions)
     candidates = lists.candidates + 1  # the keys before the block, and its first row's own
-    budgets = torch.nn.functional.pad(keep_counts(chunk.retention, chunk.positions + 1), (0, -rows % block))
+    budgets = keep_counts(chunk.retention, chunk.positions + 1, rule.min_budget)
+    budgets = torch.nn.functional.pad(budgets, (0, -rows % block))
     counts = (rows - torch.arange(0, rows, block, device=budgets.device)).clamp(max=block)
     lengths = (-(-budgets.unflatten(1, (-1, block)).sum(2) // counts)).minimum(candidates)
     indptr = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))

@@ -92,13 +92,18 @@ def plan_shapes(
     )
 
 
-def with_top_k(shapes: Sequence[GraphShape], shares: Sequence[float], *, key_block: int = 1) -> tuple[GraphShape, ...]:
-    """The same shapes for graphs that return indices: for each share of the keys the k that holds so many (blocks of) keys."""
+def with_top_k(
+    shapes: Sequence[GraphShape], shares: Sequence[float], *, key_block: int = 1, min_budget: int = 1
+) -> tuple[GraphShape, ...]:
+    """The same shapes for graphs that return indices: for each share of the keys the k that holds so many (blocks of) keys.
+
+    At least the blocks of `min_budget` keys, if there are as many.
+    """
     wanted = torch.tensor(sorted(set(shares)), dtype=torch.float64)
     return tuple(
         replace(shape, top_k=-(-keep // key_block))
         for shape in shapes
-        for keep in keep_counts(wanted, torch.tensor([shape.keys]))[:, 0].unique().tolist()
+        for keep in keep_counts(wanted, torch.tensor([shape.keys]), min_budget)[:, 0].unique().tolist()
     )
 
 

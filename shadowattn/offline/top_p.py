@@ -58,7 +58,8 @@ def observe_top_p(
     observe_prefill(model, windows, counts.add, chunk_tokens=chunk_tokens, progress=progress)
     for _ in range(_SPARSE_PASSES):
         share, counts = counts.share(), _Counts(profile, estimator, rule)
-        how = {"estimator": replace(estimator, top_p=share.share), "sinks": rule.sinks, "recent": rule.recent}
+        how = {"estimator": replace(estimator, top_p=share.share)}
+        how |= {name: getattr(rule, name) for name in ("sinks", "recent", "min_budget")}
         observers = (lambda seen, counts=counts: counts.add(seen.chunk),)
         with attach(model, profile, chunk_tokens=chunk_tokens, observers=observers, **how):
             for window in progress(windows):
@@ -86,14 +87,16 @@ class _Counts:
         some, estimator = replace(chunk.rewound()[sparse], retention=retention[sparse]), self._estimator
         kept = loose_lists(some, estimator.estimator, self._rule, TorchKernels(), estimator.loose)
         rows = sampled_rows(chunk.q.shape[1], min(_ROWS, chunk.q.shape[1]))
-        counts = keep_counts(retention[sparse], some.positions[rows] + 1)
+        counts = keep_counts(retention[sparse], some.positions[rows] + 1, self._rule.min_budget)
         self._target += int(counts.sum())
         self._rows += counts.numel()
         keys, always = four_bit_keys(some, estimator.key_offset), forced(some, self._rule)[rows]
         for head in range(len(sparse)):
             members, weights = (of_head[0, rows] for of_head in loose_weights(some, kept, slice(head, head + 1), keys))
             order, before = ranked(weights, members)
-            before = before.masked_fill((always & members).gather(-1, order), -1.0).sort(-1).values  # no share leaves these out
+            kept_anyway = (always & members).gather(-1, order)
+            kept_anyway[..., : self._rule.min_budget] = True
+            before = before.masked_fill(kept_anyway & (before < 2), -1.0).sort(-1).values  # no share leaves these out
             enough = torch.searchsorted(before, _SHARES.to(place).expand(len(before), -1).contiguous())
             self._counts = self._counts.to(place) + enough.sum(0)
 

@@ -98,10 +98,10 @@ class SparseAttention:
     """Attention for all layers of a model, as `models.replace_attention` calls it.
 
     `retention` [L][H]. A prompt is worked off in chunks of `chunk_tokens` rows, the height of the bank's graphs; lists are
-    made as `query_block`, `block_score`, `sinks` and `recent` say (`selection.Rule`). Heads of retention `dense_above` or
-    more go dense (`auto`: the measured break-even of the kernels in use, above which an INT8 estimate and a list cost more
-    than they save, see `online.break_even`). `pipeline` says how the stages of different heads overlap, if at all. `decode`
-    says what decoding steps do: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
+    made as `query_block`, `block_score`, `sinks`, `recent` and `min_budget` say (`selection.Rule`). Heads of retention
+    `dense_above` or more go dense (`auto`: the measured break-even of the kernels in use, above which an INT8 estimate and a
+    list cost more than they save, see `online.break_even`). `pipeline` says how the stages of different heads overlap, if at
+    all. `decode` says what decoding steps do: `dense`, as in the paper (section 4), or `shared`, one list a key/value group.
     """
 
     def __init__(
@@ -114,13 +114,14 @@ class SparseAttention:
         block_score: str = "leading_query",
         sinks: int = 0,
         recent: int = 0,
+        min_budget: int = 1,
         kernel: str = "auto",
         dense_above: float | str = 1.0,
         decode: str = "dense",
         pipeline: Pipeline | None = None,
         observers: Sequence[Callable[[Attended], None]] = (),
     ):
-        self.rule = Rule(query_block, block_score, sinks, recent)
+        self.rule = Rule(query_block, block_score, sinks, recent, min_budget)
         query_block, chunk_tokens = self.rule.query_block, checks.integer("chunk_tokens", chunk_tokens, least=1)
         if chunk_tokens % query_block:
             raise InputError(

@@ -41,13 +41,14 @@ def sparse_attention(
     block_score: str = "leading_query",
     sinks: int = 0,
     recent: int = 0,
+    min_budget: int = 1,
 ) -> Tensor:
     """Attention of every query row on the keys that an estimate ranks highest (section 3).
 
     q [H, Q, D]; k and v [G, K, D], all float32, bfloat16, float16 or float64 and summed in float32 (the last two by the torch
     kernels); row i stands at position causal_offset + i and sees the keys up to it.
-    `retention` is a float or [H]; a row keeps max(1, ceil(retention × visible)) keys, ties to the lower index, and
-    blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
+    `retention` is a float or [H]; a row keeps max(min_budget, ceil(retention × visible)) keys, or all that it sees, ties to the
+    lower index, and blocks of `query_block` rows share a list as `block_score` says (see `reference.select`, also for `sinks` and
     `recent`). `estimator` is an `Estimator` or one of `ESTIMATORS`: `int8` (INT8 products, scales taken from the
     tensors), which is `int8_fused` (by the native kernels; float32 and bfloat16 alone) where those serve the tensors, else
     `int8_graph` (the same integers by OpenVINO, by torch on a GPU); `oracle` and others.
@@ -57,7 +58,7 @@ def sparse_attention(
     """
     causal_offset, scale = check_attention(q, k, v, causal_offset, scale)
     kernels = choose(kernel, head_dim=q.shape[2], dtype=q.dtype, device=q.device)
-    rule = Rule(query_block, block_score, sinks, recent)
+    rule = Rule(query_block, block_score, sinks, recent, min_budget)
     # A block is padded to its full height; one beyond the last row holds no more than that row's.
     rule = replace(rule, query_block=min(rule.query_block, max(2, q.shape[1])))
     estimator = estimator_of(estimator, q, k) if isinstance(estimator, str) else check_estimator_type(estimator)

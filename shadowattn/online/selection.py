@@ -27,16 +27,18 @@ class Rule:
 
     `query_block` rows share a list, ranked by `block_score`, which also holds their own keys. Within the budget a row's own key
     (where there is a recent window), the first `sinks` keys and the `recent` last ones outrank all others, in this order.
+    The budget is what `budget.keep_counts` says: at least `min_budget` keys, whatever the retention, or all that a row sees.
     """
 
     query_block: int = 1
     block_score: str = "leading_query"
     sinks: int = 0
     recent: int = 0
+    min_budget: int = 1
 
     def __post_init__(self):
         checks.one_of("block_score", self.block_score, BLOCK_SCORES)
-        for name, least in (("query_block", 1), ("sinks", 0), ("recent", 0)):
+        for name, least in (("query_block", 1), ("sinks", 0), ("recent", 0), ("min_budget", 1)):
             object.__setattr__(self, name, checks.integer(name, getattr(self, name), least=least))
 
     @property
@@ -94,11 +96,11 @@ class Rule:
         """Budgets and places of all lists of heads with `retention` float64 [H], for rows at `positions` int64 [Q]."""
         if self.query_block == 1:
             candidates, tail, recent = positions + 1, torch.zeros_like(positions), self.recent
-            lengths = keep_counts(retention, candidates)
+            lengths = keep_counts(retention, candidates, self.min_budget)
         else:
             candidates, recent = positions[:: self.query_block].contiguous(), max(0, self.recent - 1)  # the row's own key follows
             tail = _last_of_blocks(positions, self.query_block) + 1 - candidates
-            lengths = shared_keep_counts(retention, positions + 1, self.query_block) + tail
+            lengths = shared_keep_counts(retention, positions + 1, self.query_block, self.min_budget) + tail
         indptr = lengths.new_zeros(lengths.numel() + 1)
         torch.cumsum(lengths.flatten(), 0, out=indptr[1:])
         self_first = self.query_block == 1 and self.recent > 0
@@ -107,7 +109,7 @@ class Rule:
     def step_lists(self, retention: list[float], positions: Tensor) -> Lists:
         """The same for the one row of a decoding step, at `positions` int64 [1], of lists with `retention` each."""
         keys = int(positions[0]) + 1
-        ends = accumulate((keep_count(kept, keys) for kept in retention), initial=0)
+        ends = accumulate((keep_count(kept, keys, self.min_budget) for kept in retention), initial=0)
         candidates, tail, indptr = torch.tensor([keys]), torch.tensor([0]), torch.tensor(list(ends))
         if positions.device.type != "cpu":
             candidates, tail, indptr = (x.to(positions.device) for x in (candidates, tail, indptr))

@@ -128,6 +128,12 @@ def test_indices_for_each_share_of_the_keys():
     assert [s.top_k for s in with_top_k([GraphShape(1, 32, 64, 128)], [0.2, 0.21], key_block=32)] == [1, 1]
 
 
+def test_indices_for_the_least_budget_of_a_row():
+    shapes = [GraphShape(1, 32, 64, 32), GraphShape(1, 32, 64, 100), GraphShape(1, 32, 64, 400)]
+    assert [s.top_k for s in with_top_k(shapes, [0.1, 0.5], min_budget=40)] == [32, 40, 50, 40, 200]
+    assert [s.top_k for s in with_top_k(shapes, [0.1], key_block=16, min_budget=40)] == [2, 3, 3]
+
+
 def test_plans_are_the_best_there_are_but_for_a_few():
     """Heights and keys are chosen in turn, which brute force over small cases finds to be enough nearly always."""
     draw, worse, gaps = random.Random(1), 0, [0.0]

@@ -159,6 +159,7 @@ def test_refuses_shapes_that_do_not_fit():
             "block_score": st.sampled_from(["leading_query", "max", "sum"]),
             "sinks": st.sampled_from([0, 0, 2, 50]),
             "recent": st.sampled_from([0, 0, 3, 50]),
+            "min_budget": st.sampled_from([1, 1, 16, 80]),
         }
     ),
     strided=st.booleans(),

@@ -44,26 +44,28 @@ MULTIPLIER = 2.000171e-3
     before=st.integers(0, 60),
     retention=st.lists(st.sampled_from([0.02, 0.2, 0.5, 1.0]), min_size=4, max_size=4),
     group=st.sampled_from([1, 2]),
+    min_budget=st.sampled_from([1, 1, 20]),
     seed=st.integers(0, 20),
 )
-@example("int8", None, 1, 1, 12, 12, [0.02] * 4, 1, 6)  # two keys of one row have the same score in float16
+@example("int8", None, 1, 1, 12, 12, [0.02] * 4, 1, 1, 6)  # two keys of one row have the same score in float16
 def test_the_device_selects_what_the_reference_does(
-    inputs, requant, query_block, key_block, rows, before, retention, group, seed
+    inputs, requant, query_block, key_block, rows, before, retention, group, min_budget, seed
 ):
     form = GraphForm(inputs, requant, mask=True, pool=(query_block, key_block), indices=True)
     most = 96 // key_block
     device = Int8Device(bank(form, top_ks=(max(1, most // 4), most), group=group))
     q, k, _ = qkv(4, 2, rows, before + rows, 64, seed=seed)
     positions, retention = before + torch.arange(rows), torch.tensor(retention, dtype=torch.float64)
-    rule = Rule(query_block, "max")
+    rule = Rule(query_block, "max", min_budget=min_budget)
     selection = device.select(Chunk.of(q, k, retention=retention), rule, rule.lists(retention, positions), KERNELS)
     # The device ranks before a score is rounded to float16, as `int8` gives it to the host: `unit` gives the same integers whole.
     whole = "unit" if inputs == "int8" and requant is None else inputs
     scores = Int8Graph(bank(GraphForm(whole, requant), group=group)).scores(Chunk.of(q, k)).float()
     how = (scores, retention, positions + 1, query_block)
-    expected = (
-        select(*how, "max" if query_block > 1 else "leading_query") if key_block == 1 else select_key_blocks(*how, key_block)
-    )
+    if key_block == 1:
+        expected = select(*how, "max" if query_block > 1 else "leading_query", min_budget=min_budget)
+    else:
+        expected = select_key_blocks(*how, key_block, min_budget)
     assert as_mask(selection, k.shape[1]).equal(expected)
     for head in range(4):
         for block in range(selection.blocks):

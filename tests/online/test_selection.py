@@ -23,11 +23,12 @@ QUERY_BLOCKS = [1, 2, 7, 16, 64]
     levels=st.sampled_from([1, 2, 5, 1000]),
     sinks=st.sampled_from([0, 1, 3, 8]),
     recent=st.sampled_from([0, 1, 3, 12]),
+    min_budget=st.sampled_from([1, 1, 4, 16, 100]),
     lists_at_once=st.sampled_from([1, 3, 10**6]),
     seed=st.integers(0, 99),
 )
 def test_selects_what_the_reference_selects(
-    rows, offset, query_block, block_score, retention, levels, sinks, recent, lists_at_once, seed
+    rows, offset, query_block, block_score, retention, levels, sinks, recent, min_budget, lists_at_once, seed
 ):
     """Few score levels make nearly everything a tie; sinks and window are more than many budgets hold. Scores are pooled, and
     selected from, some lists at a time.
@@ -37,13 +38,14 @@ def test_selects_what_the_reference_selects(
     scores = torch.randint(0, levels, (2, rows, keys), generator=generator).float()
     retentions = torch.tensor([retention, min(1.0, 2 * retention)], dtype=torch.float64)
     positions = offset + torch.arange(rows)
-    rule = Rule(query_block, block_score, sinks, recent)
+    rule = Rule(query_block, block_score, sinks, recent, min_budget)
     scored, lists = scores[:, :: query_block if block_score == "leading_query" else 1], rule.lists(retentions, positions)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(selection_module, "_PART_BYTES", 8 * keys * query_block * lists_at_once)
         patched.setattr(torch_kernels, "_MOST_SCORES", keys * lists_at_once)
         selection = TorchKernels().select(rule.pool(scored, positions, torch.full((2,), 0.25)), lists)
-    expected = reference.select(scores, retentions, positions + 1, query_block, block_score, sinks, recent, scale=0.25)
+    how = (query_block, block_score, sinks, recent, min_budget)
+    expected = reference.select(scores, retentions, positions + 1, *how, scale=0.25)
     assert as_mask(selection, keys).equal(expected)
     assert selection.kept() == lists.kept() == int(expected.sum())
 
@@ -66,9 +68,10 @@ def test_a_mean_query_scores_as_the_mean_of_its_rows(rows, query_block, seed):
     position=st.integers(0, 2**31 - 2),
     sinks=st.integers(0, 5),
     recent=st.integers(0, 5),
+    min_budget=st.integers(1, 2**31 - 1),
 )
-def test_the_lists_of_a_step_are_those_of_a_chunk_of_one_row(retention, position, sinks, recent):
-    rule, positions = Rule(sinks=sinks, recent=recent), torch.tensor([position])
+def test_the_lists_of_a_step_are_those_of_a_chunk_of_one_row(retention, position, sinks, recent, min_budget):
+    rule, positions = Rule(sinks=sinks, recent=recent, min_budget=min_budget), torch.tensor([position])
     expected = vars(rule.lists(torch.tensor(retention, dtype=torch.float64), positions))
     for name, found in vars(rule.step_lists(retention, positions)).items():
         assert found.equal(expected[name]) if isinstance(found, torch.Tensor) else found == expected[name], name
@@ -88,6 +91,7 @@ def test_lists_lie_one_after_another_and_ascend():
         ({"query_block": 2, "block_score": "mean"}, "leading_query, pooled_query, max, sum, probability"),
         ({"query_block": 0}, "query_block: expected an integer of 1"),
         ({"sinks": -1}, "sinks: expected an integer of 0"),
+        ({"min_budget": 0}, "min_budget: expected an integer of 1"),
     ],
 )
 def test_refuses_a_rule_that_means_nothing(rule, message):

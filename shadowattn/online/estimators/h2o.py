@@ -56,6 +56,8 @@ class Received:
 class H2O(Estimator):
     """A key scores the attention that rows of earlier chunks paid to it; a share `recent` of a budget goes to the nearest.
 
+    The budget here is the one by retention, whatever the rule's `min_budget`.
+
     Departures: the paper evicts keys for good, here a key may come back; it adds up attention on what is kept, here the exact
     attention to all keys; a prompt's own rows rank by chunks before theirs alone, so that nobody looks into the future. The exact
     attention is what the estimate costs.

@@ -21,10 +21,10 @@ from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
 class TopP(Estimator):
     """Of `loose` times as many keys as the budget, ranked by `estimator`, a row keeps the fewest whose weights sum to `top_p`.
 
-    Weights are the softmax, over the loose list, of q·k with keys of 4 bits less the calibrated `key_offset`. At least one key is
-    kept, and the sinks and the recent window of the rule; ties go to the lower index. So rows, heads and layers keep different
-    numbers of keys: `offline.top_p.observe_top_p` finds the `top_p` at which their mean over calibration text is that of the
-    budget, and what a run keeps is its measured density.
+    Weights are the softmax, over the loose list, of q·k with keys of 4 bits less the calibrated `key_offset`. The rule's
+    `min_budget` largest at least are kept, and its sinks and recent window; ties go to the lower index. So rows, heads and layers
+    keep different numbers of keys: `offline.top_p.observe_top_p` finds the `top_p` at which their mean over calibration text is
+    that of the budget, and what a run keeps is its measured density.
 
     Departures: the paper's 4-bit keys have a zero point; it decodes, here every row of a prompt is pruned; it prunes a quarter of
     the keys, whatever the budget; it leaves the first two layers dense (`allocator=first_layers_dense`).
@@ -88,7 +88,7 @@ class TopP(Estimator):
         keys, kept = four_bit_keys(chunk, self.key_offset), []
         for head in range(len(chunk.heads)):
             members, weights = loose_weights(chunk, loose, slice(head, head + 1), keys)
-            keep = fewest(weights, members, self.top_p)[0]
+            keep = fewest(weights, members, self.top_p, rule.min_budget)[0]
             kept.append(keep | members[0] & forced(chunk, rule))
         counts = torch.stack([head.sum(1) for head in kept])
         indices = torch.cat([head.nonzero()[:, 1] for head in kept]).to(torch.int32)
@@ -145,11 +145,15 @@ def loose_weights(chunk: Chunk, loose: Selection, heads: slice, keys: Tensor) ->
     return members, torch.softmax(logits.masked_fill(~members, -torch.inf), -1)
 
 
-def fewest(weights: Tensor, members: Tensor, top_p: float) -> Tensor:
-    """The fewest members, bool [..., K], whose weights sum to `top_p`, at least one: the largest, ties to the lower index."""
+def fewest(weights: Tensor, members: Tensor, top_p: float, min_budget: int = 1) -> Tensor:
+    """The fewest members, bool [..., K], whose weights sum to `top_p`: the largest, ties to the lower index.
+
+    At least `min_budget` of them, or all.
+    """
     order, before = ranked(weights, members)
-    keep = torch.zeros_like(members).scatter(-1, order, before < top_p)
-    return keep & members
+    enough = before < top_p
+    enough[..., :min_budget] = True
+    return torch.zeros_like(members).scatter(-1, order, enough) & members
 
 
 def ranked(weights: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ class VerticalSlash(Estimator):
 
     Both sums share one unit, so the best keys of a row are the columns and the diagonals above one limit. The first `first` keys
     and the last `recent` before a row come before all others, a row's own before them, from both ends inwards; neither are more
-    than a quarter of what the row keeps, rounded up.
+    than a quarter of what the row keeps by its retention, rounded up.
     Departures: the paper looks at the last rows of the whole prompt, and pays for them once, here at those of each chunk; it
     finds how many columns and diagonals a head takes offline, here the budget divides by attention; its budgets of thousands of
     keys have room for 30 at either end, here about half of a small one is left to what the last rows attend to. It is one of

@@ -12,14 +12,14 @@ from tests.tensors import qkv
 
 
 @pytest.mark.parametrize("block_score", ["leading_query", "probability"])
-@pytest.mark.parametrize(("rows", "offset"), [(32, 64), (30, 5)])
-def test_lists_end_at_the_blocks_first_row(rows, offset, block_score):
+@pytest.mark.parametrize(("rows", "offset", "min_budget"), [(32, 64, 1), (30, 5, 1), (30, 5, 16)])
+def test_lists_end_at_the_blocks_first_row(rows, offset, min_budget, block_score):
     q, k, _ = qkv(4, 2, rows, rows + offset, 32)
-    chunk, rule = Chunk.of(q, k, retention=[0.1, 0.2, 0.5, 1.0]), Rule(8, block_score)
+    chunk, rule = Chunk.of(q, k, retention=[0.1, 0.2, 0.5, 1.0]), Rule(8, block_score, min_budget=min_budget)
     lists = rule.lists(chunk.retention, chunk.positions)
     found = WithoutOwnKeys().select(chunk, rule, lists, TorchKernels())
     blocks = -(-rows // 8)
-    budgets = keep_counts(chunk.retention, chunk.positions + 1)
+    budgets = keep_counts(chunk.retention, chunk.positions + 1, min_budget)
     for head in range(4):
         for block in range(blocks):
             at = head * blocks + block

@@ -33,10 +33,11 @@ def lists_of(estimator: TopP, chunk: Chunk, rule: Rule) -> Selection:
 @given(
     seed=st.integers(0, 10_000), rows=st.integers(1, 6), before=st.integers(0, 30), retention=st.floats(0.02, 1),
     top_p=st.floats(0.05, 1), loose=st.floats(1, 6), sinks=st.integers(0, 2), recent=st.integers(0, 3),
+    min_budget=st.sampled_from([1, 1, 6]),
 )  # fmt: skip
-def test_a_row_keeps_the_fewest_keys_of_its_loose_list(seed, rows, before, retention, top_p, loose, sinks, recent):
+def test_a_row_keeps_the_fewest_keys_of_its_loose_list(seed, rows, before, retention, top_p, loose, sinks, recent, min_budget):
     q, k, _ = qkv(4, 2, rows, before + rows, 32, seed=seed)
-    chunk, rule = Chunk.of(3 * q, k, retention=retention), Rule(sinks=sinks, recent=recent)
+    chunk, rule = Chunk.of(3 * q, k, retention=retention), Rule(sinks=sinks, recent=recent, min_budget=min_budget)
     found = lists_of(TopP(Oracle(), top_p=top_p, loose=loose), chunk, rule)
     budget = rule.lists((chunk.retention * loose).clamp(max=1), chunk.positions)
     wide = TorchKernels().select(Oracle().scores(chunk), budget)
@@ -49,7 +50,7 @@ def test_a_row_keeps_the_fewest_keys_of_its_loose_list(seed, rows, before, reten
             forced = {key for key in members if key < sinks or key > before + row - recent}
             kept, total = [], 0.0
             for weight, key in sorted(zip(weights, members, strict=True), key=lambda pair: (-pair[0], pair[1])):
-                if kept and total >= top_p - 1e-6:
+                if len(kept) >= min_budget and total >= top_p - 1e-6:
                     break
                 kept.append(key)
                 total += weight
@@ -70,7 +71,7 @@ def test_it_keeps_the_contract_around_others(inner):
 
 
 @pytest.mark.parametrize("inner", [Oracle(), H2O()])
-@pytest.mark.parametrize("rule", [Rule(), Rule(sinks=3, recent=5)])
+@pytest.mark.parametrize("rule", [Rule(), Rule(sinks=3, recent=5), Rule(min_budget=16)])
 def test_the_mean_number_of_keys_is_that_of_the_budget(rule, inner):
     model = tiny_model()
     windows = torch.randint(0, 128, (6, 160), generator=torch.Generator().manual_seed(1))
@@ -79,7 +80,7 @@ def test_the_mean_number_of_keys_is_that_of_the_budget(rule, inner):
     assert 0 < found.share < 1
     assert found.rows == 3 * 5 * 2 * 3 * 32  # windows, chunks, layers, heads that are not dense, rows
     counts = {}
-    how = {"chunk_tokens": 32, "sinks": rule.sinks, "recent": rule.recent}
+    how = {"chunk_tokens": 32, "sinks": rule.sinks, "recent": rule.recent, "min_budget": rule.min_budget}
     for name, estimator in (("top-k", inner), ("top-p", TopP(inner, top_p=found.share))):
         with shadowattn.attach(model, profile, estimator=estimator, **how) as run, torch.no_grad():
             for window in windows[3:]:
@@ -102,6 +103,17 @@ def test_a_budget_of_one_key_a_row_is_met():
     with shadowattn.attach(model, profile, estimator=TopP(Oracle(), found.share), chunk_tokens=32) as run, torch.no_grad():
         model(input_ids=windows)
     assert run.counters.sparse_kept == 2 * 4 * 96
+
+
+def test_a_least_budget_is_kept_though_no_share_asks_for_it():
+    model, windows = tiny_model(), torch.zeros(1, 96, dtype=torch.long)
+    profile = RetentionProfile(((0.005,) * 4,) * 2, ScaleGrid((1.0,), (1.0,)), 64, fingerprint(model), "tiny", "")
+    how = {"chunk_tokens": 32, "rule": Rule(min_budget=16)}
+    found = observe_top_p(model, windows, profile=profile, estimator=TopP(Oracle(), 1.0), **how)
+    attached = shadowattn.attach(model, profile, estimator=TopP(Oracle(), found.share), chunk_tokens=32, min_budget=16)
+    with attached as run, torch.no_grad():
+        model(input_ids=windows)
+    assert run.counters.sparse_kept == 2 * 4 * (sum(range(1, 17)) + 80 * 16)
 
 
 def test_lists_of_several_rows_have_no_share():
