@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
+import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -16,7 +17,7 @@ from shadowattn.errors import InputError
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence
-from shadowattn.evaluation.perplexity import window_losses
+from shadowattn.evaluation.perplexity import by_octave, token_losses
 from shadowattn.evaluation.tasks import scores
 from shadowattn.method import Method
 from shadowattn.online.attention import Counters
@@ -46,6 +47,7 @@ class Cell:
     counts: dict[str, float] = field(default_factory=dict)  # `Estimator.counts`; empty where nothing ranked keys
     layer_errors: list[tuple[int, float]] = field(default_factory=list)  # layers and their output errors
     window_divergences: list[float] = field(default_factory=list)  # from dense attention, nat, of the first windows
+    octave_losses: list[tuple[int, list[float]]] = field(default_factory=list)  # of each window, as `perplexity.by_octave`
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
                 if observers and logits:
                     part_losses, divergences = window_divergences(model, part, logits, **how)
                 else:
-                    part_losses = window_losses(model, part, **how).tolist()
-                losses += part_losses
+                    part_losses = token_losses(model, part, **how)
+                losses.append(part_losses)
                 counters += run.counters if run else Counters()
     if attachment:
         attachment.check(lab, counters)
@@ -214,9 +216,11 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
     fidelity = observer.metrics() if observer else {}
     if divergences:
         fidelity |= {"kl_divergence": sum(divergences) / len(divergences)}
+    of_tokens = torch.cat(losses)
+    of_windows = of_tokens.mean(1).tolist()
     return Cell(
-        loss=sum(losses) / len(losses),
-        window_losses=losses,
+        loss=sum(of_windows) / len(of_windows),
+        window_losses=of_windows,
         density=counters.density,
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
@@ -226,6 +230,7 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         counts=attachment.estimator.counts() if isinstance(attachment, Attachment) else {},
         layer_errors=list(observer.layers().items()) if observer else [],
         window_divergences=divergences,
+        octave_losses=[(first, of.tolist()) for first, of in by_octave(of_tokens).items()],
     )
 
 

@@ -51,7 +51,7 @@ def losses_and_divergences(model, folder):
     options = {"estimator": "int8_fused", "kernel": "torch", "query_block": 8, "observers": [fidelity]}
     with shadowattn.attach(model, 0.2, chunk_tokens=16, **options) as run:
         losses, divergences = window_divergences(model, WINDOWS, logits, chunk_tokens=16)
-    return [*losses, *divergences, *fidelity.metrics().values(), run.counters.density]
+    return [*losses.mean(1).tolist(), *divergences, *fidelity.metrics().values(), run.counters.density]
 
 
 def answers(model, folder):

@@ -37,7 +37,7 @@ from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.evaluation.tasks import mean_change, mean_score
 from shadowattn.offline import save_profile
 from shadowattn.reporting import tables, verdicts
-from shadowattn.reporting.figures import layer_errors
+from shadowattn.reporting.figures import layer_errors, octaves
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.flags import (
@@ -61,6 +61,8 @@ _UNITS = {
     "loss_increase_error": "nat",
     "loss_increase_low": "nat",
     "loss_increase_high": "nat",
+    "octave_loss_increase": "nat",
+    "octave_loss_increase_error": "nat",
     "kl_divergence": "nat",
     "kl_divergence_error": "nat",
     "kl_divergence_low": "nat",
@@ -147,6 +149,8 @@ class Quality(Study):
             drawn["retention"] = draw_retention(rows)
         if (rows.metric == layer_errors.METRIC).any():
             drawn["layers"] = layer_errors.draw(rows)
+        if (rows.metric == octaves.METRIC).any():
+            drawn["octaves"] = octaves.draw(rows)
         return drawn
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
@@ -245,6 +249,7 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
         replace(row, metric="loss_increase_error", value=error, n=len(windows)),
     ]
     rows += _interval_rows(row, cell, dense)
+    rows += _octave_rows(row, cell, dense)
     observed = windows[: lab.of("evaluation").fidelity_windows]
     rows += [replace(row, metric=metric, value=value, n=observed.numel()) for metric, value in cell.fidelity.items()]
     rows += [
@@ -256,6 +261,17 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
         rows.append(replace(row, metric=metric, value=value, n=generated if metric == "divergent_tokens" else len(observed)))
     rows += _score_rows(lab.asked, row, cell, dense)
     return [replace(r, unit=_UNITS.get(r.metric, "1")) for r in rows]
+
+
+def _octave_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
+    """The loss increase of the rows that see few keys, and of those that see more, with its standard error."""
+    rows = []
+    for (first, losses), (_, dense_losses) in zip(cell.octave_losses, dense.octave_losses, strict=True):
+        increase = float(np.mean(np.subtract(losses, dense_losses)))
+        octave = replace(row, octave=first, n=len(losses))
+        rows.append(replace(octave, metric=octaves.METRIC, value=increase))
+        rows.append(replace(octave, metric=f"{octaves.METRIC}_error", value=paired_error(losses, dense_losses)))
+    return rows
 
 
 def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:

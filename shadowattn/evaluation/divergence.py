@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.evaluation.perplexity import chunk_losses
 
 
 class DenseLogits:
@@ -29,8 +30,10 @@ class DenseLogits:
 
 def window_divergences(
     model: PreTrainedModel, windows: Tensor, dense: Sequence[Tensor], *, chunk_tokens: int
-) -> tuple[list[float], list[float]]:
-    """Of every window [W, T]: the mean loss of its tokens but its first, and the mean divergence over all rows; both in nat.
+) -> tuple[Tensor, list[float]]:
+    """Of every window [W, T]: the losses of its tokens but its first, float64 [W, T − 1], and the mean divergence over all rows.
+
+    Both in nat; losses as `perplexity.token_losses` gives them.
 
     The divergence is Kullback and Leibler's Σ p·log(p / p′) of the dense distribution p, of logits `dense` [T, V] a window, from
     the model's as it is now, p′.
@@ -38,12 +41,11 @@ def window_divergences(
     losses, divergences = [], []
     for window, reference in zip(windows, dense, strict=True):
         window = window.to(model.device)
-        loss = divergence = torch.zeros((), dtype=torch.float64, device=model.device)
+        divergence, window_losses = torch.zeros((), dtype=torch.float64, device=model.device), []
         for rows, logits in prefill_chunks(model, window, chunk_tokens=chunk_tokens):
-            targets = window[rows.start + 1 : rows.stop + 1]
-            loss = loss + torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="sum")
+            window_losses.append(chunk_losses(window, rows, logits))
             log_method, log_dense = (torch.log_softmax(x.float(), -1) for x in (logits, reference[rows]))
             divergence = divergence + torch.nn.functional.kl_div(log_method, log_dense, reduction="sum", log_target=True)
-        losses.append(float(loss / (len(window) - 1)))
+        losses.append(torch.cat(window_losses).cpu())
         divergences.append(float(divergence / len(window)))
-    return losses, divergences
+    return torch.stack(losses), divergences

@@ -100,7 +100,13 @@ class TaskRow(Row):
 
 @dataclass(frozen=True)
 class QualityRow(PlacedRow, TaskRow):
-    """A row of a quality study: about held-out text, the questions of the run's task, or the keys of one head."""
+    """A row of a quality study: about held-out text, the questions of the run's task, or the keys of one head.
+
+    `octave`: it is about the rows of a window that see so many keys or more, and fewer than the next octave's, twice as many (the
+    first, 1, ends below 16); 0: about all.
+    """
+
+    octave: int = 0
 
 
 @dataclass(frozen=True)

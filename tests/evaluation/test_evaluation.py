@@ -10,7 +10,7 @@ import shadowattn
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.evaluation.fidelity import Fidelity, measure_on_dense
-from shadowattn.evaluation.perplexity import batch_losses, unigram_loss, window_losses
+from shadowattn.evaluation.perplexity import batch_losses, by_octave, token_losses, unigram_loss, window_losses
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.oracle import Oracle
 from shadowattn.online.estimators.random import Random
@@ -30,6 +30,29 @@ def test_losses_are_transformers_own():
         expected = [model(input_ids=window[None], labels=window[None]).loss.item() for window in ids]
     assert window_losses(model, ids, chunk_tokens=32).tolist() == pytest.approx(expected, rel=1e-5)
     assert batch_losses(model, ids, batch=1).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def test_losses_of_tokens_are_those_of_the_rows_before_them():
+    model, ids = tiny_model(), windows()
+    found = token_losses(model, ids, chunk_tokens=32)
+    assert found.shape == (2, 69)
+    said = torch.log_softmax(model(input_ids=ids).logits[:, :-1].float(), -1)
+    torch.testing.assert_close(found.float(), -said.gather(-1, ids[:, 1:, None])[..., 0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "firsts"), [(1, [1]), (15, [1]), (16, [1, 16]), (31, [1, 16]), (63, [1, 16, 32]), (69, [1, 16, 32, 64])]
+)
+def test_octaves_cover_every_row_once(rows, firsts):
+    losses = torch.rand(3, rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    octaves = by_octave(losses)
+    assert list(octaves) == firsts
+    counts = [end - first for first, end in zip(firsts, [*firsts[1:], rows + 1], strict=True)]
+    together = sum(count * mean for count, mean in zip(counts, octaves.values(), strict=True)) / rows
+    torch.testing.assert_close(together, losses.mean(1))
+    for first, count in zip(firsts, counts, strict=True):
+        torch.testing.assert_close(octaves[first], losses[:, first - 1 : first - 1 + count].mean(1))
 
 
 @torch.no_grad()

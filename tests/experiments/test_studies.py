@@ -266,6 +266,31 @@ def test_estimates_of_similar_names_are_not_mistaken_for_one_another(run):
     assert first > second + 0.05
 
 
+def test_losses_of_octaves_add_up_to_the_loss(run):
+    rows = rows_of(run("default", "estimator=oracle", "allocator=uniform", "retention=0.1", "evaluation.windows=2"))
+    for method in ("oracle", "npu_full"):
+        own = rows[rows.method == method]
+        octaves = own[own.metric == "octave_loss_increase"].set_index("octave").value
+        whole = own[own.metric == "loss_increase"]
+        ends = [*octaves.index[1:], whole.context_tokens.item()]
+        counts = [end - first for first, end in zip(octaves.index, ends, strict=True)]
+        assert sum(counts) == whole.context_tokens.item() - 1
+        assert sum(octaves * counts) / sum(counts) == pytest.approx(whole.value.item(), abs=1e-9)
+        assert (own[own.metric == "octave_loss_increase_error"].octave.tolist()) == octaves.index.tolist()
+
+
+# The fewest and the most keys of a row that sees more: two blocks of 16 keys, of which one may end at the row, hold 17 to 32.
+@pytest.mark.parametrize(("selection", "least", "most"), [("per_row", 20, 20), ("device", 20, 20), ("device_blocks", 17, 32)])
+def test_a_least_budget_is_kept_wherever_the_selection_is_made(run, selection, least, most):
+    how = [f"selection={selection}", "selection.min_budget=20", "allocator=uniform", "retention=0.01", "estimator=int8_graph"]
+    rows = rows_of(run("default", *how, "evaluation.windows=2"))
+    own = rows[(rows.metric == "density") & (rows.method == "shadowattn")]
+    tokens = own.context_tokens.item()
+    low, high = (sum(min(kept, seen) for seen in range(1, tokens + 1)) / (tokens * (tokens + 1) / 2) for kept in (least, most))
+    assert own.min_budget.item() == 20
+    assert low - 1e-9 <= own.value.item() <= high + 1e-9
+
+
 def test_graphs_that_select_serve_a_profile_without_sparse_heads(run):
     rows = rows_of(run("default", "experiment=default", "selection=device", "retention=1", "allocator=uniform"))
     own = rows[(rows.metric == "loss_increase") & (rows.method == "shadowattn")]

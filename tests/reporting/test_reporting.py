@@ -12,11 +12,12 @@ from shadowattn.evaluation.intervals import share_interval
 from shadowattn.reporting.figures.importance import draw as draw_importance
 from shadowattn.reporting.figures.layer_errors import draw as draw_layer_errors
 from shadowattn.reporting.figures.loss_by_position import draw as draw_loss_by_position
+from shadowattn.reporting.figures.octaves import draw as draw_octaves
 from shadowattn.reporting.figures.quality import draw as draw_quality
 from shadowattn.reporting.figures.retention import draw as draw_retention
 from shadowattn.reporting.figures.sweep import draw as draw_sweep
 from shadowattn.reporting.flags import difference_flags, flag_lines, quality_flag, unable
-from shadowattn.reporting.rows import PlacedRow, Row, write_rows
+from shadowattn.reporting.rows import PlacedRow, QualityRow, Row, write_rows
 from shadowattn.reporting.style import new_figure, save
 from shadowattn.reporting.tables import summary, summary_table
 
@@ -78,6 +79,17 @@ def test_a_layer_without_an_error_is_drawn_as_near():
     (image,) = draw_layer_errors(pd.DataFrame([vars(one) for one in found])).axes[0].images
     shades = image.cmap(image.norm(image.get_array()))[0].sum(-1)
     assert shades[0] < shades[1] < shades[2]
+
+
+def test_a_line_of_octaves_has_a_point_for_each():
+    row = QualityRow(**vars(rows()[0]) | {"method": "ours", "retention": 0.05})
+    values = {1: 0.5, 16: 0.25, 32: 0.0}
+    found = [replace(row, metric="octave_loss_increase", value=value, octave=octave) for octave, value in values.items()]
+    found += [replace(row, metric="octave_loss_increase_error", value=0.1, octave=octave) for octave in values]
+    (axis,) = draw_octaves(pd.DataFrame([vars(one) for one in found])).axes
+    line = axis.get_lines()[0]
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == (list(values), list(values.values()))
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "16", "32"]
 
 
 def test_the_summary_is_a_line_for_each_method_and_retention():
