@@ -490,3 +490,29 @@ def beside_work() -> str:
         f"keys; medians of {first.n} rounds, quotients within a round"
     )
     return table(header, lines, "study_beside_work", n)
+
+
+# Runs of the same study with fewer and with more rows in a chunk.
+_BESIDE_LENGTHS = ("beside_work_128", "study_beside_work", "beside_work_2048")
+
+
+def beside_lengths() -> str:
+    """How much slower attention becomes beside other programs, by the length of a call: chunks of more and fewer rows."""
+    runs = {name: rows_of(name) for name in _BESIDE_LENGTHS}
+    lines = []
+    for method, words in _BESIDE.items():
+        shown = []
+        for rows in runs.values():
+            own = rows[rows.method == method]
+            quiet = own[(own.load == rows.load.iloc[0]) & (own.metric == "time")].value
+            loaded = own[own.load != rows.load.iloc[0]].groupby("metric").value
+            slowdown, over = (loaded.get_group(metric).median() for metric in ("slowdown", "slowdown_over_sdpa"))
+            shown.append(f"{quiet.min():.0f} … {quiet.max():.0f} · {slowdown:.2f} · {over:.2f}")
+        lines.append([words, *shown])
+    header = ["", *(f"{rows.chunk_rows.iloc[0]} rows" for rows in runs.values())]
+    first = runs["study_beside_work"]
+    cases = len(first[(first.metric == "slowdown") & (first.method == "sdpa") & (first.load != first.load.iloc[0])])
+    cells = "a cell: milliseconds beside nothing · times those, beside others · that over SDPA's of the same rows"
+    n = f"{cells}; medians of {cases} cases, each of {first.n.iloc[0]} rounds"
+    others = (source(name, "chunks of other lengths") for name in _BESIDE_LENGTHS if name != "study_beside_work")
+    return "\n\n".join([table(header, lines, "study_beside_work", n), *others])

@@ -146,6 +146,70 @@ def own_keys() -> str:
     return table(header, lines, "own_key_smollm2", n)
 
 
+def min_budgets() -> str:
+    """Loss, divergence and density by the least budget of a row, on SmolLM2."""
+    return _by_min_budget("min_budget_smollm2")
+
+
+def min_budgets_stdlib() -> str:
+    """The same on the standard library."""
+    return _by_min_budget("min_budget_stdlib")
+
+
+def min_budgets_qwen2_5_coder() -> str:
+    """The same on Qwen2.5-Coder-1.5B."""
+    return _by_min_budget("min_budget_qwen2_5_coder")
+
+
+def _by_min_budget(name: str) -> str:
+    rows, lines = rows_of(name), []
+    own = rows[(rows.retention < 1) & (rows.method != "dense")]
+    cells = own[own.octave == 0].drop_duplicates(["retention", "method", "metric"])
+    cells = cells.set_index(["retention", "method", "metric"]).value
+    above, least = gains(rows), own.drop_duplicates("method").set_index("method").min_budget.sort_values()
+    above = above[above.rival == "per_row"].set_index(["retention", "method"])
+    for at in sorted(own.retention.unique()):
+        for index, (method, budget) in enumerate(least.items()):
+            cell, beside = cells[at, method], "–"
+            if method != "per_row":
+                gain = above.loc[(at, method)]
+                beside = f"{-gain.gain:+.3f} ({-gain.high:+.3f} … {-gain.low:+.3f})"
+            loss, error = (cell[metric] for metric in INCREASE)
+            lines.append([
+                f"{at:.0%}" if index == 0 else "", str(budget), f"{cell['density']:.2%}", f"{loss:+.3f} ± {error:.3f}", beside,
+                f"{cell['kl_divergence']:.3f}", f"{cell['mass_recall']:.3f}",
+            ])  # fmt: skip
+    header = [
+        *("of the keys", "at least", "measured density", "loss above dense, nat", "above that of one key"),
+        *("KL from dense, nat", "attention mass"),
+    ]
+    counted = int(rows[rows.metric == "kl_divergence"].n.iloc[0])
+    n = f"95 % intervals, paired; n = {int(above.n.iloc[0])} windows, KL and mass over {counted} tokens"
+    return table(header, lines, name, f"{n}{full_int8(rows)}")
+
+
+def min_budget_octaves() -> str:
+    """Where in a window loss rises, by the least budget of a row, at the retention where rows keep fewest keys but one."""
+    rows = rows_of("min_budget_smollm2")
+    found = rows[rows.metric.isin(("octave_loss_increase", "octave_loss_increase_error")) & (rows.retention < 1)]
+    at = sorted(found.retention.unique())[1]
+    found = found[found.retention == at]
+    cells = found.set_index(["method", "octave", "metric"]).value
+    octaves = sorted(found.octave.unique())
+    least = found.drop_duplicates("method").set_index("method").min_budget.sort_values()
+    lines = []
+    for method, budget in least.items():
+        shown = (
+            [cells[method, octave, metric] for metric in ("octave_loss_increase", "octave_loss_increase_error")]
+            for octave in octaves
+        )
+        lines.append([str(budget), *(f"{increase:+.2f} ± {error:.2f}" for increase, error in shown)])
+    header = ["at least", *(f"from {octave}" for octave in octaves)]
+    return table(
+        header, lines, "min_budget_smollm2", f"{at:.0%} of the keys; n = {found.n.iloc[0]} windows, ± one standard error"
+    )
+
+
 _OVERLAPS = ("study_overlap_maps", "study_overlap_maps_smollm2")
 _REUSE = {
     "layer_overlap": "of a layer's list, share in the source layer's",

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the native ker
         block_score=st.sampled_from(BLOCK_SCORES),
         sinks=st.sampled_from([0, 2]),
         recent=st.sampled_from([0, 3]),
+        min_budget=st.sampled_from([1, 1, 40]),
     ),
     retention=st.sampled_from([0.001, 0.05, 0.2, 1.0]),
     strided=st.booleans(),

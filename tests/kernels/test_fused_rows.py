@@ -65,12 +65,13 @@ def chosen_alone(q, k, v, q_scales, packed, kv, lists):
     retention=st.sampled_from([0.001, 0.02, 0.05, 0.2, 0.5, 1.0]),
     sinks=st.sampled_from([0, 0, 2, 50]),
     recent=st.sampled_from([0, 0, 3, 50]),
+    min_budget=st.sampled_from([1, 1, 40]),
     strided=st.booleans(),
     threads=st.sampled_from([1, 1, 3]),
     seed=st.integers(0, 99),
 )
 def test_rows_attend_to_their_best_keys(
-    level, dtype, kind, dim, heads, rows, earlier, retention, sinks, recent, strided, threads, seed
+    level, dtype, kind, dim, heads, rows, earlier, retention, sinks, recent, min_budget, strided, threads, seed
 ):
     count, groups = heads
     keys, positions = rows + earlier, earlier + torch.arange(rows)
@@ -79,7 +80,8 @@ def test_rows_attend_to_their_best_keys(
         k, v = (torch.cat([x, x], 1).transpose(0, 1).contiguous().transpose(0, 1)[:, :keys] for x in (k, v))
     q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (q, k))
     retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
-    lists, kv = Rule(sinks=sinks, recent=recent).lists(retentions, positions), Heads.all(count, groups).kv
+    rule = Rule(sinks=sinks, recent=recent, min_budget=min_budget)
+    lists, kv = rule.lists(retentions, positions), Heads.all(count, groups).kv
     plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
     packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
     before = torch.get_num_threads()

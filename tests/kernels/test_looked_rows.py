@@ -30,7 +30,9 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the native ker
     retention=st.sampled_from([0.001, 0.02, 0.05, 0.2, 0.5, 1.0]),
     candidates=st.sampled_from([1.0, 2.0, 3.7]),
     block_rows=st.sampled_from([8, 16, 24, 64]),
-    rule=st.builds(Rule, sinks=st.sampled_from([0, 2, 50]), recent=st.sampled_from([0, 3, 90])),
+    rule=st.builds(
+        Rule, sinks=st.sampled_from([0, 2, 50]), recent=st.sampled_from([0, 3, 90]), min_budget=st.sampled_from([1, 1, 40])
+    ),
     flat_share=st.sampled_from([0.0, 0.5, 1.0]),
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 99),

@@ -1,5 +1,7 @@
 """The torch twin of `int8_fused`, for a model on a GPU: the keys of the specification and of the native estimate, bit for bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -24,6 +26,7 @@ RULES = st.builds(
     block_score=st.sampled_from(BLOCK_SCORES),
     sinks=st.integers(0, 3),
     recent=st.integers(0, 5),
+    min_budget=st.sampled_from([1, 1, 16]),
 )
 
 
@@ -42,7 +45,7 @@ def chosen_elsewhere(q, k, retention, rule: Rule, make=Int8Fused.of) -> Selectio
 )  # fmt: skip
 def test_selects_what_the_specification_selects(heads, rows, before, dim, retention, rule, seed):
     if rule.block_score == "pooled_query":  # quantises the mean query, where the specification averages scores
-        rule = Rule(rule.query_block, "max", rule.sinks, rule.recent)
+        rule = replace(rule, block_score="max")
     q, k, _ = qkv(*heads, rows, before + rows, dim, seed=seed)
     fused, retentions = Int8Fused.of(q, k), torch.full((heads[0],), retention, dtype=torch.float64)
     k_scales = fused.k_scales.repeat_interleave(heads[0] // heads[1])
@@ -50,7 +53,7 @@ def test_selects_what_the_specification_selects(heads, rows, before, dim, retent
     scores = (q8 @ k8.repeat_interleave(heads[0] // heads[1], 0).mT).float()
     scales = (fused.q_scales * k_scales * 0.125).tolist()
     visible = torch.arange(before, before + rows) + 1
-    options = rule.query_block, rule.block_score, rule.sinks, rule.recent
+    options = rule.query_block, rule.block_score, rule.sinks, rule.recent, rule.min_budget
     one_by_one = zip(scores.split(1), retentions.split(1), scales, strict=True)
     expected = torch.cat([reference.select(s, r, visible, *options, scale=scale) for s, r, scale in one_by_one])
     assert as_mask(chosen_elsewhere(q, k, retentions, rule), before + rows).equal(expected)
@@ -64,7 +67,7 @@ def test_selects_what_the_specification_selects(heads, rows, before, dim, retent
 )  # fmt: skip
 def test_selects_what_the_native_estimate_selects(heads, rows, before, dtype, retention, rule, how, seed):
     if rule.block_score == "probability":  # float32 sums of exponentials there
-        rule = Rule(rule.query_block, "sum", rule.sinks, rule.recent)
+        rule = replace(rule, block_score="sum")
     q, k, _ = (x.to(getattr(torch, dtype)) for x in qkv(*heads, rows, before + rows, 16, seed=seed))
     make = {
         "fixed": Int8Fused.of,

@@ -91,6 +91,7 @@ def _dots(axis: Axes, values: pd.Series, errors: pd.Series) -> None:
         reach = errors.xs(at, level="retention").reindex(methods)
         label = f"retention {at:g}" if at < 1 else "every key"  # at 1 only methods that attend to all are drawn
         axis.errorbar(dots, places, xerr=reach, linestyle="none", marker=marker, markersize=5, capsize=2, label=label)
+    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))  # close values have long labels
     axis.set_yticks(range(len(methods)), methods)
     axis.grid(axis="y", color="0.9")
     axis.set_ylim(max(1, len(methods)) - 0.5, -0.5)  # the first at the top; a panel may be empty

@@ -73,7 +73,9 @@ def defined(chunk: Chunk, rule: Rule, candidates: float, block_rows: int) -> lis
     rows=st.sampled_from([1, 5, 8, 9, 20]),
     before=st.sampled_from([0, 1, 40, 90]),
     retention=st.sampled_from([0.02, 0.1, 0.4, 1.0]),
-    rule=st.builds(Rule, sinks=st.sampled_from([0, 2, 30]), recent=st.sampled_from([0, 3, 30])),
+    rule=st.builds(
+        Rule, sinks=st.sampled_from([0, 2, 30]), recent=st.sampled_from([0, 3, 30]), min_budget=st.sampled_from([1, 1, 16])
+    ),
     candidates=st.sampled_from([1.0, 1.5, 3.0]),
     block_rows=st.sampled_from([8, 16]),
     heads_at_once=st.sampled_from([1, 3, 4]),

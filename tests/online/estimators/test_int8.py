@@ -37,6 +37,7 @@ RULES = st.fixed_dictionaries(
         "block_score": st.sampled_from(["leading_query", "max", "sum"]),
         "sinks": st.integers(0, 3),
         "recent": st.integers(0, 3),
+        "min_budget": st.sampled_from([1, 1, 16]),
     }
 )
 
