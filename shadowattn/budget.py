@@ -70,7 +70,7 @@ def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int, min
     A shared list also holds the block's own keys, of which row i of n uses i + 1. So that sharing changes which keys are
     kept and not how many, the rows of a block together keep as many keys as their own lists would:
     n · count + n (n + 1) / 2 is the sum of their budgets, or up to n − 1 more. Early blocks, whose own keys are more than
-    that, keep one key before them.
+    that, keep one key before them; all blocks keep so many that their first row has its least budget.
     """
     first = visible[::query_block]
     rows = torch.full_like(first, query_block)
@@ -78,4 +78,14 @@ def shared_keep_counts(retention: Tensor, visible: Tensor, query_block: int, min
     budgets = keep_counts(retention, visible, min_budget)
     budgets = torch.nn.functional.pad(budgets, (0, -len(visible) % query_block))
     spare = budgets.view(len(retention), len(first), query_block).sum(2) - rows * (rows + 1) // 2
-    return (-(-spare // rows)).clamp(min=1).minimum(first - 1)
+    return (-(-spare // rows)).clamp(min=max(1, min_budget - 1)).minimum(first - 1)
+
+
+def key_block_counts(budgets: Tensor, visible: Tensor, key_block: int, min_budget: int = 1) -> Tensor:
+    """How many blocks of `key_block` keys a row keeps whose own list holds whole blocks, int64 [H, rows]; arguments int64.
+
+    As many as its budget [H, rows] fills, rounded up, and so many that they hold `min_budget` keys though of one of them, the
+    last, the row may see a single key; or all of them.
+    """
+    least = 1 + -(-(min_budget - 1) // key_block)
+    return (-(-budgets // key_block)).clamp(min=least).minimum(-(-visible // key_block))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shadowattn import checks
-from shadowattn.budget import head_retentions, keep_counts, shared_keep_counts
+from shadowattn.budget import head_retentions, keep_counts, key_block_counts, shared_keep_counts
 from shadowattn.errors import InputError
 
 
@@ -174,7 +174,8 @@ def select_key_blocks(
     """The keys each row keeps where keys come in blocks of `key_block`, bool [H, Q, K]; other arguments as in `select`.
 
     A block of keys scores the largest score in it, over the rows of the list that see the key. Of a list's budget come
-    ceil(budget / key_block) blocks, ties to the first. Where rows share a list, the blocks that hold any of their own keys
+    ceil(budget / key_block) blocks, ties to the first, and for a row's own list as many as hold its least budget
+    (`budget.key_block_counts`). Where rows share a list, the blocks that hold any of their own keys
     are always in, and those that end before them compete for the rest. A row keeps what it sees of them.
     """
     query_block, _, _, min_budget = _check_selection(scores, retention, visible, query_block, "max", 0, 0, min_budget, 1.0)
@@ -191,12 +192,12 @@ def select_key_blocks(
             ranked = torch.nn.functional.pad(best, (0, -keys % key_block), value=-math.inf).view(-1, key_block).amax(1)
             if query_block > 1:
                 budget = shared_keep_counts(retention[head : head + 1], visible[block], query_block, min_budget)
-                competing = (first - 1) // key_block
+                competing, count = (first - 1) // key_block, -(-int(budget) // key_block)
             else:
                 budget = keep_counts(retention[head : head + 1], visible[block], min_budget)
-                competing = len(ranked)
+                competing, count = len(ranked), int(key_block_counts(budget, visible[block], key_block, min_budget))
             chosen = torch.zeros(len(ranked), dtype=torch.bool)
-            chosen[_ranking(ranked[:competing], 0, 0, 0)[: -(-int(budget) // key_block)]] = True
+            chosen[_ranking(ranked[:competing], 0, 0, 0)[:count]] = True
             chosen[competing : -(-last // key_block)] = True
             selected[head, block] = chosen.repeat_interleave(key_block)[:keys] & seen
     return selected

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowattn.budget import head_retentions, keep_count, keep_counts
+from shadowattn.budget import head_retentions, keep_count, keep_counts, key_block_counts
 from shadowattn.errors import InputError
 
 
@@ -26,6 +26,14 @@ def test_float32_retention_means_its_decimal():
     # 0.2 in float32 is a little above 0.2; taken literally, a row of 5 keys would keep 2.
     kept = keep_counts(head_retentions(torch.tensor([0.2]), 1), torch.tensor([5, 6]))
     assert kept.tolist() == [[1, 2]]
+
+
+def test_blocks_of_keys_hold_the_budget_and_the_least_budget():
+    budgets, visible = torch.tensor([[1, 16, 17, 40]]), torch.tensor([4, 16, 33, 400])
+    assert key_block_counts(budgets, visible, 16).tolist() == [[1, 1, 2, 3]]
+    assert key_block_counts(budgets, visible, 16, 17).tolist() == [[1, 1, 2, 3]]  # one key of the row's own block, and 16
+    assert key_block_counts(budgets, visible, 16, 18).tolist() == [[1, 1, 3, 3]]
+    assert key_block_counts(budgets, visible, 1, 17).tolist() == [[4, 16, 17, 40]]
 
 
 @pytest.mark.parametrize("retention", [0.0, -0.1, 1.1, float("nan")])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
 from shadowattn.online.selection import BLOCK_SCORES
-from shadowattn.reference import dense_attention, int8_attention, select, topk_attention
+from shadowattn.reference import dense_attention, int8_attention, select, select_key_blocks, topk_attention
 from tests.tensors import HEADS, integer_qkv, qkv
 
 
@@ -95,8 +95,26 @@ def test_sharing_changes_which_keys_are_kept_and_not_how_many(
         n = len(block)
         diagonal = block[:, int(places[0]) - 1 : int(places[-1])]
         assert diagonal.equal(torch.ones_like(diagonal).tril())
-        at_least = max(int(own.sum()), n * (n + 1) // 2 + n * min(1, int(places[0]) - 1))
+        assert block.sum(1).ge(places.clamp(max=min_budget)).all()
+        at_least = max(int(own.sum()), n * (n + 1) // 2 + n * min(max(1, min_budget - 1), int(places[0]) - 1))
         assert at_least <= int(block.sum()) < at_least + n
+
+
+@given(
+    rows=st.integers(1, 40),
+    offset=st.integers(0, 60),
+    query_block=st.sampled_from([1, 4]),
+    key_block=st.sampled_from([1, 3, 16]),
+    retention=st.floats(0.01, 1.0),
+    min_budget=st.sampled_from([1, 2, 16, 17]),
+    seed=st.integers(0, 99),
+)
+def test_a_row_of_whole_blocks_of_keys_has_its_least_budget(rows, offset, query_block, key_block, retention, min_budget, seed):
+    """Though the block that holds its own key may have a single one that it sees."""
+    scores = torch.randn(1, rows, offset + rows, generator=torch.Generator().manual_seed(seed))
+    visible, retentions = offset + 1 + torch.arange(rows), torch.tensor([retention], dtype=torch.float64)
+    chosen = select_key_blocks(scores, retentions, visible, query_block, key_block, min_budget)[0]
+    assert chosen.sum(1).ge(visible.clamp(max=min_budget)).all()
 
 
 @given(

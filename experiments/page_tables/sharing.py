@@ -165,7 +165,7 @@ def _by_min_budget(name: str) -> str:
     rows, lines = rows_of(name), []
     own = rows[(rows.retention < 1) & (rows.method != "dense")]
     cells = own[own.octave == 0].drop_duplicates(["retention", "method", "metric"])
-    cells = cells.set_index(["retention", "method", "metric"]).value
+    cells = cells.set_index(["retention", "method", "metric"]).value.sort_index()
     above, least = gains(rows), own.drop_duplicates("method").set_index("method").min_budget.sort_values()
     above = above[above.rival == "per_row"].set_index(["retention", "method"])
     for at in sorted(own.retention.unique()):

@@ -209,10 +209,8 @@ class QueryBlock(Quality):
         for name, timing in timings.items():
             row = common
             if name in methods:
-                selection = methods[name].selection
                 row = replace(
-                    common, method=name, query_block=selection.query_block, block_score=selection.block_score,
-                    estimator="int8_fused", allocator="uniform",
+                    common, method=name, estimator="int8_fused", allocator="uniform", **methods[name].selection
                 )  # fmt: skip
             rows.append(replace(row, metric="chunk_time", value=timing.median_s * 1e3, unit="ms"))
             rows.append(replace(row, metric="times_faster_than_dense", value=ratio(timings["dense"], timing)))

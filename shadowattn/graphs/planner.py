@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from shadowattn.budget import keep_counts
+from shadowattn.budget import keep_counts, key_block_counts
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 
@@ -97,14 +97,14 @@ def with_top_k(
 ) -> tuple[GraphShape, ...]:
     """The same shapes for graphs that return indices: for each share of the keys the k that holds so many (blocks of) keys.
 
-    At least the blocks of `min_budget` keys, if there are as many.
+    Or of the least budget of a row, if it is more.
     """
-    wanted = torch.tensor(sorted(set(shares)), dtype=torch.float64)
-    return tuple(
-        replace(shape, top_k=-(-keep // key_block))
-        for shape in shapes
-        for keep in keep_counts(wanted, torch.tensor([shape.keys]), min_budget)[:, 0].unique().tolist()
-    )
+    wanted, sized = torch.tensor(sorted(set(shares)), dtype=torch.float64), []
+    for shape in shapes:
+        keys = torch.tensor([shape.keys])
+        budgets = keep_counts(wanted, keys, min_budget).unique()
+        sized += [replace(shape, top_k=count) for count in key_block_counts(budgets, keys, key_block, min_budget).tolist()]
+    return tuple(sized)
 
 
 def _least_waste(lengths: Counter[tuple[int, int]], height: int, longest: int, limit: int, step: int) -> ShapePlan:

@@ -49,9 +49,9 @@ def observe_top_p(
 
     First dense, then twice with what was found so far: where attention is sparse it is less concentrated, and the same share
     keeps more keys. `estimator` says how; its own `top_p` counts for nothing. Returns the share at which heads that keep less
-    than every key keep as many keys in the mean over windows, layers, heads and rows as `profile` asks for, the sinks and the
-    window of `rule` among them. Raises `InputError` where there are no such heads, where these alone are more, and on lists of
-    several rows.
+    than every key keep as many keys in the mean over windows, layers, heads and rows as `profile` and the least budget of `rule`
+    ask for, its sinks and window among them. Raises `InputError` where there are no such heads, where sinks and windows alone are
+    more, and on lists of several rows.
     """
     check_rows(rule)
     counts = _Counts(profile, estimator, rule)
@@ -93,11 +93,8 @@ class _Counts:
         keys, always = four_bit_keys(some, estimator.key_offset), forced(some, self._rule)[rows]
         for head in range(len(sparse)):
             members, weights = (of_head[0, rows] for of_head in loose_weights(some, kept, slice(head, head + 1), keys))
-            order, before = ranked(weights, members)
-            kept_anyway = (always & members).gather(-1, order)
-            kept_anyway[..., : self._rule.min_budget] = True
-            before = before.masked_fill(kept_anyway & (before < 2), -1.0).sort(-1).values  # no share leaves these out
-            enough = torch.searchsorted(before, _SHARES.to(place).expand(len(before), -1).contiguous())
+            _, above = ranked(weights, members, always, self._rule.min_budget)
+            enough = torch.searchsorted(above, _SHARES.to(place).expand(len(above), -1).contiguous())
             self._counts = self._counts.to(place) + enough.sum(0)
 
     def share(self) -> TopPShare:
@@ -111,7 +108,7 @@ class _Counts:
         if above == 0 and counts[0] > target:
             raise InputError(
                 f"top_p: the least that rows can keep, {int(counts[0])} keys with the rule's sinks and window, is more than the "
-                f"{target} that the budget has; raise the retention, or have fewer of them"
+                f"{target} that the budget has; raise the retention or min_budget, or have fewer of them"
             )
         if above == 0:
             return TopPShare(float(_SHARES[0]), self._rows)

@@ -39,6 +39,7 @@ def break_even(kernels: Kernels, dtype: torch.dtype, rule: Rule, look: FirstLook
 
     One chunk of random tensors: estimate, selection and attention by the native kernels, against our own dense attention. The
     estimate is `int8_fused`'s, whichever the method's is, or after a first `look` `hierarchical`'s, of heads that none is spared.
+    Lists are as long as the retention says: a rule's least budget, which makes those of the first rows longer, has no say.
     """
     if kernels.name != "native":
         return 1.0

@@ -131,7 +131,8 @@ def batches(stages: Stages) -> list[Group]:
         rows = -(-rows // stages.rule.query_block)
     row_bytes = 4 * rows * stages.chunk.keys
     if stages.selects_in_estimate:
-        count = int(_LIST_BYTES / (row_bytes * float(stages.chunk.retention.max())))
+        kept = max(float(stages.chunk.retention.max()), min(1.0, stages.rule.min_budget / stages.chunk.keys))
+        count = int(_LIST_BYTES / (row_bytes * kept))
     else:
         groups = max(1, _KEY_BYTES // (4 * stages.chunk.keys * dim))
         count = min(_SCORE_BYTES // row_bytes, groups * heads // len(stages.chunk.heads.grouped()))

@@ -46,7 +46,7 @@ class Row:
     place: str = "host"  # where the selection was made: host or device
     key_block: int = 1  # keys that are chosen together
     model_device: str = "cpu"  # where the model ran: cpu, or a GPU by its name
-    min_budget: int = 1  # keys that a row keeps whatever its retention
+    min_budget: int = 1  # keys that a row keeps whatever its retention, or all that it sees
 
 
 @dataclass(frozen=True)

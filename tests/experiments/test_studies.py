@@ -279,8 +279,8 @@ def test_losses_of_octaves_add_up_to_the_loss(run):
         assert (own[own.metric == "octave_loss_increase_error"].octave.tolist()) == octaves.index.tolist()
 
 
-# The fewest and the most keys of a row that sees more: two blocks of 16 keys, of which one may end at the row, hold 17 to 32.
-@pytest.mark.parametrize(("selection", "least", "most"), [("per_row", 20, 20), ("device", 20, 20), ("device_blocks", 17, 32)])
+# The fewest and the most keys of a row that sees more: three blocks of 16 keys, of which one may end at the row, hold 33 to 48.
+@pytest.mark.parametrize(("selection", "least", "most"), [("per_row", 20, 20), ("device", 20, 20), ("device_blocks", 33, 48)])
 def test_a_least_budget_is_kept_wherever_the_selection_is_made(run, selection, least, most):
     how = [f"selection={selection}", "selection.min_budget=20", "allocator=uniform", "retention=0.01", "estimator=int8_graph"]
     rows = rows_of(run("default", *how, "evaluation.windows=2"))

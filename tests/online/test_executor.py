@@ -448,6 +448,14 @@ class ScoresAlive(Oracle):
         return scores
 
 
+@pytest.mark.parametrize(("min_budget", "heads"), [(1, 3), (KEYS // 2, 3), (KEYS, 2), (10 * KEYS, 2)])
+def test_lists_of_a_least_budget_count_in_a_batchs_memory(monkeypatch, min_budget, heads):
+    """Lists of two heads that keep every key fit, or of three that keep the largest retention, 0.6."""
+    monkeypatch.setattr(executor, "_LIST_BYTES", 2 * 4 * ROWS * KEYS)
+    stages = with_parts(make_stages(Int8Fused), rule=Rule(min_budget=min_budget))
+    assert [len(group.heads) for group in batches(stages)] == [heads] * (HEADS // heads)
+
+
 @pytest.mark.parametrize("query_block", [1, 8])
 @pytest.mark.parametrize("limit", ["_SCORE_BYTES", "_KEY_BYTES"])
 def test_a_launch_holds_no_more_than_its_limit_and_leaves_before_the_next(monkeypatch, limit, query_block):

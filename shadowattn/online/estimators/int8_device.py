@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from shadowattn.budget import key_block_counts
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.kernels import Kernels
@@ -26,8 +27,9 @@ _NOWHERE = torch.iinfo(torch.int32).max
 class Int8Device(OfBank, Estimator):
     """Lists from a bank of graphs with `indices`. The pool of their form is (rows that share a list, keys that go together).
 
-    With blocks of keys, a list holds the best ceil(budget / key_block) blocks (`reference.select_key_blocks`). Where rows share a
-    list, graphs rank only the keys before the block's own keys, which are the list's tail.
+    With blocks of keys, a list holds the best ceil(budget / key_block) blocks, or as many as hold the least budget of a row
+    (`reference.select_key_blocks`). Where rows share a list, graphs rank only the keys before the block's own keys, which are the
+    list's tail.
     """
 
     bank: GraphBank
@@ -49,8 +51,11 @@ class Int8Device(OfBank, Estimator):
             return self._select(chunk, rule, lists)
 
     def _select(self, chunk: Chunk, rule: Rule, lists: Lists) -> Selection:
-        budgets = lists.indptr.diff().view(len(chunk.heads), -1) - lists.tail
-        wanted = -(-budgets // self.bank.form.pool[1])  # keys, or blocks of keys
+        budgets, width = lists.indptr.diff().view(len(chunk.heads), -1) - lists.tail, self.bank.form.pool[1]
+        if rule.query_block > 1:
+            wanted = -(-budgets // width)  # keys, or blocks of keys
+        else:
+            wanted = key_block_counts(budgets, lists.candidates, width, rule.min_budget)
         buckets = Buckets.of(self.bank, chunk)
         self.clipped += sum(buckets.clipped)
         _, rows, dim = chunk.q.shape

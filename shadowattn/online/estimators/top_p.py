@@ -19,12 +19,12 @@ from shadowattn.types import EstimateCost, KeyOffset, Lists, Selection
 
 @dataclass(frozen=True)
 class TopP(Estimator):
-    """Of `loose` times as many keys as the budget, ranked by `estimator`, a row keeps the fewest whose weights sum to `top_p`.
+    """Of the keys that `estimator` keeps at `loose` times the retention, a row keeps the fewest whose weights sum to `top_p`.
 
-    Weights are the softmax, over the loose list, of q·k with keys of 4 bits less the calibrated `key_offset`. The rule's
-    `min_budget` largest at least are kept, and its sinks and recent window; ties go to the lower index. So rows, heads and layers
-    keep different numbers of keys: `offline.top_p.observe_top_p` finds the `top_p` at which their mean over calibration text is
-    that of the budget, and what a run keeps is its measured density.
+    Weights are the softmax, over the loose list, of q·k with keys of 4 bits less the calibrated `key_offset`. The rule's sinks
+    and its recent window are kept, and so many others that the row has its `min_budget`; ties go to the lower index. So rows,
+    heads and layers keep different numbers of keys: `offline.top_p.observe_top_p` finds the `top_p` at which their mean over
+    calibration text is that of the budget, and what a run keeps is its measured density.
 
     Departures: the paper's 4-bit keys have a zero point; it decodes, here every row of a prompt is pruned; it prunes a quarter of
     the keys, whatever the budget; it leaves the first two layers dense (`allocator=first_layers_dense`).
@@ -88,8 +88,8 @@ class TopP(Estimator):
         keys, kept = four_bit_keys(chunk, self.key_offset), []
         for head in range(len(chunk.heads)):
             members, weights = loose_weights(chunk, loose, slice(head, head + 1), keys)
-            keep = fewest(weights, members, self.top_p, rule.min_budget)[0]
-            kept.append(keep | members[0] & forced(chunk, rule))
+            order, before = ranked(weights, members, forced(chunk, rule), rule.min_budget)
+            kept.append(torch.zeros_like(members).scatter(-1, order, before < self.top_p)[0])
         counts = torch.stack([head.sum(1) for head in kept])
         indices = torch.cat([head.nonzero()[:, 1] for head in kept]).to(torch.int32)
         indptr = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
@@ -145,23 +145,19 @@ def loose_weights(chunk: Chunk, loose: Selection, heads: slice, keys: Tensor) ->
     return members, torch.softmax(logits.masked_fill(~members, -torch.inf), -1)
 
 
-def fewest(weights: Tensor, members: Tensor, top_p: float, min_budget: int = 1) -> Tensor:
-    """The fewest members, bool [..., K], whose weights sum to `top_p`: the largest, ties to the lower index.
+def ranked(weights: Tensor, members: Tensor, anyway: Tensor, min_budget: int) -> tuple[Tensor, Tensor]:
+    """Keys in order, int64 [..., K], and the share of the weights above which a row keeps each of them, float64.
 
-    At least `min_budget` of them, or all.
+    A key is kept where the weights of those before it sum to less than the share. Members come first that are kept `anyway`, bool
+    like `members` or without its first dimension, and then the largest weights, ties to the lower index. At least `min_budget`
+    members are kept at any share, which is −1 for them; for what is no member it is 2.
     """
-    order, before = ranked(weights, members)
-    enough = before < top_p
-    enough[..., :min_budget] = True
-    return torch.zeros_like(members).scatter(-1, order, enough) & members
-
-
-def ranked(weights: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys in order, int64 [..., K], the largest weight first and those that are no members last; and the sum of the weights
-    before each, float64, 2 for what is no member."""
     weights, order = weights.double().masked_fill(~members, -1.0).sort(dim=-1, descending=True, stable=True)
-    before = weights.clamp(min=0).cumsum(-1) - weights.clamp(min=0)
-    return order, before.masked_fill(weights < 0, 2.0)
+    share = (weights.clamp(min=0).cumsum(-1) - weights.clamp(min=0)).masked_fill(weights < 0, 2.0)
+    share = share.masked_fill((anyway & members).gather(-1, order), -1.0)
+    share, again = share.sort(dim=-1, stable=True)
+    share[..., :min_budget] = torch.where(share[..., :min_budget] < 2, -1.0, 2.0)
+    return order.gather(-1, again), share
 
 
 def forced(chunk: Chunk, rule: Rule) -> Tensor:

@@ -24,8 +24,13 @@ def fit_device(profile: LatencyProfile, layer: Layer, *, name: str, cores: int) 
 
     Relative errors are what is least, so that short launches count as much as long ones. Heads that keep every key have
     nothing to rank and are left out of selection's. Dense costs are not in a profile and stay unknown. Raises `InputError` on
-    too few points.
+    too few points, and on a profile of lists with a least budget, whose lengths do not follow from retentions.
     """
+    if int(profile.binding.get("min_budget", 1)) > 1:
+        raise InputError(
+            f"latency profile: expected lists whose lengths follow from retentions, got one of min_budget="
+            f"{profile.binding['min_budget']}; measure it with selection.min_budget=1"
+        )
     rows = int(profile.binding["rows"])
 
     def estimate(point: Latency) -> dict[str, float]:

@@ -25,7 +25,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.axhline(0, color="0.7", linewidth=0.8, zorder=0)
         axis.set(xlabel="keys that a row sees, from", xscale="log", ylabel="loss increase over dense (nat)")
         axis.set_title(f"{retention:.3g} of the keys" if retention < 1 else "every key")
-        axis.set_xticks(octaves, [str(octave) for octave in octaves])
+        axis.set_xticks(octaves, [f"{octave:g}" for octave in octaves], fontsize=7)
         axis.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axis.legend(fontsize=7)
     windows = int(found.n.max())

@@ -152,6 +152,11 @@ def test_too_little_to_fit_is_refused():
         fit_device(LatencyProfile({"rows": 8}, ()), LAYER, name="none", cores=1)
 
 
+def test_lists_with_a_least_budget_have_no_fit():
+    with pytest.raises(InputError, match=r"min_budget=16; measure it with selection.min_budget=1"):
+        fit_device(LatencyProfile({"rows": 8, "min_budget": 16}, ()), LAYER, name="none", cores=1)
+
+
 def _point(stage, heads, retention, keys, us, capacity=0):
     return Latency(stage, heads, -1, capacity, retention, keys, us, us, us, 1)
 
