@@ -45,6 +45,7 @@ _TEXTS = {
     "table4_wikitext": "bundled model, WikiText-2",
     "table4_wikitext_stories": "stories260K, WikiText-2",
     "table4_smollm2": "SmolLM2, WikiText-2",
+    "table4_stdlib": "SmolLM2, standard library",
     "table4_qwen2_5_coder": "Qwen2.5-Coder, WikiText-2",
 }
 

@@ -85,6 +85,11 @@ def headline_8192() -> str:
     return _losses("headline_8192")
 
 
+def headline_min_16() -> str:
+    """Three of the headline's methods with a least budget of 16 keys a row."""
+    return _losses("headline_min_16")
+
+
 def published_profile() -> str:
     """Loss of the profile published for Qwen2-1.5B on a sibling of it."""
     return _losses("published_profile_qwen2_5_coder")
@@ -241,6 +246,11 @@ def top_p() -> str:
 def top_p_smollm2() -> str:
     """The same on SmolLM2, of two runs."""
     return _budgets("study_top_p_smollm2", "study_top_p_smollm2_retentions")
+
+
+def top_p_min_16() -> str:
+    """The same with a least budget of 16 keys a row."""
+    return _budgets("top_p_min_16")
 
 
 def _budgets(name: str, *others: str) -> str:

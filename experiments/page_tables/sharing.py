@@ -59,6 +59,11 @@ def sharing_more() -> str:
     return _by_retention("study_query_block_smollm2_more")
 
 
+def sharing_min_16() -> str:
+    """The same with a least budget of 16 keys."""
+    return _by_retention("study_query_block_smollm2_min_16")
+
+
 def sharing_two() -> str:
     """The same of blocks of two rows."""
     return _by_retention("study_query_block_smollm2_two")
