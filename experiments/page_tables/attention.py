@@ -513,6 +513,7 @@ def beside_lengths() -> str:
     first = runs["study_beside_work"]
     cases = len(first[(first.metric == "slowdown") & (first.method == "sdpa") & (first.load != first.load.iloc[0])])
     cells = "a cell: milliseconds beside nothing · times those, beside others · that over SDPA's of the same rows"
-    n = f"{cells}; medians of {cases} cases, each of {first.n.iloc[0]} rounds"
+    rounds = sorted({int(rows.n.iloc[0]) for rows in runs.values()})
+    n = f"{cells}; medians of {cases} cases, each of {rounds[0]} to {rounds[-1]} rounds"
     others = (source(name, "chunks of other lengths") for name in _BESIDE_LENGTHS if name != "study_beside_work")
     return "\n\n".join([table(header, lines, "study_beside_work", n), *others])

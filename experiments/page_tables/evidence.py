@@ -161,6 +161,9 @@ _EVIDENCE = {
         _Loss("headline_wikitext", "int8_uniform", "shadowattn"),
         _Loss("sweep_qwen2_5_coder", "int8_uniform", "shadowattn"),
     ],
+    "The first rows of a prompt": [
+        _Loss("min_budget_smollm2", "min_16", "per_row", 0.05), _Loss("min_budget_qwen2_5_coder", "min_16", "per_row", 0.05),
+    ],
     "Budgets of rows": [_Loss("study_top_p", "error_greedy", "top_p"), _Loss("study_top_p_smollm2", "error_greedy", "top_p")],
     "Output error does not rank methods": [
         _far("npu_full", 1.0), _above_dense("headline_8192", "npu_full"),

@@ -96,12 +96,13 @@ def test_octaves_of_a_single_window_have_no_bars_and_every_retention_a_panel():
     row = QualityRow(**vars(rows()[0]) | {"method": "ours", "octave": 1, "n": 1})
     found = [
         replace(row, metric=metric, method=method, retention=at, value=value)
-        for method, at in (("ours", 0.05), ("ours", 0.1), ("npu_full", 1.0))
+        for method, at in (("ours", 0.05), ("ours", 0.1), ("ours", 0.2), ("npu_full", 1.0))
         for metric, value in (("octave_loss_increase", 0.5), ("octave_loss_increase_error", math.nan))
     ]
     axes = draw_octaves(pd.DataFrame([vars(one) for one in found])).axes
-    assert [axis.get_title() for axis in axes] == ["0.05 of the keys", "0.1 of the keys", "every key"]
-    assert [axis.get_lines()[0].get_ydata().tolist() for axis in axes] == [[0.5]] * 3
+    assert [axis.get_title() for axis in axes[:4]] == ["0.05 of the keys", "0.1 of the keys", "0.2 of the keys", "every key"]
+    assert [axis.get_lines()[0].get_ydata().tolist() for axis in axes[:4]] == [[0.5]] * 4
+    assert [axis.axison for axis in axes] == [True] * 4 + [False] * 2
 
 
 def test_the_summary_is_a_line_for_each_method_and_retention():

@@ -1,6 +1,9 @@
 """Which rows of a window lose: the loss increase by how many keys a row sees, by method and retention."""
 
+import math
+
 import matplotlib.ticker
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -13,8 +16,10 @@ def draw(rows: pd.DataFrame) -> Figure:
     """A panel a retention, a line a method, a point an octave of visible keys; bars are one standard error over windows."""
     found = rows[rows.metric.isin((METRIC, f"{METRIC}_error"))]
     retentions = sorted(found.retention.unique())
-    figure, panels = new_figure(columns=len(retentions))
-    for axis, retention in zip([panels] if len(retentions) == 1 else panels, retentions, strict=True):
+    columns = min(3, len(retentions))
+    figure, axes = new_figure(columns=columns, rows=math.ceil(len(retentions) / columns))
+    panels = np.ravel(axes)
+    for axis, retention in zip(panels, retentions, strict=False):
         panel = found[found.retention == retention]
         table = panel.pivot_table(index=["method", "octave"], columns="metric", values="value", sort=False)
         for index, method in enumerate(table.index.unique("method")):
@@ -28,6 +33,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.set_xticks(octaves, [f"{octave:g}" for octave in octaves], fontsize=7)
         axis.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axis.legend(fontsize=7)
+    for unused in panels[len(retentions) :]:
+        unused.axis("off")
     windows = int(found.n.max())
     figure.suptitle(f"where in a window loss rises: {subject(found)}, n = {windows} windows, ± one standard error", fontsize=9)
     return figure
