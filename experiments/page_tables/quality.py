@@ -196,6 +196,33 @@ def allocators_stdlib() -> str:
     return _losses("study_allocators_stdlib")
 
 
+def allocators_min_16() -> str:
+    """Allocators with a least budget of 16 keys a row and without, of other runs of the same windows: loss and density."""
+    lines = []
+    for at, with_least, without in (
+        (0.05, "allocators_min_16", "study_allocators_smollm2_retentions"),
+        (0.2, "allocators_min_16_20", "study_allocators_smollm2_retentions"),
+    ):
+        both = [rows_of(name) for name in (without, with_least)]
+        plain = [rows[rows.metric.isin(("loss_increase", "density")) & (rows.retention == at)] for rows in both]
+        cells = [rows.set_index(["method", "metric"]).value for rows in plain]
+        above = gains(both[1])
+        above = above[(above.rival == "uniform") & (above.retention == at)].set_index("method")
+        for method in ("uniform", "paper", "waterfill", "artifact", "error_greedy"):
+            if method not in set(both[1].method):
+                continue
+            shown = [f"{cell[method, 'loss_increase']:+.3f} · {cell[method, 'density']:.2%}" for cell in cells]
+            beside = "–"
+            if method != "uniform":
+                one_gain = above.loc[method]
+                beside = f"{-one_gain.gain:+.3f} ({-one_gain.high:+.3f} … {-one_gain.low:+.3f})"
+            lines.append([f"{at:.0%}" if method == "uniform" else "", f"`{method}`", *shown, beside])
+    header = ["of the keys", "loss above dense, nat · density", "one key a row", "16 keys a row", "16 keys, above `uniform`"]
+    n = f"16 keys a row, 5% of the keys; n = {int(above.n.iloc[0])} windows, 95 % intervals, paired"
+    others = {"allocators_min_16_20": "20% of the keys", "study_allocators_smollm2_retentions": "one key a row"}
+    return "\n\n".join([table(header, lines, "allocators_min_16", n), *(source(*one) for one in others.items())])
+
+
 def allocators_qwen2_5_coder() -> str:
     """The same on Qwen2.5-Coder, by the allocators that were measured there."""
     rows = rows_of("allocators_qwen2_5_coder")
@@ -246,11 +273,6 @@ def top_p() -> str:
 def top_p_smollm2() -> str:
     """The same on SmolLM2, of two runs."""
     return _budgets("study_top_p_smollm2", "study_top_p_smollm2_retentions")
-
-
-def top_p_min_16() -> str:
-    """The same with a least budget of 16 keys a row."""
-    return _budgets("top_p_min_16")
 
 
 def _budgets(name: str, *others: str) -> str:
