@@ -69,7 +69,7 @@ def test_a_run_leaves_rows_meta_and_figures(finished):
     done, results, _ = finished
     assert done.returncode == 0, done.stderr
     (folder,) = (results / "runs" / "sweep_retention").iterdir()
-    assert {p.name for p in folder.glob("*.png")} == {"layers.png", "quality.png", "retention.png"}
+    assert {p.name for p in folder.glob("*.png")} == {"layers.png", "octaves.png", "quality.png", "retention.png"}
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["config_hash"] == folder.name
     assert meta["estimate_device"]["name"] in ("CPU", "NPU")
