@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from experiments.page_tables.common import SHAPES, one, rows_of, source, table
+from experiments.page_tables.common import SHAPES, above, one, rows_of, source, table
 from experiments.studies.estimator_speed import break_even_keys, said_break_even
 from shadowattn.online.break_even import crossing
 from shadowattn.reporting.attention_targets import TARGETS
@@ -225,7 +225,7 @@ def per_row_targets() -> str:
             cells.append(one(model, method=method, retention=at, metric="times_faster_than_own_dense", **where))
         shown = [f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in cells]
         loss = losses.loc["spared_10_through_1_25", "int8", at]
-        more = f"{-loss.gain:+.3f} ({-loss.high:+.3f} … {-loss.low:+.3f})"
+        more = above(loss)
         lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *shown, more])
     header = ["times faster than our dense attention", "target"]
     header += [

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -60,6 +61,11 @@ def source(name: str, n: str) -> str:
     on = origin_of(name)
     although = "".join(f"; {reason}" for reason in origin.get("published_although", []))
     return f"`results/reference/{name}.csv`, {n}; {on}{although}; {command}"
+
+
+def above(comparison: Any) -> str:
+    """The loss of a method above its rival's with the 95 % interval, of a line of `reporting.verdicts.gains`."""
+    return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f})"
 
 
 def commit_of(name: str) -> str:

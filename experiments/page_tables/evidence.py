@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from experiments.page_tables.common import rows_of
+from experiments.page_tables.common import above, rows_of
 from shadowattn.reporting.verdicts import gains
 
 _REFERENCE = "../results/reference"
@@ -28,7 +28,7 @@ class _Loss:
         (one,) = found.itertuples()
         at = f", {self.retention:.0%} of the keys" if self.retention < 1 else ""
         what = f"loss of `{self.method}` above that of `{self.rival}`{at}, nat"
-        return what, f"{-one.gain:+.3f} ({-one.high:+.3f} … {-one.low:+.3f})", f"{one.n} windows"
+        return what, above(one), f"{one.n} windows"
 
 
 @dataclass(frozen=True)

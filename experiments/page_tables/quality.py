@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, dash, full_int8, loss_cells, loss_marks, rows_of, source, table
+from experiments.page_tables.common import INCREASE, above, dash, full_int8, loss_cells, loss_marks, rows_of, source, table
 from experiments.studies.compare_estimators import kind_of
 from experiments.studies.estimator_speed import said_break_even
 from shadowattn.reporting.flags import EQUAL_DENSITY
@@ -117,7 +117,7 @@ def headline_dtypes() -> str:
     pairs = [gains(rows).set_index(["method", "rival"]) for rows in runs]
     for method, rival in pairs[1].index:
         found = [of.loc[(method, rival)] for of in pairs]
-        differences = (f"{-one.gain:+.3f} ({-one.high:+.3f} … {-one.low:+.3f}), {one.verdict}" for one in found)
+        differences = (f"{above(one)}, {one.verdict}" for one in found)
         lines.append([f"`{method}` above `{rival}`", *differences])
     header = ["loss above dense, nat", *_DTYPES.values()]
     windows = (int(rows[rows.metric == "loss_increase_error"].n.iloc[0]) for rows in runs)
@@ -206,19 +206,16 @@ def allocators_min_16() -> str:
         both = [rows_of(name) for name in (without, with_least)]
         plain = [rows[rows.metric.isin(("loss_increase", "density")) & (rows.retention == at)] for rows in both]
         cells = [rows.set_index(["method", "metric"]).value for rows in plain]
-        above = gains(both[1])
-        above = above[(above.rival == "uniform") & (above.retention == at)].set_index("method")
+        comparisons = gains(both[1])
+        comparisons = comparisons[(comparisons.rival == "uniform") & (comparisons.retention == at)].set_index("method")
         for method in ("uniform", "paper", "waterfill", "artifact", "error_greedy"):
             if method not in set(both[1].method):
                 continue
             shown = [f"{cell[method, 'loss_increase']:+.3f} · {cell[method, 'density']:.2%}" for cell in cells]
-            beside = "–"
-            if method != "uniform":
-                one_gain = above.loc[method]
-                beside = f"{-one_gain.gain:+.3f} ({-one_gain.high:+.3f} … {-one_gain.low:+.3f})"
+            beside = "–" if method == "uniform" else above(comparisons.loc[method])
             lines.append([f"{at:.0%}" if method == "uniform" else "", f"`{method}`", *shown, beside])
     header = ["of the keys", "loss above dense, nat · density", "one key a row", "16 keys a row", "16 keys, above `uniform`"]
-    n = f"16 keys a row, 5% of the keys; n = {int(above.n.iloc[0])} windows, 95 % intervals, paired"
+    n = f"16 keys a row, 5% of the keys; n = {int(comparisons.n.iloc[0])} windows, 95 % intervals, paired"
     others = {"allocators_min_16_20": "20% of the keys", "study_allocators_smollm2_retentions": "one key a row"}
     return "\n\n".join([table(header, lines, "allocators_min_16", n), *(source(*one) for one in others.items())])
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, dash, full_int8, rows_of, source, table
+from experiments.page_tables.common import INCREASE, above, dash, full_int8, rows_of, source, table
 from shadowattn.reporting.verdicts import gains
 
 
@@ -117,7 +117,7 @@ def _denser(rows: pd.DataFrame) -> str:
 
 
 def _loss_and_divergence(comparison: pd.Series, divergence: float) -> str:
-    return f"{-comparison.gain:+.3f} ({-comparison.high:+.3f} … {-comparison.low:+.3f}) · {divergence:.3f}"
+    return f"{above(comparison)} · {divergence:.3f}"
 
 
 _FORCED = {
@@ -132,16 +132,15 @@ def own_keys() -> str:
     """Lists of single rows in which some keys stand whatever their scores, within the budget: loss and divergence."""
     rows, lines = rows_of("own_key_smollm2"), []
     cells = rows.set_index(["method", "metric"]).value
-    above = gains(rows).set_index(["method", "rival"])
+    comparisons = gains(rows).set_index(["method", "rival"])
     for method, words in _FORCED.items():
         loss, error, divergence, mass = (cells[method, metric] for metric in (*INCREASE, "kl_divergence", "mass_recall"))
         beside = "–"
         if method != "per_row":
-            one_gain = above.loc[(method, "per_row")]
-            beside = f"{-one_gain.gain:+.3f} ({-one_gain.high:+.3f} … {-one_gain.low:+.3f})"
+            beside = above(comparisons.loc[(method, "per_row")])
         lines.append([words, f"{loss:+.3f} ± {error:.3f}", beside, f"{divergence:.3f}", f"{mass:.3f}"])
     header = ["keys that outrank all others", "loss above dense, nat", "above none", "KL from dense, nat", "attention mass"]
-    at, windows = rows.retention[rows.method == "per_row"].iloc[0], int(above.n.iloc[0])
+    at, windows = rows.retention[rows.method == "per_row"].iloc[0], int(comparisons.n.iloc[0])
     counted = int(rows[rows.metric == "kl_divergence"].n.iloc[0])
     n = f"{at:.0%} of the keys; 95 % intervals, paired; n = {windows} windows, KL and mass over {counted} tokens"
     return table(header, lines, "own_key_smollm2", n)
@@ -167,14 +166,12 @@ def _by_min_budget(name: str) -> str:
     own = rows[(rows.retention < 1) & (rows.method != "dense")]
     cells = own[own.octave == 0].drop_duplicates(["retention", "method", "metric"])
     cells = cells.set_index(["retention", "method", "metric"]).value.sort_index()
-    above, least = gains(rows), own.drop_duplicates("method").set_index("method").min_budget.sort_values()
-    above = above[above.rival == "per_row"].set_index(["retention", "method"])
+    comparisons, least = gains(rows), own.drop_duplicates("method").set_index("method").min_budget.sort_values()
+    comparisons = comparisons[comparisons.rival == "per_row"].set_index(["retention", "method"])
     for at in sorted(own.retention.unique()):
         for index, (method, budget) in enumerate(least.items()):
-            cell, beside = cells[at, method], "–"
-            if method != "per_row":
-                gain = above.loc[(at, method)]
-                beside = f"{-gain.gain:+.3f} ({-gain.high:+.3f} … {-gain.low:+.3f})"
+            cell = cells[at, method]
+            beside = "–" if method == "per_row" else above(comparisons.loc[(at, method)])
             loss, error = (cell[metric] for metric in INCREASE)
             lines.append([
                 f"{at:.0%}" if index == 0 else "", str(budget), f"{cell['density']:.2%}", f"{loss:+.3f} ± {error:.3f}", beside,
@@ -185,7 +182,7 @@ def _by_min_budget(name: str) -> str:
         *("KL from dense, nat", "attention mass"),
     ]
     counted = int(rows[rows.metric == "kl_divergence"].n.iloc[0])
-    n = f"95 % intervals, paired; n = {int(above.n.iloc[0])} windows, KL and mass over {counted} tokens"
+    n = f"95 % intervals, paired; n = {int(comparisons.n.iloc[0])} windows, KL and mass over {counted} tokens"
     return table(header, lines, name, f"{n}{full_int8(rows)}")
 
 

@@ -59,7 +59,7 @@ def observe_top_p(
     for _ in range(_SPARSE_PASSES):
         share, counts = counts.share(), _Counts(profile, estimator, rule)
         how = {"estimator": replace(estimator, top_p=share.share)}
-        how |= {name: getattr(rule, name) for name in ("sinks", "recent", "min_budget")}
+        how |= {"sinks": rule.sinks, "recent": rule.recent, "min_budget": rule.min_budget}
         observers = (lambda seen, counts=counts: counts.add(seen.chunk),)
         with attach(model, profile, chunk_tokens=chunk_tokens, observers=observers, **how):
             for window in progress(windows):
