@@ -23,6 +23,7 @@ constexpr int64_t kVisitKeys = 144;  // of a list in a window: rows that find fe
 constexpr int64_t kRowsAhead = 4;    // whose bits are fetched
 constexpr int64_t kLeastKeepers = 24;  // rows that make reading a key for a block of 64 lanes pay
 constexpr int64_t kFewestCommon = 64;  // keys that make beginning with them pay
+constexpr int64_t kCopyReads = 2;      // of each key, by the rows of a task, that make converting it for them pay
 
 // The keys of `words` words, ascending, the last one repeated up to a multiple of 4.
 inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, int32_t* keys) {
@@ -45,13 +46,36 @@ void begin_rows(const SaAttend& a, const Block& b, const BlockMemory<T>& m, RowS
 }
 
 // What rows go through: the first `visible` keys, in windows of `words` words of bits. A row has `fetched` keys of the next one fetched.
+// Where they are `copied`, each window is converted to float32 before its rows read it.
 struct Windows {
   int64_t visible, words, fetched;
+  bool copied;
 };
+
+// Whether each read of a bfloat16 number would convert it.
+template <class T>
+constexpr bool kConverts = sizeof(T) == 2 && !Isa::kBf16Dot;
+
+// The keys or values of a window in float32, one after another.
+template <class T>
+inline void copy_window(const T* from, int64_t stride, int64_t count, int64_t dim, float* to) {
+  for (int64_t j = 0; j < count; ++j)
+    for (int64_t d = 0; d < dim; ++d) to[j * dim + d] = to_float(from[j * stride + d]);
+}
+
+// One row attends to `n` keys more, counted from `k` and `v` on.
+template <class Math, int DIM, class T>
+inline void attend_more(const void* query, const T* k, int64_t k_stride, const T* v, int64_t v_stride, const int32_t* keys, int64_t n,
+                        int64_t dim, vf factor, RowSoftmax* state, float* output, float* weights) {
+  Math::template score<DIM>(query, k, k_stride, keys, n, dim, weights);
+  weigh(weights, n, factor, state, output, round_up(dim, 32));
+  Math::round_weights(weights, n);
+  Math::template add_values<DIM>(output, weights, 0, v, v_stride, keys, n, dim);
+}
 
 template <class T, int DIM>
 void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, const RowBits& bits, const Windows& windows,
-                   RowSoftmax* state, char* scratch) {
+                   RowSoftmax* state, char* scratch, float* copies) {
   const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32);
   const int64_t k_stride = DIM ? DIM : a.k.row_stride, v_stride = DIM ? DIM : a.v.row_stride;
   const int64_t group = a.kv_head[head];
@@ -66,7 +90,13 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
   alignas(64) int32_t keys[64 * kMostWindowWords + Isa::kListStep];
   alignas(64) float weights[64 * kMostWindowWords + Isa::kListStep];
   const int64_t words = ceil_div(windows.visible, 64), window = windows.words;
-  for (int64_t w = 0; w < words; w += window)
+  float *const k_copy = copies, *const v_copy = copies + 64 * window * dim;
+  for (int64_t w = 0; w < words; w += window) {
+    if (kConverts<T> && windows.copied) {
+      const int64_t count = min_of(64 * window, windows.visible - 64 * w);
+      copy_window(k + 64 * w * k_stride, k_stride, count, dim, k_copy);
+      copy_window(v + 64 * w * v_stride, v_stride, count, dim, v_copy);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t first = 64 * (w + window) + r * windows.fetched, next_end = min_of(64 * (w + 2 * window), windows.visible);
       for (int64_t j = first; j < min_of(first + windows.fetched, next_end); ++j) {
@@ -74,13 +104,15 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
         fetch_bytes(v + j * v_stride, dim * static_cast<int64_t>(sizeof(T)));
       }
       fetch_bytes(bits.row(min_of(r + kRowsAhead, rows - 1)) + w, 8 * window);
-      const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), 64 * w, keys);
+      const bool copied = kConverts<T> && windows.copied;
+      const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), copied ? 0 : 64 * w, keys);
+      const float* query = queries + r * padded;
+      float* output = outputs + r * padded;
       if (!n) continue;
-      RowMath<T>::template score<DIM>(queries + r * padded, k, k_stride, keys, n, dim, weights);
-      weigh(weights, n, factor, &state[r], outputs + r * padded, padded);
-      RowMath<T>::round_weights(weights, n);
-      RowMath<T>::template add_values<DIM>(outputs + r * padded, weights, 0, v, v_stride, keys, n, dim);
+      if (copied) attend_more<RowFloats<float>, DIM>(query, k_copy, dim, v_copy, dim, keys, n, dim, factor, &state[r], output, weights);
+      else attend_more<RowMath<T>, DIM>(query, k, k_stride, v, v_stride, keys, n, dim, factor, &state[r], output, weights);
     }
+  }
   for (int64_t r = 0; r < rows; ++r) {
     T* out = static_cast<T*>(a.out.data) + head * a.out.head_stride + (from + r) * a.out.row_stride;
     const float inverse_total = 1 / Isa::lanes_sum(Isa::load(state[r].totals));
@@ -118,7 +150,8 @@ class FusedRows {
         choice_bytes_(round_up(max_of(ChoiceMemory::bytes_needed(choose.keys, choose.dim), common_bytes(choose)), 64)) {}
 
   int64_t bytes_needed() const {
-    return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(RowSoftmax)));
+    const int64_t copy_bytes = kConverts<T> ? 2 * 64 * window_ * choose_.dim * 4 : 0;
+    return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(RowSoftmax))) + copy_bytes;
   }
 
   // `count` rows from row `from` on, up to `rows`; in blocks, where `from` is a multiple of kCommonRows however many threads there are.
@@ -129,6 +162,7 @@ class FusedRows {
     const ChoiceMemory memory(choice, choose_.keys, choose_.dim);
     scratch += bit_bytes_ + choice_bytes_;
     RowSoftmax* state = reinterpret_cast<RowSoftmax*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
+    float* copies = reinterpret_cast<float*>(state + rows);
     Seed seed;
     for (int64_t r = 0; r < count; r += kRowsAtOnce)
       choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), bits.stride}, memory);
@@ -154,11 +188,11 @@ class FusedRows {
                  outputs + r * padded, padded);
       for (int64_t i = 0; i < common.count; ++i) left -= __builtin_popcountll(common.members[i]);
     }
-    const Windows windows{visible, window_, left < visible ? 0 : ceil_div(64 * window_, count)};
+    const Windows windows{visible, window_, left < visible ? 0 : ceil_div(64 * window_, count), left >= kCopyReads * visible};
     const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
-    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch);
-    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch);
-    else attend_chosen<T, 0>(attend_, head, from, count, bits, windows, state, scratch);
+    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch, copies);
+    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch, copies);
+    else attend_chosen<T, 0>(attend_, head, from, count, bits, windows, state, scratch, copies);
   }
 
  private:
