@@ -218,7 +218,7 @@ def check_method(lab: "Lab", method: "MethodSettings") -> None:
         remedy = f"another estimator within {part_name(method.estimator)}" if within else "estimator=int8_graph"
         raise InputError(
             f"{method.name}: estimator={name}: its estimate runs on the native kernels, which were not built, since the "
-            "installation found no C++ compiler; install one (GCC 12 or Clang 16 and later) and install shadowattn again, or use "
+            "installation found no C++ compiler; install one (GCC 12 or Clang 19 and later) and install shadowattn again, or use "
             f"{remedy}"
         )
     check_rule(method.rule, method.estimator_class)

@@ -216,7 +216,7 @@ def require() -> ctypes.CDLL:
     if loaded is None:
         raise InputError(
             "kernel: the native kernels were not built, since the installation found no C++ compiler; install one "
-            "(GCC 12 or Clang 16 and later) and install shadowattn again, or choose kernel=torch"
+            "(GCC 12 or Clang 19 and later) and install shadowattn again, or choose kernel=torch"
         )
     return loaded
 

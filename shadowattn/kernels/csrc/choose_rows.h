@@ -65,9 +65,7 @@ inline void mapped_products(const uint8_t* packed, int64_t keys, int64_t step, i
     vi sums[kRowsAtOnce][N];
     eight_products<Isa>(packed + key / 16 * quads * 64, quads, x.q, x.stride, biases, sums);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRowsAtOnce; ++r)
-#pragma GCC unroll 8
-      for (int i = 0; i < N; ++i) Isa::store_shifted(bytes + r * stride + at + i * VL, sums[r][i], mappings[r].shift);
+    for (int r = 0; r < kRowsAtOnce; ++r) Isa::store_shifted(bytes + r * stride + at, sums[r], mappings[r].shift);
   }
 }
 

@@ -12,8 +12,10 @@
 #include <sched.h>
 #endif
 
-#if defined(SA_X86_LEVELS) && defined(__linux__)
+#if defined(SA_X86_LEVELS)
 #include <cpuid.h>
+#endif
+#if defined(SA_X86_LEVELS) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #elif defined(SA_ARM_LEVELS) && defined(__linux__)
@@ -36,19 +38,28 @@ struct Level {
 extern const SaKernels shadowattn_portable;
 
 #if defined(SA_X86_LEVELS)
-extern const SaKernels shadowattn_avx2, shadowattn_avx512, shadowattn_avx512_bf16, shadowattn_amx;
+extern const SaKernels shadowattn_avx2, shadowattn_avx2_vnni, shadowattn_avx512, shadowattn_avx512_vnni, shadowattn_avx512_bf16;
+extern const SaKernels shadowattn_amx;
 
 #define HAS(feature) (__builtin_cpu_supports(feature) != 0)
 static bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("bmi2"); }
-static bool has_avx512() { return HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"); }
-static bool has_avx512_bf16() { return HAS("avx512vnni") && HAS("avx512bf16") && HAS("avx512vbmi2"); }
+static bool has_avx512() { return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"); }
+static bool has_avx512_vnni() { return has_avx512() && HAS("avx512vnni") && HAS("avx512vbmi") && HAS("avx512vbmi2"); }
+static bool has_avx512_bf16() { return has_avx512_vnni() && HAS("avx512bf16"); }
+
+// The INT8 products that 256-bit vectors of processors without AVX-512 have.
+static bool has_avx2_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;
+}
 
 // Whether the processor has AMX tiles of INT8 and bfloat16 and Linux lets this process use them: their registers are large, so it has
 // to be asked.
 static bool has_amx() {
 #if defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 22 & 13) != 13) return false;  // AMX-BF16, AMX-TILE and AMX-INT8
+  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if ((d >> 22 & 13) != 13) return false;  // AMX-BF16, AMX-TILE and AMX-INT8
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
@@ -72,12 +83,14 @@ static bool has_neon() {
 }
 #endif
 
-// Lowest first: a processor that runs one runs those before it.
+// Lowest first: the last one that a processor runs serves it best. Not every processor that runs one runs all those before it.
 static const Level kLevels[] = {
     {"portable", shadowattn_portable, [] { return true; }},
 #if defined(SA_X86_LEVELS)
     {"avx2", shadowattn_avx2, has_avx2},
+    {"avx2_vnni", shadowattn_avx2_vnni, has_avx2_vnni},
     {"avx512", shadowattn_avx512, has_avx512},
+    {"avx512_vnni", shadowattn_avx512_vnni, has_avx512_vnni},
     {"avx512_bf16", shadowattn_avx512_bf16, has_avx512_bf16},
     {"amx", shadowattn_amx, has_amx},
 #elif defined(SA_ARM_LEVELS)
@@ -85,12 +98,26 @@ static const Level kLevels[] = {
 #endif
 };
 
+// Those that this processor runs, found once: a virtual machine may take microseconds to say what its processor has.
+struct Here {
+  const Level* levels[sizeof kLevels / sizeof *kLevels];
+  int count = 0;
+
+  Here() {
+    for (const Level& level : kLevels)
+      if (level.runs()) levels[count++] = &level;
+  }
+};
+
+static const Here& here() {
+  static const Here found;
+  return found;
+}
+
+static const SaKernels& kernels_of(int level) { return here().levels[level]->kernels; }
+
 extern "C" const char* shadowattn_level(int level) {
-  constexpr int kCount = sizeof kLevels / sizeof *kLevels;
-  if (level < 0) return nullptr;
-  for (int i = 0; i <= level; ++i)
-    if (i >= kCount || !kLevels[i].runs()) return nullptr;
-  return kLevels[level].name;
+  return level >= 0 && level < here().count ? here().levels[level]->name : nullptr;
 }
 
 extern "C" int shadowattn_set_threads(int threads) {
@@ -109,15 +136,15 @@ extern "C" void shadowattn_struct_bytes(int64_t bytes[9]) {
   bytes[8] = sizeof(SaRows);
 }
 
-extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kLevels[level].kernels.attend(x); }
-extern "C" int shadowattn_select(int level, const SaSelect* x) { return kLevels[level].kernels.select(x); }
-extern "C" int shadowattn_pack(int level, const SaPack* x) { return kLevels[level].kernels.pack(x); }
-extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kLevels[level].kernels.estimate(x); }
-extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kLevels[level].kernels.unite(x); }
-extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kLevels[level].kernels.fused_rows(x); }
-extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kLevels[level].kernels.fused_blocks(x); }
-extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kLevels[level].kernels.looked_rows(x); }
-extern "C" int shadowattn_shared_step(int level, const SaRows* x) { return kLevels[level].kernels.shared_step(x); }
+extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kernels_of(level).attend(x); }
+extern "C" int shadowattn_select(int level, const SaSelect* x) { return kernels_of(level).select(x); }
+extern "C" int shadowattn_pack(int level, const SaPack* x) { return kernels_of(level).pack(x); }
+extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kernels_of(level).estimate(x); }
+extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kernels_of(level).unite(x); }
+extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kernels_of(level).fused_rows(x); }
+extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kernels_of(level).fused_blocks(x); }
+extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kernels_of(level).looked_rows(x); }
+extern "C" int shadowattn_shared_step(int level, const SaRows* x) { return kernels_of(level).shared_step(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.

@@ -61,9 +61,11 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
   }
 
-  static void store_shifted(int8_t* bytes, vi x, int shift) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes),
-                     _mm512_cvtsepi32_epi8(_mm512_srav_epi32((__m512i)x, _mm512_set1_epi32(shift))));
+  static void store_shifted(int8_t* bytes, const vi* x, int shift) {
+    const __m512i count = _mm512_set1_epi32(shift);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * i), _mm512_cvtsepi32_epi8(_mm512_srav_epi32((__m512i)x[i], count)));
   }
 
   // Rows 0 … 15 of 16 lanes, and store(j, lane j of each row): 4 × 4 within 128-bit lanes, then those.
@@ -117,7 +119,13 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
-    for (int r = 0; r < R; ++r) Avx2::row_products(keys, quads, q + r * q_stride, biases[r], reinterpret_cast<int32_t*>(sums[r]));
+    Avx2::vi halves[R][4];
+    Avx2::products<R>(keys, quads, q, q_stride, biases, halves);
+    memcpy(sums, halves, sizeof halves);
+  }
+
+  static int32_t key_product(const uint8_t* packed, int64_t key, int64_t quads, const int8_t* q) {
+    return Avx2::key_product(packed, key, quads, q);
   }
 
   static int64_t shifted_bytes(const int32_t* s, int64_t n, int32_t centre, int shift, int limit, int8_t* bytes) {

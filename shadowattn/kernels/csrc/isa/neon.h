@@ -33,8 +33,14 @@ struct Neon : Vectors<f32x4, i32x4, u16x4> {
   static void store_sums(const vf* x, float* to) { store(to, sums_of(x)); }
 
   static void store_bytes(int8_t* p, vf x) { store_narrowed(p, vcvtnq_s32_f32((float32x4_t)x)); }
-  static void store_shifted(int8_t* bytes, vi x, int shift) {
-    store_narrowed(bytes, vshlq_s32((int32x4_t)x, vdupq_n_s32(-shift)));
+  static void store_shifted(int8_t* bytes, const vi* x, int shift) {
+    const int32x4_t count = vdupq_n_s32(-shift);
+    const auto part = [&](int i) { return vqmovn_s32(vshlq_s32((int32x4_t)x[i], count)); };
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+      const int8x8_t low = vqmovn_s16(vcombine_s16(part(i), part(i + 1))), high = vqmovn_s16(vcombine_s16(part(i + 2), part(i + 3)));
+      vst1q_s8(bytes + 4 * i, vcombine_s8(low, high));
+    }
   }
 
   // Four rows meet 16 keys at a time: 16 sums and 4 vectors of keys in registers. SDOT takes signed bytes: the keys' 128 too much is

@@ -1,7 +1,7 @@
 // Operations that the compiler's vector extensions express at any width: the base of every level.
 //
-// A level adds what depends on its instructions: set1, max and min, sums_of, store_sums, products, count_from and list_bytes; and it hides
-// operations of this base that it does faster.
+// A level adds what depends on its instructions: set1, max and min, sums_of, store_sums, products, count_from and list_bytes; and it
+// hides operations of this base that it does faster.
 #pragma once
 #include "../numbers.h"
 
@@ -90,9 +90,10 @@ struct Vectors {
     ~Tiles() {}  // not trivial: else an object that nobody names would be unused
   };
 
-  // bytes = x >> shift, saturated.
-  static void store_shifted(int8_t* bytes, vi x, int shift) {
-    for (int i = 0; i < kLanes; ++i) bytes[i] = static_cast<int8_t>(max_of(min_of(x[i] >> shift, 127), -128));
+  // bytes = x >> shift, saturated, for the products of a row with kProductKeys keys.
+  static void store_shifted(int8_t* bytes, const vi* x, int shift) {
+    for (int key = 0; key < kProductKeys; ++key)
+      bytes[key] = static_cast<int8_t>(max_of(min_of(x[key / kLanes][key % kLanes] >> shift, 127), -128));
   }
 
   // Which of 64 bytes are at least t (or equal t), a bit each.
