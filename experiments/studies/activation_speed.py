@@ -19,6 +19,7 @@ from torch import Tensor
 
 from experiments.first_looks import FirstLook
 from experiments.lab import Lab
+from experiments.levels import at_level, check_level
 from experiments.progress import bar, say
 from experiments.random_layers import Case, Tensors
 from experiments.refusals import check_choice, check_count
@@ -75,6 +76,7 @@ class ActivationSpeed(Study):
     sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and `choose`, products and
     selection. `estimate`, the products alone, which no path computes apart, takes its turns apart. `mass_recall` is
     the share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
+    Kernels are those of `level` where it names one, as another processor would run them, on this one's caches and clock.
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 2048, 4096])
@@ -84,6 +86,7 @@ class ActivationSpeed(Study):
     rows: int = 512
     rounds: int = 7
     through: float = candidates.LOOKED["candidates"]
+    level: str | None = None
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads", "key_offset")
     headline: ClassVar[tuple[str, ...]] = (
         *("times_faster_than_own_dense", "times_faster_than_sdpa", "break_even_keys", "mass_recall"),
@@ -109,7 +112,7 @@ class ActivationSpeed(Study):
             check_count("study.query_blocks", block, least=2)
 
     def check(self, lab: Lab) -> None:
-        native.require()
+        check_level(self.level)
         if max(self.lengths) > lab.context_tokens:
             raise InputError(
                 f"study.lengths: expected at most the {lab.context_tokens} tokens of a window, got {max(self.lengths)}; set "
@@ -122,10 +125,12 @@ class ActivationSpeed(Study):
         pieces = [(length, index) for length in self.lengths for index in range(len(windows))]
         measured: dict[int, list[dict[str, dict[str, list]]]] = {}
         for length, index in bar(pieces, "times"):
-            piece = units.get(f"{length}@{index}", partial(self._measured, lab, windows[index][:length], calibrated))
+            with at_level(self.level):
+                piece = units.get(f"{length}@{index}", partial(self._measured, lab, windows[index][:length], calibrated))
             measured.setdefault(length, []).append(piece)
         for dtype in self.dtypes:
-            of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, measured[length])]
+            with at_level(self.level):
+                of_dtype = [row for length in self.lengths for row in self._rows(lab, dtype, length, measured[length])]
             rows += [*of_dtype, *_break_evens(of_dtype)]
         return rows
 

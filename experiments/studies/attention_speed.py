@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.table import Table
 
 from experiments.lab import Lab
+from experiments.levels import at_level, check_level
 from experiments.machine_peaks import PEAKS, peak_calls, peak_flag
 from experiments.own_process import check_memory, in_own_process
 from experiments.progress import bar, say
@@ -65,7 +66,8 @@ class AttentionSpeed(Study):
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     A decode step finds its keys in no cache, since other memory is read before it, as other layers are; all else finds them
-    where the candidate before it left them.
+    where the candidate before it left them. Kernels are those of `level` where it names one, as another processor would run
+    them, on this one's caches and clock; torch's and OpenVINO's stay the processor's own.
     """
 
     parts: list[str] = field(
@@ -85,6 +87,7 @@ class AttentionSpeed(Study):
     gather_keys: int = 2048
     decode_keys: list[int] = field(default_factory=lambda: [4096, 8192, 32768])
     memory_keys: int = 32768
+    level: str | None = None
     needs: ClassVar[tuple[str, ...]] = ("threads",)
     headline: ClassVar[tuple[str, ...]] = (
         "times faster than sdpa",
@@ -124,8 +127,12 @@ class AttentionSpeed(Study):
             self._check_flex()
 
     def check(self, lab: Lab) -> None:
-        native.require()
+        check_level(self.level)
         if "memory" in self.parts:
+            if self.level is not None:
+                raise InputError(
+                    "study.level: the part memory runs in processes of its own, at the processor's level; leave one out"
+                )
             check_memory("leave memory out of study.parts")
 
     def _check_flex(self) -> None:
@@ -139,17 +146,18 @@ class AttentionSpeed(Study):
     def measure(self, lab: Lab) -> list[AttentionRow]:
         cases, units = self.cases(), lab.units("cells")
         say(f"attention: {len(cases)} cases of {', '.join(self.parts)}; {self.rounds} rounds, candidates take turns")
-        row = replace(
-            lab.timing_row(AttentionRow),
-            kernel=f"native ({native.level()})",
-            processor=processor(),
-            threads=torch.get_num_threads(),
-            versions=f"torch {versions()['torch']}",
-        )
         rows = []
-        for part, case in bar(cases, "time"):
-            key = f"{part} {case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g}"
-            rows += rows_of(row, part, case, units.get(key, partial(self._figures, part, case)))
+        with at_level(self.level):
+            row = replace(
+                lab.timing_row(AttentionRow),
+                kernel=f"native ({native.level()})",
+                processor=processor(),
+                threads=torch.get_num_threads(),
+                versions=f"torch {versions()['torch']}",
+            )
+            for part, case in bar(cases, "time"):
+                key = f"{part} {case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g}"
+                rows += rows_of(row, part, case, units.get(key, partial(self._figures, part, case)))
         return rows
 
     def cases(self) -> list[tuple[str, Case]]:

@@ -9,6 +9,7 @@ import torch
 from experiments.studies.activation_speed import ActivationSpeed, Calibrated, Captured
 from experiments.studies.attention_candidates import LOOKED
 from shadowattn.engine.observe import observe_prefill
+from shadowattn.kernels import native
 from shadowattn.kernels.torch_kernels import dense
 from shadowattn.types import FirstLookLosses
 from tests.experiments.test_pipeline import run
@@ -63,6 +64,17 @@ def test_a_first_look_that_lets_every_key_through_leaves_the_flat_lists(run):
         assert mass[dtype, "hierarchical"] == mass[dtype, "per_row"]
 
 
+def test_a_lower_level_is_run_and_named_and_given_back(run, monkeypatch):
+    levels, measured = set(), ActivationSpeed._measured
+    monkeypatch.setattr(ActivationSpeed, "_measured", lambda *of: levels.add(native.level()) or measured(*of))
+    few = [*FEW[:1], "study.lengths=[96]", "study.retentions=[0.2]", "study.query_blocks=[]", "study.rounds=1", *FEW[-2:]]
+    folder = run("study_activation_speed", "+exp=study_activation_speed", *few, "study.level=portable")
+    rows = pd.read_parquet(folder / "rows.parquet")
+    assert set(rows.kernel) == {"native (portable)"}
+    assert levels == {"portable"}
+    assert native.level() == native.levels()[-1]
+
+
 def test_an_interrupted_run_goes_on(run, folder, monkeypatch):
     (folder / "rows.parquet").unlink()
     (folder / "meta.json").unlink()
@@ -105,6 +117,7 @@ def test_every_candidate_at_full_retention_is_dense_attention_on_what_the_model_
         (["study.query_blocks=[1]"], "study.query_blocks: expected at least 2, got 1"),
         (["study.rounds=0"], "study.rounds: expected at least 1, got 0"),
         (["study.through=0.5"], "study.through: expected 1 or more times the budget, got 0.5"),
+        (["study.level=sse2"], "study.level: expected one of portable"),
         (["retention=0.2"], "retention: study_activation_speed does not use it"),
     ],
 )

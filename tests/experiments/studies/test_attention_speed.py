@@ -119,6 +119,12 @@ def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
     assert json.loads((folder / "meta.json").read_text())["config"]["study"]["rounds"] == 2
 
 
+@needs_kernels
+def test_a_lower_level_is_named_by_its_rows(run):
+    folder = run("attention_speed", "+exp=attention_speed", "study.parts=[keys]", "study.level=portable", *FEW)
+    assert set(pd.read_parquet(folder / "rows.parquet").kernel) == {"native (portable)"}
+
+
 def test_a_number_of_keys_is_kept_at_every_length():
     study = AttentionSpeed(parts=["keys"], shapes=["smollm2-135m"], dtypes=["float32"], lengths=[128, 512], kept_keys=32)
     cases = [case for _, case in study.cases()]
@@ -176,6 +182,8 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         ),
         (["study.kept_keys=64", "study.parts=[chunk]"], "study.kept_keys: only the part keys uses it"),
         (["study.keys=512"], "leave flex out of study.parts"),
+        (["study.level=sse2"], "study.level: expected one of portable"),
+        (["study.level=portable"], "study.level: the part memory runs in processes of its own"),
         (["model=bundled"], "model: attention_speed does not use it"),
     ],
 )
