@@ -46,6 +46,33 @@ struct BlockMemory {
   }
 };
 
+// The next tile's keys and values are fetched while this one's scores are computed, some between two of their steps: a processor that
+// is asked for a whole tile at once waits until it has room for what it asks for.
+template <class T>
+struct FetchAhead {
+  const SaAttend& a;
+  const Block& b;
+  int64_t next, end;      // of the list
+  int64_t keys_at_once;
+
+  FetchAhead(const SaAttend& attend, const Block& block, int64_t from, int64_t to) : a(attend), b(block), next(from), end(to) {
+    using Math = BlockMath<T>;
+    keys_at_once = ceil_div(Math::kScoreKeys, ceil_div(b.lanes, 2 * VL));
+  }
+  void all() {
+    while (next < end) (*this)();
+  }
+  void operator()() {
+    const int64_t group = a.kv_head[b.head], bytes = a.dim * static_cast<int64_t>(sizeof(T));
+    const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
+    const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
+    for (const int64_t last = min_of(next + keys_at_once, end); next < last; ++next) {
+      fetch_bytes(k + b.key(next) * a.k.row_stride, bytes);
+      fetch_bytes(v + b.key(next) * a.v.row_stride, bytes);
+    }
+  }
+};
+
 // Neighbours of a list and their values, in the form that is multiplied. Slots past the last key repeat the first one.
 template <class T>
 struct Tile {
@@ -57,7 +84,8 @@ struct Tile {
   // Floats of what it copies; of keys and values each.
   static int64_t copied(int64_t dim) { return Math::kTile * Math::padded(dim); }
 
-  void take(const SaAttend& a, const Block& b, int64_t from, int64_t to, float* copies) {
+  // `fetches_next`: where the next tile is taken before this one's scores are computed.
+  void take(const SaAttend& a, const Block& b, int64_t from, int64_t to, float* copies, bool fetches_next = false) {
     const int64_t dim = a.dim, group = a.kv_head[b.head];
     const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
     const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
@@ -68,10 +96,7 @@ struct Tile {
       key_rows[j] = Math::key_row(k + key * a.k.row_stride, dim, j, copies);
       value_rows[j] = Math::value_row(v + key * a.v.row_stride, dim, j, copies + copied(dim));
     }
-    for (int64_t j = start + keys; j < min_of(start + keys + Math::kTile, to); ++j) {
-      fetch_bytes(k + b.key(j) * a.k.row_stride, dim * static_cast<int64_t>(sizeof(T)));
-      fetch_bytes(v + b.key(j) * a.v.row_stride, dim * static_cast<int64_t>(sizeof(T)));
-    }
+    if (fetches_next) FetchAhead<T>(a, b, start + keys, min_of(start + keys + Math::kTile, to)).all();
     values = Math::values(value_rows, slots, dim, copies + copied(dim));
   }
 };
@@ -124,16 +149,17 @@ inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf facto
   }
 }
 
-// A block to the keys of a tile.
+// A block to the keys of a tile, while those up to key `end` of the list are fetched.
 template <class T>
-void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores) {
+void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores, int64_t end) {
   using Math = BlockMath<T>;
   const int64_t slots = round_up(tile.keys, Math::kKeyStep);
   const vf factor = weight_factor(a.scale);
   alignas(64) float keep[Math::kColumns];
+  FetchAhead<T> ahead(a, b, tile.start + tile.keys, min_of(tile.start + tile.keys + Math::kTile, end));
   for (int64_t lane = 0; lane < b.lanes; lane += Math::kColumns) {
     const int64_t columns = min_of(Math::kColumns, b.lanes - lane);
-    Math::scores(m.queries + lane, tile.key_rows, slots, a.dim, scores, b.lanes, columns);
+    Math::scores(m.queries + lane, tile.key_rows, slots, a.dim, scores, b.lanes, columns, ahead);
     for (int64_t i = tile.keys * columns; i < slots * columns; ++i) scores[i] = -__builtin_inff();
     hide(a, b, tile.start, tile.keys, lane, columns, scores);
     softmax_tile<T>(scores, slots, columns, factor, m.top + lane, m.total + lane, keep);
@@ -157,7 +183,7 @@ BlockMemory<T> attend_block(const SaAttend& a, const Block& b, char* scratch) {
   start_block(a, b, m);
   for (int64_t start = b.from; start < b.to; start += BlockMath<T>::kTile) {
     tile.take(a, b, start, b.to, copies);
-    attend_tile(a, b, tile, m, scores);
+    attend_tile(a, b, tile, m, scores, b.to);
   }
   return m;
 }
@@ -197,16 +223,16 @@ void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char
   for (int64_t i = 0; i < count; ++i) start_block(a, blocks[i], memory_of(i));
   for (int64_t from = 0; from < longest; from += kSegment) {
     for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, longest); ++t, start += kTile)
-      tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim));
+      tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim), true);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, blocks[i].to); ++t, start += kTile)
-        attend_tile(a, blocks[i], tiles[t], memory_of(i), scores);
+        attend_tile(a, blocks[i], tiles[t], memory_of(i), scores, 0);
   }
   for (int64_t i = 0; i < count; ++i) {  // what is left is less than a tile, and the block's own: it ends where its last row does
     const int64_t left = blocks[i].to / kTile * kTile;
     if (left < blocks[i].to) {
       tiles[0].take(a, blocks[i], left, blocks[i].to, copies);
-      attend_tile(a, blocks[i], tiles[0], memory_of(i), scores);
+      attend_tile(a, blocks[i], tiles[0], memory_of(i), scores, 0);
     }
     write_block(a, blocks[i], memory_of(i));
   }

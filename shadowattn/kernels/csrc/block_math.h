@@ -50,12 +50,15 @@ struct BlockVectors {
 
   static int64_t padded(int64_t dim) { return dim; }  // dimensions of Qᵀ and of the outputs
 
-  // [tile][lanes]: Q·K. All lanes are columns.
-  template <class Row>
-  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t) {
+  // [tile][lanes]: Q·K. All lanes are columns. Between its steps, of kScoreKeys keys and up to two vectors of lanes, it calls ahead().
+  static constexpr int64_t kScoreKeys = kStep;
+  template <class Row, class Ahead>
+  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t, Ahead& ahead) {
     by_two_vectors(lanes, [&](auto vectors, int64_t lane) {
-      for (int64_t j = 0; j < tile; j += kStep)
+      for (int64_t j = 0; j < tile; j += kStep) {
         Form::template some_scores<vectors>(queries + lane, keys + j, dim, to + j * lanes + lane, lanes);
+        ahead();
+      }
     });
   }
 
@@ -297,12 +300,17 @@ struct BlockTiles : BlockPairs<I> {
     return copy;
   }
 
-  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t columns) {
+  static constexpr int64_t kScoreKeys = 32;
+  template <class Ahead>
+  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t columns,
+                     Ahead& ahead) {
     const int64_t steps = padded(dim);
     BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
-      for (int64_t j = 0; j < tile; j += 32)
+      for (int64_t j = 0; j < tile; j += 32) {
         I::template tile_products<vectors, false>(keys[j], 2 * steps, queries + lane, 4 * lanes, steps, to + j * columns + lane,
                                                   4 * columns);
+        ahead();
+      }
     });
   }
 
