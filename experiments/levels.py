@@ -1,6 +1,6 @@
 """Kernels of a lower instruction set than the processor has, for a study that asks for them by `study.level`."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from experiments.refusals import check_choice
 from shadowattn.kernels import native
@@ -14,5 +14,5 @@ def check_level(level: str | None) -> None:
 
 
 def at_level(level: str | None) -> AbstractContextManager[None]:
-    """Within, kernels are those of `level`, and of the processor's best where it is None."""
-    return native.forced_level(level or native.levels()[-1])
+    """Within, kernels are those of `level`; None changes nothing."""
+    return nullcontext() if level is None else native.forced_level(level)

@@ -123,16 +123,16 @@ class AttentionSpeed(Study):
         for name, values in (("retention", [self.retention]), ("retentions", self.retentions)):
             if not all(0 < value <= 1 for value in values):
                 raise InputError(f"study.{name}: expected shares of the visible keys, in (0, 1], got {values}")
+        if self.level is not None and (others := sorted({"machine", "memory"} & set(self.parts))):
+            raise InputError(
+                f"study.level: parts {' and '.join(others)} are measured at the processor's own level; leave them out of study.parts"
+            )
         if "flex" in self.parts:
             self._check_flex()
 
     def check(self, lab: Lab) -> None:
         check_level(self.level)
         if "memory" in self.parts:
-            if self.level is not None:
-                raise InputError(
-                    "study.level: the part memory runs in processes of its own, at the processor's level; leave one out"
-                )
             check_memory("leave memory out of study.parts")
 
     def _check_flex(self) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -385,6 +386,64 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
         return
     assert scores.masked_fill(~seen, 0).equal(pooled.masked_fill(~seen, 0))
     assert indices.equal(TorchKernels().select(pooled, lists).indices)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("dim", [8, 24, 40, 64, 256])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8])
+def test_the_largest_products_are_exact(name, dim, rows):
+    """All numbers ±127, of alike, of unlike and of mixed signs: sums of 16 bits would overflow where an instruction adds pairs."""
+    keys = 70
+    signs = torch.ones(3, keys, dim)
+    signs[1] = -1
+    signs[2] = torch.where(torch.rand(keys, dim, generator=torch.Generator().manual_seed(dim)) < 0.5, -1.0, 1.0)
+    k = 127 * signs
+    for sign in (1, -1):
+        q = torch.full((3, rows, dim), 127.0 * sign)
+        q[:, ::3, ::5] *= -1
+        scales, packed = torch.ones(3), torch.zeros(3, 6, dim // 4, 16, 4, dtype=torch.uint8)
+        with native.forced_level(name):
+            ops.pack(k, scales, packed, 0, None)
+            visible, kv = torch.full((rows,), keys), torch.arange(3)
+            made = ops.estimate(q, scales, packed, keys, kv, visible, "rows", 1, None)
+        assert made.equal((q.double() @ k.double().transpose(1, 2)).float())
+
+
+# Of each level the flags that Linux gives a processor which runs it.
+AVX2, AVX512 = {"avx2", "fma", "bmi2"}, {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+FLAGS = {
+    "avx2": AVX2,
+    "avx2_vnni": AVX2 | {"avx_vnni"},
+    "avx512": AVX512,
+    "avx512_vnni": AVX512 | {"avx512_vnni"},
+    "avx512_vbmi2": AVX512 | {"avx512_vnni", "avx512vbmi", "avx512_vbmi2"},
+    "avx512_bf16": AVX512 | {"avx512_vnni", "avx512vbmi", "avx512_vbmi2", "avx512_bf16"},
+    "neon": {"asimddp"},
+}
+
+
+@pytest.mark.skipif(not BUILT, reason="the native kernels were not built: no C++ compiler")
+def test_levels_are_those_that_the_processor_says_it_has():
+    """Else every test of a level would be gone without a word. AMX also takes Linux's leave."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        pytest.skip("no /proc/cpuinfo, from which to know the processor")
+    line = next((one for one in cpuinfo.read_text().splitlines() if one.startswith(("flags", "Features"))), "")
+    has = set(line.partition(":")[2].split())
+    expected = {"portable", *(level for level, flags in FLAGS.items() if flags <= has)}
+    assert set(LEVELS) - {"amx"} == expected
+    assert list(LEVELS) == [level for level in ("portable", *FLAGS, "amx") if level in LEVELS]
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_counts_and_integers_of_long_lists_are_exact(name):
+    """More keys than a byte's counter holds at once, and scores by whose sample integers become bytes; ties go to the lower key."""
+    keys = 33_000
+    alike, spread = torch.zeros(1, 1, keys), torch.arange(keys).remainder(257)[None, None].float()
+    lists = Rule().lists(torch.tensor([0.6], dtype=torch.float64), torch.tensor([keys - 1]))
+    with native.forced_level(name):
+        for scores in (alike, spread):
+            assert NativeKernels().select(scores, lists).indices.equal(TorchKernels().select(scores, lists).indices)
 
 
 def _quantised(x, scales):

@@ -140,7 +140,8 @@ typedef struct {
   int (*shared_step)(const SaRows*);
 } SaKernels;
 
-// The name of an instruction-set level that this build has and this processor runs, from 0 for the lowest; NULL after the last one.
+// The name of an instruction-set level that this build has and this processor runs, from 0 for the lowest; NULL after the last one. The
+// functions below take those numbers alone.
 SA_API const char* shadowattn_level(int level);
 // Bytes of what each of the functions below takes, in their order, so that a caller of other declarations is found out before it
 // calls.

@@ -52,13 +52,11 @@ template <class T>
 struct FetchAhead {
   const SaAttend& a;
   const Block& b;
-  int64_t next, end;      // of the list
+  int64_t next, end;  // of the list
   int64_t keys_at_once;
 
-  FetchAhead(const SaAttend& attend, const Block& block, int64_t from, int64_t to) : a(attend), b(block), next(from), end(to) {
-    using Math = BlockMath<T>;
-    keys_at_once = ceil_div(Math::kScoreKeys, ceil_div(b.lanes, 2 * VL));
-  }
+  FetchAhead(const SaAttend& attend, const Block& block, int64_t from, int64_t to)
+      : a(attend), b(block), next(from), end(to), keys_at_once(ceil_div(BlockMath<T>::kScoreKeys, ceil_div(b.lanes, 2 * VL))) {}
   void all() {
     while (next < end) (*this)();
   }
@@ -84,8 +82,7 @@ struct Tile {
   // Floats of what it copies; of keys and values each.
   static int64_t copied(int64_t dim) { return Math::kTile * Math::padded(dim); }
 
-  // `fetches_next`: where the next tile is taken before this one's scores are computed.
-  void take(const SaAttend& a, const Block& b, int64_t from, int64_t to, float* copies, bool fetches_next = false) {
+  void take(const SaAttend& a, const Block& b, int64_t from, int64_t to, float* copies) {
     const int64_t dim = a.dim, group = a.kv_head[b.head];
     const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
     const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
@@ -96,7 +93,6 @@ struct Tile {
       key_rows[j] = Math::key_row(k + key * a.k.row_stride, dim, j, copies);
       value_rows[j] = Math::value_row(v + key * a.v.row_stride, dim, j, copies + copied(dim));
     }
-    if (fetches_next) FetchAhead<T>(a, b, start + keys, min_of(start + keys + Math::kTile, to)).all();
     values = Math::values(value_rows, slots, dim, copies + copied(dim));
   }
 };
@@ -149,7 +145,7 @@ inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf facto
   }
 }
 
-// A block to the keys of a tile, while those up to key `end` of the list are fetched.
+// A block to the keys of a tile, while those of the next one are fetched, up to key `end` of the list; 0: none.
 template <class T>
 void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores, int64_t end) {
   using Math = BlockMath<T>;
@@ -222,8 +218,10 @@ void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char
   Tile<T> tiles[kTiles];
   for (int64_t i = 0; i < count; ++i) start_block(a, blocks[i], memory_of(i));
   for (int64_t from = 0; from < longest; from += kSegment) {
-    for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, longest); ++t, start += kTile)
-      tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim), true);
+    for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, longest); ++t, start += kTile) {
+      FetchAhead<T>(a, blocks[0], start + kTile, min_of(start + 2 * kTile, longest)).all();
+      tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim));
+    }
     for (int64_t i = 0; i < count; ++i)
       for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, blocks[i].to); ++t, start += kTile)
         attend_tile(a, blocks[i], tiles[t], memory_of(i), scores, 0);

@@ -38,16 +38,17 @@ struct Level {
 extern const SaKernels shadowattn_portable;
 
 #if defined(SA_X86_LEVELS)
-extern const SaKernels shadowattn_avx2, shadowattn_avx2_vnni, shadowattn_avx512, shadowattn_avx512_vnni, shadowattn_avx512_bf16;
-extern const SaKernels shadowattn_amx;
+extern const SaKernels shadowattn_avx2, shadowattn_avx2_vnni, shadowattn_avx512, shadowattn_avx512_vnni, shadowattn_avx512_vbmi2;
+extern const SaKernels shadowattn_avx512_bf16, shadowattn_amx;
 
 #define HAS(feature) (__builtin_cpu_supports(feature) != 0)
 static bool has_avx2() { return HAS("avx2") && HAS("fma") && HAS("bmi2"); }
 static bool has_avx512() { return has_avx2() && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"); }
-static bool has_avx512_vnni() { return has_avx512() && HAS("avx512vnni") && HAS("avx512vbmi") && HAS("avx512vbmi2"); }
-static bool has_avx512_bf16() { return has_avx512_vnni() && HAS("avx512bf16"); }
+static bool has_avx512_vnni() { return has_avx512() && HAS("avx512vnni"); }
+static bool has_avx512_vbmi2() { return has_avx512_vnni() && HAS("avx512vbmi") && HAS("avx512vbmi2"); }
+static bool has_avx512_bf16() { return has_avx512_vbmi2() && HAS("avx512bf16"); }
 
-// The INT8 products that 256-bit vectors of processors without AVX-512 have.
+// AVX-VNNI: INT8 products of 256-bit vectors, which also processors without AVX-512 have.
 static bool has_avx2_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;
@@ -91,6 +92,7 @@ static const Level kLevels[] = {
     {"avx2_vnni", shadowattn_avx2_vnni, has_avx2_vnni},
     {"avx512", shadowattn_avx512, has_avx512},
     {"avx512_vnni", shadowattn_avx512_vnni, has_avx512_vnni},
+    {"avx512_vbmi2", shadowattn_avx512_vbmi2, has_avx512_vbmi2},
     {"avx512_bf16", shadowattn_avx512_bf16, has_avx512_bf16},
     {"amx", shadowattn_amx, has_amx},
 #elif defined(SA_ARM_LEVELS)
@@ -100,7 +102,7 @@ static const Level kLevels[] = {
 
 // Those that this processor runs, found once: a virtual machine may take microseconds to say what its processor has.
 struct Here {
-  const Level* levels[sizeof kLevels / sizeof *kLevels];
+  const Level* levels[sizeof kLevels / sizeof *kLevels] = {};
   int count = 0;
 
   Here() {
@@ -157,6 +159,13 @@ thread_local Buffer buffer;
 }  // namespace
 
 char* sa_scratch(int64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Of exactly that size each time, so that what is written past it is found.
+  std::free(buffer.data);
+  void* exact = nullptr;
+  buffer.data = posix_memalign(&exact, 4096, static_cast<size_t>(bytes)) ? nullptr : static_cast<char*>(exact);
+  return buffer.data;
+#endif
   if (bytes <= buffer.size) return buffer.data;
   std::free(buffer.data);
   buffer.size = (bytes + 4095) / 4096 * 4096;

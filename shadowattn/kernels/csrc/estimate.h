@@ -85,7 +85,10 @@ inline void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_
   }
 }
 
-// Quantised rows of one head, and what makes products with packed keys those with the keys: −128 · the sum of each row.
+// What makes products of a row with packed keys those with the keys.
+inline int32_t bias_of(int64_t sum_of_row) { return Isa::kSignedKeys ? 0 : static_cast<int32_t>(-128 * sum_of_row); }
+
+// Quantised rows of one head, and their biases.
 struct QuantisedRows {
   int8_t* q;
   int32_t* biases;
@@ -100,7 +103,7 @@ inline void quantise_rows(const SaEstimate& a, int64_t head, int64_t from, int64
     int32_t sum = 0;
     quantise_row(q, a.dim, a.q_scales[head], out);
     for (int64_t d = 0; d < a.dim; ++d) sum += out[d];
-    x.biases[r - from] = -128 * sum;
+    x.biases[r - from] = bias_of(sum);
   }
 }
 

@@ -25,7 +25,7 @@ void mean_query(const SaEstimate& a, int64_t head, int64_t from, int64_t to, int
     mean[d] = static_cast<int8_t>(shifted / (2 * largest) - 127);
     total += mean[d];
   }
-  *bias = static_cast<int32_t>(-128 * total);
+  *bias = bias_of(total);
 }
 
 // Bits of the keys that mean queries let through, for up to 8 blocks of rows of a head from row `from` on.

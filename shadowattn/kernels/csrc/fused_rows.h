@@ -23,7 +23,7 @@ constexpr int64_t kVisitKeys = 144;  // of a list in a window: rows that find fe
 constexpr int64_t kRowsAhead = 4;    // whose bits are fetched
 constexpr int64_t kLeastKeepers = 24;  // rows that make reading a key for a block of 64 lanes pay
 constexpr int64_t kFewestCommon = 64;  // keys that make beginning with them pay
-constexpr int64_t kCopyReads = 2;      // of each key, by the rows of a task, that make converting it for them pay
+constexpr int64_t kCopyReads = 2;      // of each key, by kCommonRows rows, that make converting it for them pay
 
 // The keys of `words` words, ascending, the last one repeated up to a multiple of 4.
 inline int64_t list_window(const uint64_t* words, int64_t count, int64_t first, int32_t* keys) {
@@ -46,42 +46,42 @@ void begin_rows(const SaAttend& a, const Block& b, const BlockMemory<T>& m, RowS
 }
 
 // What rows go through: the first `visible` keys, in windows of `words` words of bits. A row has `fetched` keys of the next one fetched.
-// Where they are `copied`, each window is converted to float32 before its rows read it.
+// Where there are `copies`, each window is converted to float32 in there before its rows read it.
 struct Windows {
   int64_t visible, words, fetched;
-  bool copied;
+  float* copies;
 };
 
 // Whether each read of a bfloat16 number would convert it.
 template <class T>
 constexpr bool kConverts = sizeof(T) == 2 && !Isa::kBf16Dot;
 
-// The keys or values of a window in float32, one after another.
+// Keys and values of a head from some key on, rows of `k_stride` and `v_stride` numbers.
 template <class T>
-inline void copy_window(const T* from, int64_t stride, int64_t count, int64_t dim, float* to) {
-  for (int64_t j = 0; j < count; ++j)
-    for (int64_t d = 0; d < dim; ++d) to[j * dim + d] = to_float(from[j * stride + d]);
-}
+struct KeysFrom {
+  const T *k, *v;
+  int64_t k_stride, v_stride;
+};
 
-// One row attends to `n` keys more, counted from `k` and `v` on.
-template <class Math, int DIM, class T>
-inline void attend_more(const void* query, const T* k, int64_t k_stride, const T* v, int64_t v_stride, const int32_t* keys, int64_t n,
-                        int64_t dim, vf factor, RowSoftmax* state, float* output, float* weights) {
-  Math::template score<DIM>(query, k, k_stride, keys, n, dim, weights);
-  weigh(weights, n, factor, state, output, round_up(dim, 32));
-  Math::round_weights(weights, n);
-  Math::template add_values<DIM>(output, weights, 0, v, v_stride, keys, n, dim);
+// `count` keys and values in float32, one after another.
+template <class T>
+KeysFrom<float> copied_window(const KeysFrom<T>& x, int64_t count, int64_t dim, float* to) {
+  float* values = to + count * dim;
+  for (int64_t j = 0; j < count; ++j)
+    for (int64_t d = 0; d < dim; ++d) {
+      to[j * dim + d] = to_float(x.k[j * x.k_stride + d]);
+      values[j * dim + d] = to_float(x.v[j * x.v_stride + d]);
+    }
+  return {to, values, dim, dim};
 }
 
 template <class T, int DIM>
 void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, const RowBits& bits, const Windows& windows,
-                   RowSoftmax* state, char* scratch, float* copies) {
-  const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32);
-  const int64_t k_stride = DIM ? DIM : a.k.row_stride, v_stride = DIM ? DIM : a.v.row_stride;
-  const int64_t group = a.kv_head[head];
+                   RowSoftmax* state, char* scratch) {
+  const int64_t dim = DIM ? DIM : a.dim, padded = round_up(dim, 32), group = a.kv_head[head];
   const T* q = static_cast<const T*>(a.q.data) + head * a.q.head_stride;
-  const T* k = static_cast<const T*>(a.k.data) + group * a.k.head_stride;
-  const T* v = static_cast<const T*>(a.v.data) + group * a.v.head_stride;
+  const KeysFrom<T> all{static_cast<const T*>(a.k.data) + group * a.k.head_stride, static_cast<const T*>(a.v.data) + group * a.v.head_stride,
+                        DIM ? DIM : a.k.row_stride, DIM ? DIM : a.v.row_stride};
   float* outputs = reinterpret_cast<float*>(scratch);
   float* queries = outputs + rows * padded;
   for (int64_t r = 0; r < rows; ++r)
@@ -90,27 +90,37 @@ void attend_chosen(const SaAttend& a, int64_t head, int64_t from, int64_t rows, 
   alignas(64) int32_t keys[64 * kMostWindowWords + Isa::kListStep];
   alignas(64) float weights[64 * kMostWindowWords + Isa::kListStep];
   const int64_t words = ceil_div(windows.visible, 64), window = windows.words;
-  float *const k_copy = copies, *const v_copy = copies + 64 * window * dim;
+
+  // A row attends to `n` keys more.
+  const auto attend = [&](auto math, const auto& x, int64_t r, int64_t n) {
+    using Math = decltype(math);
+    Math::template score<DIM>(queries + r * padded, x.k, x.k_stride, keys, n, dim, weights);
+    weigh(weights, n, factor, &state[r], outputs + r * padded, padded);
+    Math::round_weights(weights, n);
+    Math::template add_values<DIM>(outputs + r * padded, weights, 0, x.v, x.v_stride, keys, n, dim);
+  };
   for (int64_t w = 0; w < words; w += window) {
-    if (kConverts<T> && windows.copied) {
-      const int64_t count = min_of(64 * window, windows.visible - 64 * w);
-      copy_window(k + 64 * w * k_stride, k_stride, count, dim, k_copy);
-      copy_window(v + 64 * w * v_stride, v_stride, count, dim, v_copy);
+    const int64_t first = 64 * w, next = first + 64 * window, next_end = min_of(next + 64 * window, windows.visible);
+    KeysFrom<float> copied{};
+    if (kConverts<T> && windows.copies) {
+      const KeysFrom<T> these{all.k + first * all.k_stride, all.v + first * all.v_stride, all.k_stride, all.v_stride};
+      copied = copied_window(these, min_of(next, windows.visible) - first, dim, windows.copies);
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t first = 64 * (w + window) + r * windows.fetched, next_end = min_of(64 * (w + 2 * window), windows.visible);
-      for (int64_t j = first; j < min_of(first + windows.fetched, next_end); ++j) {
-        fetch_bytes(k + j * k_stride, dim * static_cast<int64_t>(sizeof(T)));
-        fetch_bytes(v + j * v_stride, dim * static_cast<int64_t>(sizeof(T)));
+      const int64_t begin = next + r * windows.fetched;
+      for (int64_t j = begin; j < min_of(begin + windows.fetched, next_end); ++j) {
+        fetch_bytes(all.k + j * all.k_stride, dim * static_cast<int64_t>(sizeof(T)));
+        fetch_bytes(all.v + j * all.v_stride, dim * static_cast<int64_t>(sizeof(T)));
       }
       fetch_bytes(bits.row(min_of(r + kRowsAhead, rows - 1)) + w, 8 * window);
-      const bool copied = kConverts<T> && windows.copied;
-      const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), copied ? 0 : 64 * w, keys);
-      const float* query = queries + r * padded;
-      float* output = outputs + r * padded;
+      const int64_t n = list_window(bits.row(r) + w, min_of(window, words - w), copied.k ? 0 : first, keys);
       if (!n) continue;
-      if (copied) attend_more<RowFloats<float>, DIM>(query, k_copy, dim, v_copy, dim, keys, n, dim, factor, &state[r], output, weights);
-      else attend_more<RowMath<T>, DIM>(query, k, k_stride, v, v_stride, keys, n, dim, factor, &state[r], output, weights);
+      if constexpr (kConverts<T>)
+        if (copied.k) {
+          attend(RowFloats<float>(), copied, r, n);
+          continue;
+        }
+      attend(RowMath<T>(), all, r, n);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -146,12 +156,12 @@ class FusedRows {
         choose_(choose),
         attend_(attend),
         window_(words_of_window(choose)),
+        copy_bytes_(copy_bytes(choose, window_)),
         bit_bytes_(rows * words_of(choose) * 8),
         choice_bytes_(round_up(max_of(ChoiceMemory::bytes_needed(choose.keys, choose.dim), common_bytes(choose)), 64)) {}
 
   int64_t bytes_needed() const {
-    const int64_t copy_bytes = kConverts<T> ? 2 * 64 * window_ * choose_.dim * 4 : 0;
-    return bit_bytes_ + choice_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(RowSoftmax))) + copy_bytes;
+    return bit_bytes_ + choice_bytes_ + copy_bytes_ + rows * (2 * round_up(choose_.dim, 32) * 4 + static_cast<int64_t>(sizeof(RowSoftmax)));
   }
 
   // `count` rows from row `from` on, up to `rows`; in blocks, where `from` is a multiple of kCommonRows however many threads there are.
@@ -160,9 +170,9 @@ class FusedRows {
     const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words_of(choose_)};
     char* choice = scratch + bit_bytes_;
     const ChoiceMemory memory(choice, choose_.keys, choose_.dim);
-    scratch += bit_bytes_ + choice_bytes_;
+    float* copies = copy_bytes_ ? reinterpret_cast<float*>(scratch + bit_bytes_ + choice_bytes_) : nullptr;
+    scratch += bit_bytes_ + choice_bytes_ + copy_bytes_;
     RowSoftmax* state = reinterpret_cast<RowSoftmax*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
-    float* copies = reinterpret_cast<float*>(state + rows);
     Seed seed;
     for (int64_t r = 0; r < count; r += kRowsAtOnce)
       choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), bits.stride}, memory);
@@ -188,11 +198,11 @@ class FusedRows {
                  outputs + r * padded, padded);
       for (int64_t i = 0; i < common.count; ++i) left -= __builtin_popcountll(common.members[i]);
     }
-    const Windows windows{visible, window_, left < visible ? 0 : ceil_div(64 * window_, count), left >= kCopyReads * visible};
+    const Windows windows{visible, window_, left < visible ? 0 : ceil_div(64 * window_, count), copies};
     const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
-    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch, copies);
-    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch, copies);
-    else attend_chosen<T, 0>(attend_, head, from, count, bits, windows, state, scratch, copies);
+    if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch);
+    else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch);
+    else attend_chosen<T, 0>(attend_, head, from, count, bits, windows, state, scratch);
   }
 
  private:
@@ -212,6 +222,14 @@ class FusedRows {
     return CommonKeys::bytes_needed(choose.keys) + bytes_of_blocks<T>(choose.dim, kCommonRows);
   }
 
+  // Of a converted window; none where rows read too few of its keys. The same however many threads there are: a compiler may round the
+  // same sums of either kind of numbers in two ways.
+  static int64_t copy_bytes(const SaEstimate& choose, int64_t window) {
+    const int64_t lists = choose.heads * choose.rows, kept = lists ? choose.to.indptr[lists] / lists : 0;
+    const bool pays = kept * min_of(choose.rows, kCommonRows) >= kCopyReads * choose.keys;
+    return kConverts<T> && pays ? 2 * 64 * window * choose.dim * static_cast<int64_t>(sizeof(float)) : 0;
+  }
+
   // The same however many threads there are, since sums are rounded window by window: it goes by lists, and not by what is left of them
   // in a task.
   static int64_t words_of_window(const SaEstimate& choose) {
@@ -224,7 +242,7 @@ class FusedRows {
 
   const SaEstimate& choose_;
   const SaAttend& attend_;
-  const int64_t window_, bit_bytes_, choice_bytes_;
+  const int64_t window_, copy_bytes_, bit_bytes_, choice_bytes_;
 };
 
 template <class T>

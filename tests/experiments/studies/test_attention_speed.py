@@ -120,6 +120,13 @@ def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
 
 
 @needs_kernels
+def test_a_level_that_the_processor_lacks_is_refused(run, capsys):
+    with pytest.raises(SystemExit):
+        run("attention_speed", "+exp=attention_speed", "study.parts=[chunk]", "study.level=sse2")
+    assert "study.level: expected one of portable" in capsys.readouterr().err
+
+
+@needs_kernels
 def test_a_lower_level_is_named_by_its_rows(run):
     folder = run("attention_speed", "+exp=attention_speed", "study.parts=[keys]", "study.level=portable", *FEW)
     assert set(pd.read_parquet(folder / "rows.parquet").kernel) == {"native (portable)"}
@@ -182,8 +189,7 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         ),
         (["study.kept_keys=64", "study.parts=[chunk]"], "study.kept_keys: only the part keys uses it"),
         (["study.keys=512"], "leave flex out of study.parts"),
-        (["study.level=sse2"], "study.level: expected one of portable"),
-        (["study.level=portable"], "study.level: the part memory runs in processes of its own"),
+        (["study.level=portable"], "study.level: parts machine and memory are measured at the processor's own level"),
         (["model=bundled"], "model: attention_speed does not use it"),
     ],
 )

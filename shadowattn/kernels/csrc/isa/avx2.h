@@ -1,4 +1,4 @@
-// Level `avx2`, AVX2 and FMA: 256-bit vectors, 16-bit products for the estimate. Operations as portable.h describes them.
+// Level `avx2`, AVX2 and FMA: 256-bit vectors; INT8 products are added in pairs of 16 bits. Operations as portable.h describes them.
 #pragma once
 #include <immintrin.h>
 
@@ -23,6 +23,8 @@ struct PlacesOfBits {
 constexpr PlacesOfBits kPlacesOfBits;
 
 struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
+  static constexpr bool kSignedKeys = true;
+
   static vf set1(float x) { return _mm256_set1_ps(x); }
 
   static vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
@@ -53,8 +55,8 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
   }
 
   // Two rows meet 32 keys at a time: 8 sums in registers. The instruction takes bytes without a sign times bytes with one, and adds
-  // pairs of products in 16 bits, which 255 · 127 twice would overflow. |q| · ±key is at most 127 · 128, and its pair below 2^15.
-  // Keys are flipped to what they are, and what `biases` hold against their 128 too much is added back.
+  // pairs of products in 16 bits, which 255 · 127 twice would overflow. Hence |q| · ±key: rows and keys are within ±127, so that a
+  // pair is at most 2 · 127². Products with padding, whose bytes are 0, may be off; they are dropped.
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
@@ -71,7 +73,7 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
       const __m256i k = _mm256_xor_si256(gather_quads(quad + d * 64, within), _mm256_set1_epi8(-128));
       sums = add_products(sums, _mm256_maskload_epi32(reinterpret_cast<const int*>(q + d * 4), within), k);
     }
-    return lanes_total(sums) + 128 * total_of(q, quads);
+    return lanes_total(sums);
   }
 
   static void store_shifted(int8_t* bytes, const vi* x, int shift) {
@@ -133,6 +135,11 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
   }
 
  protected:
+  static __m256i set1_quad(const int8_t* p) {
+    int32_t quad;
+    memcpy(&quad, p, 4);
+    return _mm256_set1_epi32(quad);
+  }
   static __m256i first_lanes(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(min_of<int64_t>(count, 8))), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
@@ -154,16 +161,6 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 
-  // Σ q.
-  static int32_t total_of(const int8_t* q, int64_t quads) {
-    __m256i sums = _mm256_setzero_si256();
-    for (int64_t d = 0; d < quads; d += 8) {
-      const __m256i x = _mm256_maskload_epi32(reinterpret_cast<const int*>(q + d * 4), first_lanes(quads - d));
-      sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), x), _mm256_set1_epi16(1)));
-    }
-    return lanes_total(sums);
-  }
-
   template <int R>
   static void signed_products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                               vi (*sums)[kProductKeys / kLanes]) {
@@ -171,7 +168,7 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
 #pragma GCC unroll 2
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) totals[r][i] = _mm256_setzero_si256();
+      for (int i = 0; i < 4; ++i) totals[r][i] = _mm256_set1_epi32(biases[r]);
     const uint8_t* second = keys + quads * 64;
     for (int64_t d = 0; d < quads; ++d) {
 #pragma GCC unroll 4
@@ -183,11 +180,9 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
       }
     }
 #pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) {
-      const __m256i bias = _mm256_set1_epi32(biases[r] + 128 * total_of(q + r * q_stride, quads));
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) sums[r][i] = (vi)_mm256_add_epi32(totals[r][i], bias);
-    }
+      for (int i = 0; i < 4; ++i) sums[r][i] = (vi)totals[r][i];
   }
 
   // Four vectors of integers as bytes, saturated. The packing instructions work within 128-bit lanes, hence the permutation.
@@ -199,13 +194,6 @@ struct Avx2 : Vectors<f32x8, i32x8, u16x8> {
 
   static vf add_pairs(vf a, vf b) {
     return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
-  }
-
- protected:
-  static __m256i set1_quad(const int8_t* p) {
-    int32_t quad;
-    memcpy(&quad, p, 4);
-    return _mm256_set1_epi32(quad);
   }
 };
 

@@ -6,6 +6,8 @@
 namespace {
 
 struct Avx2Vnni : Avx2 {
+  static constexpr bool kSignedKeys = false;
+
   // Three rows meet 32 keys at a time: 12 sums in registers, since each has to wait for its last product.
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,

@@ -9,6 +9,7 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
+  static constexpr bool kSignedKeys = true;
   static constexpr int kRegisters = 32;
   static constexpr float kLeastExponent = -200;  // scale() gives denormal numbers down to 2^−149
 
@@ -116,12 +117,29 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
     return n;
   }
 
+  // |q| · ±key, as in avx2.h.
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
-    Avx2::vi halves[R][4];
-    Avx2::products<R>(keys, quads, q, q_stride, biases, halves);
-    memcpy(sums, halves, sizeof halves);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = (vi)_mm512_set1_epi32(biases[r]);
+    const __m512i flip = _mm512_set1_epi8(-128), ones = _mm512_set1_epi16(1);
+    const uint8_t* second = keys + quads * 64;
+    for (int64_t d = 0; d < quads; ++d) {
+      const __m512i a = _mm512_xor_si512(_mm512_loadu_si512(keys + d * 64), flip);
+      const __m512i b = _mm512_xor_si512(_mm512_loadu_si512(second + d * 64), flip);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m512i x = set1_quad(q + r * q_stride + d * 4), size = _mm512_abs_epi8(x);
+        const __mmask64 negative = _mm512_movepi8_mask(x);
+        const auto add = [&](vi sum, __m512i k) {
+          const __m512i turned = _mm512_mask_sub_epi8(k, negative, _mm512_setzero_si512(), k);
+          return (vi)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(_mm512_maddubs_epi16(size, turned), ones));
+        };
+        sums[r][0] = add(sums[r][0], a);
+        sums[r][1] = add(sums[r][1], b);
+      }
+    }
   }
 
   static int32_t key_product(const uint8_t* packed, int64_t key, int64_t quads, const int8_t* q) {
@@ -175,6 +193,11 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
   }
 
  protected:
+  static __m512i set1_quad(const void* p) {
+    int32_t quad;
+    memcpy(&quad, p, 4);
+    return _mm512_set1_epi32(quad);
+  }
   template <bool EQUAL>
   static uint64_t hits(const int8_t* bytes, __m512i limit) {
     const __m512i x = _mm512_loadu_si512(bytes);

@@ -1,11 +1,11 @@
-// Level `avx512_bf16`, also BF16: bfloat16 products. Operations of avx512_vnni.h, and those of bfloat16 pairs, which no level before
+// Level `avx512_bf16`, also BF16: bfloat16 products. Operations of avx512_vbmi2.h, and those of bfloat16 pairs, which no level before
 // this one has.
 #pragma once
-#include "avx512_vnni.h"
+#include "avx512_vbmi2.h"
 
 namespace {
 
-struct Avx512Bf16 : Avx512Vnni {
+struct Avx512Bf16 : Avx512Vbmi2 {
   static constexpr bool kBf16Dot = true;
 
   typedef __m512i pairs;  // two bfloat16 numbers a lane
@@ -14,7 +14,7 @@ struct Avx512Bf16 : Avx512Vnni {
   static pairs load_pairs(const void* p, int64_t n) {  // of n numbers, zeros behind them
     return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1), p);
   }
-  static pairs set1_pair(const void* p) { return set1_lanes(p); }
+  static pairs set1_pair(const void* p) { return set1_quad(p); }
   static void store_pairs(void* p, pairs x) { _mm512_storeu_si512(p, x); }
 
   // sums + both products of each lane.

@@ -8,6 +8,7 @@ namespace {
 
 struct Neon : Vectors<f32x4, i32x4, u16x4> {
   static constexpr int kRegisters = 32;
+  static constexpr bool kSignedKeys = true;
 
   using Vectors::load;
   static vf load(const bf16* p) {
@@ -38,13 +39,13 @@ struct Neon : Vectors<f32x4, i32x4, u16x4> {
     const auto part = [&](int i) { return vqmovn_s32(vshlq_s32((int32x4_t)x[i], count)); };
 #pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {
-      const int8x8_t low = vqmovn_s16(vcombine_s16(part(i), part(i + 1))), high = vqmovn_s16(vcombine_s16(part(i + 2), part(i + 3)));
+      const int8x8_t low = vqmovn_s16(vcombine_s16(part(i), part(i + 1)));
+      const int8x8_t high = vqmovn_s16(vcombine_s16(part(i + 2), part(i + 3)));
       vst1q_s8(bytes + 4 * i, vcombine_s8(low, high));
     }
   }
 
-  // Four rows meet 16 keys at a time: 16 sums and 4 vectors of keys in registers. SDOT takes signed bytes: the keys' 128 too much is
-  // flipped away, and what `biases` hold against it is added back.
+  // Four rows meet 16 keys at a time: 16 sums and 4 vectors of keys in registers. SDOT takes signed bytes.
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
@@ -57,16 +58,15 @@ struct Neon : Vectors<f32x4, i32x4, u16x4> {
 
   static int32_t key_product(const uint8_t* packed, int64_t key, int64_t quads, const int8_t* q) {
     const uint8_t* quad = packed + key / 16 * quads * 64 + key % 16 * 4;
-    int32x2_t sums = vdup_n_s32(0), row_sums = vdup_n_s32(0);
+    int32x2_t sums = vdup_n_s32(0);
     for (int64_t d = 0; d < quads; d += 2, quad += 128) {
       int32_t both[2];
       memcpy(both, quad, 4);
       memcpy(both + 1, quad + 64, 4);
       const int8x8_t x = vld1_s8(q + 4 * d);
       sums = vdot_s32(sums, veor_s8(vreinterpret_s8_s32(vld1_s32(both)), vdup_n_s8(-128)), x);
-      row_sums = vdot_s32(row_sums, vdup_n_s8(1), x);
     }
-    return vaddv_s32(sums) + 128 * vaddv_s32(row_sums);
+    return vaddv_s32(sums);
   }
 
   static int64_t shifted_bytes(const int32_t* s, int64_t n, int32_t centre, int shift, int limit, int8_t* bytes) {
@@ -129,20 +129,14 @@ struct Neon : Vectors<f32x4, i32x4, u16x4> {
   static void products_16(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                           vi (*sums)[kProductKeys / kLanes], int first) {
     int32x4_t totals[R][4];
-    int32x2_t row_sums[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      row_sums[r] = vdup_n_s32(0);
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) totals[r][i] = vdupq_n_s32(0);
-    }
+      for (int i = 0; i < 4; ++i) totals[r][i] = vdupq_n_s32(biases[r]);
     for (int64_t d = 0; d < quads; d += 2) {  // D is a multiple of 8
       int8x8_t x[R];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        x[r] = vld1_s8(q + r * q_stride + 4 * d);
-        row_sums[r] = vdot_s32(row_sums[r], vdup_n_s8(1), x[r]);
-      }
+      for (int r = 0; r < R; ++r) x[r] = vld1_s8(q + r * q_stride + 4 * d);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const int8x16_t even = signed_keys(keys + 64 * d + 16 * i), odd = signed_keys(keys + 64 * d + 64 + 16 * i);
@@ -151,11 +145,9 @@ struct Neon : Vectors<f32x4, i32x4, u16x4> {
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const int32x4_t bias = vdupq_n_s32(biases[r] + 128 * vaddv_s32(row_sums[r]));
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) sums[r][first + i] = (vi)vaddq_s32(totals[r][i], bias);
-    }
+      for (int i = 0; i < 4; ++i) sums[r][first + i] = (vi)totals[r][i];
   }
 
   static int8x16_t signed_keys(const uint8_t* keys) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(keys), vdupq_n_u8(128))); }

@@ -20,7 +20,7 @@ struct Portable : Vectors<f32x4, i32x4, u16x4> {
   static vf sums_of(const vf* x) { return add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3])); }
 
   // biases[r] + the products of R rows of q (int8, `quads` · 4 long, rows `q_stride` apart) with 32 packed keys as they are, 128 too
-  // large: with −128 · the sum of a row its bias, they are those of the keys.
+  // large: with −128 · the sum of a row its bias, they are those of the keys. Levels with signed keys undo the 128 themselves.
   template <int R>
   static void products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
                        vi (*sums)[kProductKeys / kLanes]) {
