@@ -55,7 +55,7 @@ sanitized-kernels:
 sanitize: setup sanitized-kernels
 	SHADOWATTN_NATIVE=$(CURDIR)/$(SANITIZED)/_native.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-	$(RUN) -m pytest -q -n auto tests/kernels -p no:cacheprovider
+	$(RUN) -m pytest -q -n auto tests/kernels -p no:cacheprovider --hypothesis-profile=few
 
 # The kernel tests on an emulated Arm processor. Needs Debian's packages qemu-user, g++-aarch64-linux-gnu and debootstrap, and
 # takes Arm's Python from Debian and its wheels from PyPI, 2 GB. Any torch serves the kernels; the wheels for Arm after
@@ -69,7 +69,7 @@ arm: $(ARM)/.installed
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build $(ARM)/kernels --parallel 2 > /dev/null
 	SHADOWATTN_NATIVE=$(ARM)/kernels/_native.so PYTHONPATH=$(CURDIR):$(ARM)/site \
-	$(ARM_PYTHON) -m pytest -o addopts= tests/kernels -p no:cacheprovider --hypothesis-profile=emulated
+	$(ARM_PYTHON) -m pytest -o addopts= tests/kernels -p no:cacheprovider --hypothesis-profile=few
 
 $(ARM)/.installed: $(MARKER)
 	@for tool in qemu-aarch64 aarch64-linux-gnu-g++ debootstrap; do command -v $$tool > /dev/null || { \

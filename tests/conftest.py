@@ -28,8 +28,8 @@ FETCHED = cache_folder()  # of the user, before tests have one of their own
 transformers.utils.logging.disable_progress_bar()
 # Shared machines stall; a deadline would make a correct test fail.
 settings.register_profile("default", deadline=None, max_examples=40)
-# For an emulated processor, tens of times slower: pytest --hypothesis-profile=emulated
-settings.register_profile("emulated", deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+# For sanitizers and an emulated processor, many times slower: pytest --hypothesis-profile=few
+settings.register_profile("few", deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 
 

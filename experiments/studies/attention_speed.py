@@ -125,7 +125,7 @@ class AttentionSpeed(Study):
                 raise InputError(f"study.{name}: expected shares of the visible keys, in (0, 1], got {values}")
         if self.level is not None and (others := sorted({"machine", "memory"} & set(self.parts))):
             raise InputError(
-                f"study.level: parts {' and '.join(others)} are measured at the processor's own level; leave them out of study.parts"
+                f"study.level: {' and '.join(others)} are measured at the processor's own level; leave them out of study.parts"
             )
         if "flex" in self.parts:
             self._check_flex()

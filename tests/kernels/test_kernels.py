@@ -392,7 +392,7 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
 @pytest.mark.parametrize("dim", [8, 24, 40, 64, 256])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8])
 def test_the_largest_products_are_exact(name, dim, rows):
-    """All numbers ±127, of alike, of unlike and of mixed signs: sums of 16 bits would overflow where an instruction adds pairs."""
+    """All numbers ±127, of alike, unlike and mixed signs: sums of 16 bits would overflow where an instruction adds pairs."""
     keys = 70
     signs = torch.ones(3, keys, dim)
     signs[1] = -1
@@ -437,7 +437,7 @@ def test_levels_are_those_that_the_processor_says_it_has():
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_counts_and_integers_of_long_lists_are_exact(name):
-    """More keys than a byte's counter holds at once, and scores by whose sample integers become bytes; ties go to the lower key."""
+    """More keys than a byte's counter holds at once, and scores that become bytes by a sample's range; ties to the lower key."""
     keys = 33_000
     alike, spread = torch.zeros(1, 1, keys), torch.arange(keys).remainder(257)[None, None].float()
     lists = Rule().lists(torch.tensor([0.6], dtype=torch.float64), torch.tensor([keys - 1]))

@@ -21,14 +21,22 @@ COMPILED = {"npu_compile"}
 # Rows from before anything was recorded beside them; their JSON and every table drawn from them say so. Measure them again.
 UNRECORDED: set[str] = set()
 
+# The rows of one run of each study.
+WRITTEN = {json.loads(sidecar(path).read_text())["study"]["_target_"]: path for path in sorted(REFERENCE.glob("*.csv"))}.values()
+
 
 @pytest.mark.parametrize("path", sorted(REFERENCE.glob("*.csv")), ids=lambda path: path.stem)
 def test_figures_are_drawn_from_committed_rows(path, tmp_path):
-    """Every one that the study draws of its own rows draws from those that were committed; the first is in the documentation."""
+    """Every one that the study draws of its own rows draws from those that were committed; the first is in the documentation.
+
+    Of one run of each study they are written to files, too, which takes longest.
+    """
     study = study_of(json.loads(sidecar(path).read_text()))
     drawn = study.figures(read_reference(path))
     for name, figure in drawn.items():
-        assert save(figure, tmp_path / f"{name}.png").stat().st_size > 10_000
+        assert any(axis.has_data() for axis in figure.axes)
+        if path in WRITTEN:
+            assert save(figure, tmp_path / f"{name}.png").stat().st_size > 10_000
     assert (ROOT / "docs" / f"{path.stem}.png").is_file() == bool(drawn)
 
 

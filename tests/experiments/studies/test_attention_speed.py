@@ -189,7 +189,7 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         ),
         (["study.kept_keys=64", "study.parts=[chunk]"], "study.kept_keys: only the part keys uses it"),
         (["study.keys=512"], "leave flex out of study.parts"),
-        (["study.level=portable"], "study.level: parts machine and memory are measured at the processor's own level"),
+        (["study.level=portable"], "study.level: machine and memory are measured at the processor's own level"),
         (["model=bundled"], "model: attention_speed does not use it"),
     ],
 )
