@@ -9,7 +9,7 @@ from experiments.page_tables.common import commit_of, origin_of, rows_of
 from shadowattn.reporting.figures.loss_against_time import draw as draw_loss_against_time
 from shadowattn.reporting.verdicts import gains
 
-_SHARED, _LOOKED = "study_query_block_smollm2_more", "study_first_look_smollm2"
+_SHARED, _SHARED_64, _LOOKED = "study_query_block_smollm2_more", "study_query_block_smollm2_64", "study_first_look_smollm2"
 _TIMES = "study_activation_speed_smollm2_avx512"
 
 
@@ -19,7 +19,7 @@ def loss_against_time_smollm2() -> tuple[Figure, str]:
     What a method loses is what lists of single rows lose and its paired difference from these, of its own run's windows.
     """
     rows, looked = rows_of(_SHARED), gains(rows_of(_LOOKED))
-    shared = gains(rows)
+    shared = pd.concat([gains(rows), gains(rows_of(_SHARED_64))])
     added = {"hierarchical": looked[(looked.method == "spared_10_through_1_25") & (looked.rival == "int8")]}
     for method, found in shared[shared.rival == "per_row"].groupby("method", sort=False):
         added[method.replace("probability", "shared")] = found
@@ -30,7 +30,8 @@ def loss_against_time_smollm2() -> tuple[Figure, str]:
         for at, loss in budgets.items():
             ends = {name: loss - gains_at[of][at] for name, of in (("loss", "gain"), ("low", "high"), ("high", "low"))}
             lines.append({"method": method, "retention": at, **ends})
-    below = f"times: {origin_of(_TIMES)}; losses: commit {commit_of(_SHARED)}, a first look: {commit_of(_LOOKED)}"
+    losses = f"commit {commit_of(_SHARED)}, of 64 rows {commit_of(_SHARED_64)}, a first look {commit_of(_LOOKED)}"
+    below = f"times: {origin_of(_TIMES)}; losses: {losses}"
     return draw_loss_against_time(pd.DataFrame(lines), rows_of(_TIMES), int(rows.context_tokens.iloc[0])), below
 
 

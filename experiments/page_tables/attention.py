@@ -97,13 +97,8 @@ def _share(ratios: dict[float, float]) -> str:
     return f"{crossing(shares, [ratios[at] for at in shares]):.0%}"
 
 
-def activation_speed_smollm2() -> str:
-    """The whole path on SmolLM2's own queries, keys and values, by a processor with AVX2 alone."""
-    return _activation_speed("study_activation_speed_smollm2")
-
-
 def activation_speed_smollm2_avx512() -> str:
-    """The same by a processor with INT8 and bfloat16 products, and after a first look too."""
+    """The whole path on SmolLM2's own queries, keys and values."""
     return _activation_speed("study_activation_speed_smollm2_avx512")
 
 
@@ -153,7 +148,7 @@ def _faster_from(rows: pd.DataFrame, dtype: str, method: str, lengths: list[int]
 def first_look_growth() -> str:
     """How a chunk's time grows from 32768 to 131072 keys, where a share of the keys is kept and where a number of them is."""
     lengths, lines = (32768, 65536, 131072), []
-    for kept, name in (("5%", _FIRST_LOOK[0.05]), (f"{_KEPT_KEYS} keys", _KEPT)):
+    for kept, name in (*((f"{at:.0%}", name) for at, name in _FIRST_LOOK.items()), (f"{_KEPT_KEYS} keys", _KEPT)):
         rows = rows_of(name)
         times = rows[rows.metric == "time"].set_index(["dtype", "method", "context_tokens"]).value
         for dtype in ("float32", "bfloat16"):
@@ -162,7 +157,8 @@ def first_look_growth() -> str:
                 shown = [f"{time:.1f}" if time else "" for time in of.values()]
                 lines.append([kept, dtype, _WHOLE_PATHS[method], *shown, f"{of[lengths[-1]] / of[lengths[0]]:.2f}"])
     header = ["kept", "", "milliseconds", *(f"{keys} keys" for keys in lengths), "times as long on four times the keys"]
-    return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], "5%"), source(_KEPT, f"{_KEPT_KEYS} keys")])
+    others = [source(name, f"{at:.0%}") for at, name in list(_FIRST_LOOK.items())[1:]]
+    return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], "5%"), *others, source(_KEPT, f"{_KEPT_KEYS} keys")])
 
 
 def first_look_shapes() -> str:
@@ -224,19 +220,53 @@ def per_row_targets() -> str:
         for method in ("per_row", "hierarchical"):
             cells.append(one(model, method=method, retention=at, metric="times_faster_than_own_dense", **where))
         shown = [f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in cells]
+        mass = {"metric": "mass_recall", "retention": at} | where
+        flat, looked = (one(model, method=method, **mass) for method in ("per_row", "hierarchical"))
         loss = losses.loc["spared_10_through_1_25", "int8", at]
-        more = above(loss)
-        lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *shown, more])
+        lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *shown, f"{looked / flat:.3f}", above(loss)])
     header = ["times faster than our dense attention", "target"]
     header += [
         f"{estimator}, {data}" for data in ("random tensors", "activations") for estimator in ("`int8_fused`", "`hierarchical`")
     ]
     sources = [source(random, f"{at:.0%} of the keys, random tensors") for at, random in list(_FIRST_LOOK.items())[1:]]
+    header.append("attention mass of `hierarchical`, of that of `int8_fused`, activations")
     header.append("loss of `hierarchical` above `int8_fused`, nat")
     sources.append(source(name, "activations"))
     sources.append(source(quality, f"the loss, in windows of 2048 tokens, 95 % intervals, paired; n = {int(losses.n.iloc[0])}"))
     first = table(header, lines, _FIRST_LOOK[0.05], "5% of the keys, random tensors; below the target in bold")
     return "\n\n".join([first, *sources])
+
+
+_LEVELS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_vbmi2", "avx512_bf16")
+
+
+def levels() -> str:
+    """Lists for every row by the kernels of each level: times faster than our dense attention by the same kernels."""
+    tables, lines = {level: rows_of(f"level_{level}") for level in _LEVELS}, []
+    first = tables[_LEVELS[0]]
+    shapes, dtypes = list(dict.fromkeys(first.model)), list(dict.fromkeys(first.dtype))
+    for shape, dtype in itertools.product(shapes, dtypes):
+        ratios = {}
+        for level, rows in tables.items():
+            of = rows[(rows.metric == "times faster than own dense") & (rows.model == shape) & (rows.dtype == dtype)]
+            ratios[level] = [of[of.method == method].set_index("retention").value for method in _TOTALS]
+        time = (one(rows, metric="time", method="own dense", retention=0.2, model=shape, dtype=dtype) for rows in tables.values())
+        lines.append([SHAPES[shape], dtype, "our dense attention, ms", *(f"{ms:.1f}" for ms in time)])
+        for at in (0.05, 0.1, 0.2):
+            cells = (" · ".join(f"{ratio[at]:.2f}" for ratio in of_level) for of_level in ratios.values())
+            lines.append([SHAPES[shape], dtype, f"{at:.0%} of the keys", *cells])
+        even = (" · ".join(_share(ratio.to_dict()) for ratio in of_level) for of_level in ratios.values())
+        lines.append([SHAPES[shape], dtype, "break-even, of the keys", *even])
+    header = ["", "", "`int8_fused` · `hierarchical`", *(f"`{level}`" for level in _LEVELS)]
+    rounds = int(first[first.metric == "time"].n.max())
+    n = f"`{_LEVELS[0]}`; times faster than our dense attention by these kernels, 8192 keys, medians of {rounds} rounds; {_EVEN}"
+    others = [source(f"level_{level}", f"`{level}`") for level in _LEVELS[1:]]
+    return "\n\n".join([table(header, lines, f"level_{_LEVELS[0]}", n), *others])
+
+
+def activation_speed_avx2_vnni() -> str:
+    """The whole path on SmolLM2's own queries, keys and values, by the kernels of level `avx2_vnni`."""
+    return _activation_speed("activations_avx2_vnni")
 
 
 def per_row_targets_shapes() -> str:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, one, rows_of, source, table
+from experiments.page_tables.common import INCREASE, full_int8, one, rows_of, source, table
 from shadowattn.reporting.style import attending_to_all
 
 _BANK = {
@@ -159,7 +159,8 @@ def key_offset_losses() -> str:
             loss, _ = _loss_beside(rows, "float", "float")
             lines.append([f"{model}, {at:.0%}", *shares, loss, *_loss_beside(rows, "float_mean", "float")])
             windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-            origins.append((name, f"{model}, {at:.0%}; 95 % intervals, paired; n = {windows} windows"))
+            beside = full_int8(rows) if _whole(rows) else ""
+            origins.append((name, f"{model}, {at:.0%}; 95 % intervals, paired; n = {windows} windows{beside}"))
     header = ["of the keys", "% found", "worst head", "loss above dense, nat", "less the mean key", "above without"]
     (first, n), *others = origins
     return "\n\n".join([table(header, lines, first, n), *(source(name, n) for name, n in others)])

@@ -215,7 +215,7 @@ def allocators_min_16() -> str:
             beside = "–" if method == "uniform" else above(comparisons.loc[method])
             lines.append([f"{at:.0%}" if method == "uniform" else "", f"`{method}`", *shown, beside])
     header = ["of the keys", "loss above dense, nat · density", "one key a row", "16 keys a row", "16 keys, above `uniform`"]
-    n = f"16 keys a row, 5% of the keys; n = {int(comparisons.n.iloc[0])} windows, 95 % intervals, paired"
+    n = f"16 keys a row, 5% of the keys; n = {int(comparisons.n.iloc[0])} windows, 95 % intervals, paired{full_int8(both[1])}"
     others = {"allocators_min_16_20": "20% of the keys", "study_allocators_smollm2_retentions": "one key a row"}
     return "\n\n".join([table(header, lines, "allocators_min_16", n), *(source(*one) for one in others.items())])
 
@@ -356,7 +356,7 @@ def estimators_divergence_smollm2() -> str:
     generated, others = (rows[rows.metric == metric].iloc[0] for metric in ("divergent_tokens", "mass_recall"))
     prompts = others.n // others.context_tokens
     n = f"n = {generated.n} generated tokens of {prompts} prompts, {others.n} tokens for the others; flags of the losses{legend}"
-    return table(header, lines, "compare_estimators_smollm2", n)
+    return table(header, lines, "compare_estimators_smollm2", n + full_int8(rows))
 
 
 def layer_errors_smollm2() -> str:
@@ -443,4 +443,4 @@ def _estimators(name: str) -> str:
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     blocks = rows[rows.metric == "block_heads"].value
     mixed = f"; `flexprefill` ranks blocks in {blocks.mean():.0%} of heads and chunks, else single keys" if len(blocks) else ""
-    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}{mixed}")
+    return table(header, lines, name, f"n = {windows} windows, ± one standard error, paired{marks}{mixed}{full_int8(rows)}")

@@ -65,6 +65,11 @@ def sharing_two() -> str:
     return _by_retention("study_query_block_smollm2_two")
 
 
+def sharing_64() -> str:
+    """The same for blocks of 64 rows."""
+    return _by_retention("study_query_block_smollm2_64")
+
+
 def sharing_most() -> str:
     """The same where many keys are kept."""
     return _by_retention("study_query_block_smollm2_most")
@@ -143,7 +148,7 @@ def own_keys() -> str:
     at, windows = rows.retention[rows.method == "per_row"].iloc[0], int(comparisons.n.iloc[0])
     counted = int(rows[rows.metric == "kl_divergence"].n.iloc[0])
     n = f"{at:.0%} of the keys; 95 % intervals, paired; n = {windows} windows, KL and mass over {counted} tokens"
-    return table(header, lines, "own_key_smollm2", n)
+    return table(header, lines, "own_key_smollm2", n + full_int8(rows))
 
 
 def min_budgets() -> str:
