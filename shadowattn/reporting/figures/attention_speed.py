@@ -36,7 +36,7 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
         label = "keys ({kept:.0f} of them kept, chunk of {chunk_rows} queries)"
     label = label.format(**rows.iloc[-1], kept=(rows.retention * rows.context_tokens).iloc[-1])
     shapes, dtypes, ticks = rows["model"].unique(), rows.dtype.unique(), sorted(rows[x].unique())
-    # A column a shape; of a single shape the dtypes stand side by side, for the legend's sake, which meets no title then.
+    # A column a shape; of a single shape the dtypes stand side by side.
     columns, lines = (len(dtypes), 1) if len(shapes) == 1 else (len(shapes), len(dtypes))
     figure, axes = new_figure(columns=columns, rows=lines)
     axes = np.array(axes).reshape(len(dtypes), len(shapes))
@@ -62,8 +62,7 @@ def draw(rows: pd.DataFrame, part: str = "retention") -> Figure:
             axis.set_xticks(ticks, [f"{v:g}" if x == "retention" else f"{v / 1024:g}k" for v in ticks])
             axis.xaxis.minorticks_off()  # within one decade they have labels, which meet those of the ticks
             axis.set_yticks([0.5, 1, 2, 4, 8, 16, 32])
-    where = "outside right center" if lines == 1 else "outside right upper"
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc=where, fontsize=8)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.supxlabel(label + (" — dashed: break-even of the total with our own dense" if x == "retention" else ""), fontsize=9)
     figure.supylabel("times faster than torch SDPA of the same dtype", fontsize=9)
     figure.suptitle(caption(rows), fontsize=8)
