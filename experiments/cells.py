@@ -1,8 +1,10 @@
 """One method at one retention, measured: loss on every window, fidelity on the first few, and what the task's questions score."""
 
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -173,38 +175,56 @@ def full_row(lab: Lab, row: R, name: str) -> R:
 
 @dataclass(frozen=True)
 class Dense:
-    """What dense attention says on the first windows, `evaluation.fidelity_windows` of them, which methods are held to."""
+    """What dense attention says on the first windows, which methods are held to: on `divergence_windows` of them what comes next,
+    on `evaluation.fidelity_windows` of them what it would generate."""
 
     logits: DenseLogits
     continuations: DenseContinuations | None
 
     @classmethod
     def of(cls, lab: Lab, windows: Tensor) -> "Dense":
+        """Raises `InputError` where the disk has no room for the logits."""
         model, chunk_tokens, evaluation = lab.loaded.model, lab.of("graphs").chunk_tokens, lab.of("evaluation")
+        logits = DenseLogits(model, windows[: divergence_windows(lab)], chunk_tokens=chunk_tokens, folder=lab.folder)
+        free = shutil.disk_usage(lab.folder).free
+        if lab.place.type == "cpu" and free < logits.nbytes:
+            raise InputError(
+                f"evaluation.divergence_windows: the logits of {len(logits)} windows take {logits.nbytes / 1e9:.3g} GB, and the "
+                f"disk of {lab.folder} has {free / 1e9:.3g} GB left; use fewer, or another folder by paths.results"
+            )
         first, tokens = windows[: evaluation.fidelity_windows], evaluation.generated_tokens
         continuations = DenseContinuations(model, first, tokens=tokens, chunk_tokens=chunk_tokens) if tokens else None
-        return cls(DenseLogits(model, first, chunk_tokens=chunk_tokens), continuations)
+        return cls(logits, continuations)
+
+
+def divergence_windows(lab: Lab) -> int:
+    """On how many of the first windows the next-token distribution is held to dense attention's."""
+    evaluation = lab.of("evaluation")
+    asked = evaluation.divergence_windows
+    return evaluation.fidelity_windows if asked is None else asked
 
 
 def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachment | None, dense: Dense | None = None) -> Cell:
-    """`attachment` None: dense attention. Fidelity is measured on the first windows; there, where `dense` is given, with the
-    divergence of what the model says next, and of what it would generate.
+    """`attachment` None: dense attention. Fidelity is measured on the first windows; where `dense` is given, what the model says
+    next is held to its logits on the windows that these are of, and what it would generate to its continuations.
     """
     model, how = lab.loaded.model, {"chunk_tokens": lab.of("graphs").chunk_tokens}
     observer = attachment.observer() if attachment else None
-    first = windows[: lab.of("evaluation").fidelity_windows if attachment else 0]
-    logits = [dense.logits[index] for index in range(len(first))] if dense else []  # while the model is dense
-    continuations = list(dense.continuations) if dense and dense.continuations and len(first) else []
+    observed = min(lab.of("evaluation").fidelity_windows, len(windows)) if attachment else 0
+    logits = [dense.logits[index] for index in range(len(dense.logits))] if dense else []  # while the model is dense
+    continuations = list(dense.continuations) if dense and dense.continuations and observed else []
     losses, divergences, counters = [], [], Counters()
-    for part, observers in ((first, (observer,)), (windows[len(first) :], ())):
-        if len(part):
-            with attachment.attached(lab, observers) if attachment else nullcontext() as run:
-                if observers and logits:
-                    part_losses, divergences = window_divergences(model, part, logits, **how)
-                else:
-                    part_losses = token_losses(model, part, **how)
-                losses.append(part_losses)
-                counters += run.counters if run else Counters()
+    for start, stop in pairwise(sorted({0, observed, len(logits), len(windows)})):
+        part = windows[start:stop]
+        observers = (observer,) if start < observed else ()
+        with attachment.attached(lab, observers) if attachment else nullcontext() as run:
+            if start < len(logits):
+                part_losses, part_divergences = window_divergences(model, part, logits[start:stop], **how)
+                divergences += part_divergences
+            else:
+                part_losses = token_losses(model, part, **how)
+            losses.append(part_losses)
+            counters += run.counters if run else Counters()
     if attachment:
         attachment.check(lab, counters)
     with attachment.attached(lab, ()) if attachment and lab.questions else nullcontext():
@@ -213,9 +233,6 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
     if continuations:
         with attachment.attached(lab, ()):
             generation = divergence(model, continuations, **how).metrics()
-    fidelity = observer.metrics() if observer else {}
-    if divergences:
-        fidelity |= {"kl_divergence": sum(divergences) / len(divergences)}
     of_tokens = torch.cat(losses)
     of_windows = of_tokens.mean(1).tolist()
     return Cell(
@@ -224,7 +241,7 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         density=counters.density,
         sparse_density=counters.sparse_density,
         sparse_rows=counters.sparse_rows,
-        fidelity=fidelity,
+        fidelity=observer.metrics() if observer else {},
         scores=answered,
         generation=generation,
         counts=attachment.estimator.counts() if isinstance(attachment, Attachment) else {},

@@ -153,6 +153,7 @@ def _check_evaluation(lab: "Lab") -> None:
     evaluation = lab.of("evaluation")
     check_count("evaluation.windows", evaluation.windows)
     check_count("evaluation.fidelity_windows", evaluation.fidelity_windows, least=0)
+    check_count("evaluation.divergence_windows", evaluation.divergence_windows, least=0)
     check_count("evaluation.generated_tokens", evaluation.generated_tokens, least=0)
     check_count("evaluation.context_tokens", evaluation.context_tokens, least=2)
     if evaluation.generated_tokens and not evaluation.fidelity_windows:

@@ -148,7 +148,7 @@ class CompareEstimators(Quality):
         dense = [f"answered: dense attention answers {share:.0%} of the task's questions" for share in answered.value]
         flags = flag_lines(rows[rows.metric.isin(("loss", "density"))])  # a loss's are those of its perplexity and its increase
         dense += answer_flags(rows)
-        return Group(*tables, _LEGEND, *mixed, *dense, *flags, verdicts.comparisons(rows))
+        return Group(*tables, _LEGEND, *mixed, *dense, *flags, *verdicts.compared(rows))
 
 
 def _needs(estimator: Estimator) -> frozenset[str]:

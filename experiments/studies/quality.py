@@ -141,7 +141,11 @@ class Quality(Study):
             ((name, at), (rival, at)) for at in lab.retentions if at < 1 for name, rival in self.rivals_of(lab).items()
         ]
         pairs = dict.fromkeys(rival_pairs, "") | density_flags(rows, rival_pairs) | self.pairs(lab, rows)
-        return rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
+        rows = rows + comparison_rows(increases, losses, list(pairs), flags=pairs)
+        if lab.of("evaluation").divergence_windows:
+            divergences = {cell: units.read(cell_key(*cell))["window_divergences"] for cell in increases}
+            rows += comparison_rows(increases, divergences, list(pairs), flags=pairs, by="divergence")
+        return rows
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         drawn = {"quality": draw_quality(rows)}
@@ -156,7 +160,7 @@ class Quality(Study):
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         look = [self.look] if self.look else []
         said = [*answer_flags(rows), *flag_lines(rows[rows.metric == "density"])]
-        return Group(tables.summary_table(rows, title), *look, *said, verdicts.comparisons(rows))
+        return Group(tables.summary_table(rows, title), *look, *said, *verdicts.compared(rows))
 
     def beside(self, lab: Lab, windows: Tensor, attached: Attachment) -> dict[str, float]:
         """Further figures of a sparse method's fidelity, on the first windows."""
@@ -166,7 +170,7 @@ class Quality(Study):
         """Rows of all cells; those finished before are not measured again. Raises `ShardDoneError` where cells are left to other
         shards."""
         units, windows = lab.units("cells"), lab.heldout()
-        floor = unigram_loss(windows)
+        held_to, floor = Dense.of(lab, windows), unigram_loss(windows)
         methods = self.methods(lab)
         cells = [(name, retention) for retention in lab.retentions for name in methods]
         profiles = {cell: lab.offline.profile(methods[cell[0]].allocator, cell[1]) for cell in cells}
@@ -176,7 +180,6 @@ class Quality(Study):
             _ = lab.banks.bank
         row = replace(lab.row(QualityRow), n=windows.numel() - len(windows))
         dense = Cell(**units.get("dense", lambda: asdict(measure_cell(lab, windows, None))))
-        held_to = Dense.of(lab, windows)
         pieces = {}
         for name, full in lab.full.items():
 
@@ -250,6 +253,7 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
     ]
     rows += _interval_rows(row, cell, dense)
     rows += _octave_rows(row, cell, dense)
+    rows += _divergence_rows(row, cell, windows.shape[1])
     observed = windows[: lab.of("evaluation").fidelity_windows]
     rows += [replace(row, metric=metric, value=value, n=observed.numel()) for metric, value in cell.fidelity.items()]
     rows += [
@@ -275,9 +279,7 @@ def _octave_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
 
 
 def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
-    """The ends of the 95 % intervals: of perplexity and loss increase, which is paired, by the bootstrap of windows, of the
-    divergence, on the first windows alone, Student's.
-    """
+    """The ends of the 95 % intervals of perplexity and loss increase, which is paired, by the bootstrap of windows."""
     if len(cell.window_losses) < 2:
         return []
     loss = bootstrap_interval(cell.window_losses)
@@ -285,13 +287,22 @@ def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
     if cell is not dense:
         increase = bootstrap_interval(np.subtract(cell.window_losses, dense.window_losses))
         ends |= {"loss_increase_low": increase.low, "loss_increase_high": increase.high}
-    rows = [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
-    if len(cell.window_divergences) < 2:
+    return [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
+
+
+def _divergence_rows(row: QualityRow, cell: Cell, window_tokens: int) -> list[Row]:
+    """The divergence on the windows where it was measured; of two or more with its error and Student's 95 % interval, since a
+    bootstrap of few windows is too short.
+    """
+    divergences = cell.window_divergences
+    if not divergences:
+        return []
+    rows = [replace(row, metric="kl_divergence", value=float(np.mean(divergences)), n=len(divergences) * window_tokens)]
+    if len(divergences) < 2:
         return rows
-    divergence = mean_interval(cell.window_divergences)  # of fewer windows, for which a bootstrap is too short
-    ends = {"kl_divergence_low": divergence.low, "kl_divergence_high": divergence.high}
-    ends |= {"kl_divergence_error": standard_error(cell.window_divergences)}
-    return rows + [replace(row, metric=metric, value=value, n=divergence.n) for metric, value in ends.items()]
+    interval = mean_interval(divergences)
+    ends = {"_low": interval.low, "_high": interval.high, "_error": standard_error(divergences)}
+    return rows + [replace(row, metric=f"kl_divergence{end}", value=value, n=interval.n) for end, value in ends.items()]
 
 
 def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:

@@ -172,7 +172,7 @@ class QueryBlock(Quality):
         caption = (
             f"largest block within {self.tolerance:g} nat of per-row lists: it and every smaller one, to the 95 % interval's end"
         )
-        return Group(table, *answer_flags(rows), caption, self._largest(rows), verdicts.comparisons(rows))
+        return Group(table, *answer_flags(rows), caption, self._largest(rows), *verdicts.compared(rows))
 
     def _largest(self, rows: pd.DataFrame) -> Table:
         """The largest block of every rule that keeps the loss of per-row lists."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import shadowattn
+from shadowattn.engine.prefill import prefill_chunks
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.perplexity import token_losses
 from shadowattn.online.estimators.random import Random
@@ -19,6 +20,17 @@ def test_dense_attention_does_not_diverge_from_itself():
     losses, divergences = window_divergences(model, ids, DenseLogits(model, ids, chunk_tokens=32), chunk_tokens=32)
     assert losses.equal(token_losses(model, ids, chunk_tokens=32))
     assert divergences == pytest.approx([0, 0], abs=1e-9)
+
+
+def test_dense_logits_are_the_models_and_leave_no_file(tmp_path):
+    model, ids = tiny_model().bfloat16(), windows()
+    dense = DenseLogits(model, ids, chunk_tokens=32, folder=tmp_path)
+    with torch.no_grad():
+        assert dense[1].equal(torch.cat([logits for _, logits in prefill_chunks(model, ids[1], chunk_tokens=32)]))
+    assert dense[0].dtype == torch.bfloat16
+    assert dense[0] is dense[0]
+    assert dense.nbytes == sum(one.nbytes for one in (dense[0], dense[1]))
+    assert not list(tmp_path.iterdir())
 
 
 @torch.no_grad()

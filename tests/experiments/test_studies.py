@@ -114,6 +114,34 @@ def test_divergences_of_several_windows_have_an_interval(run):
     assert not one.metric.str.startswith("kl_divergence_").any()
 
 
+@pytest.mark.parametrize(("fidelity", "divergence"), [(1, 3), (3, 2), (0, 3)])
+def test_divergences_of_other_windows_than_fidelitys(run, fidelity, divergence):
+    """Which windows are measured for what changes no value: only what is averaged over, and whether methods are compared."""
+    how = ["estimator=oracle", "allocator=uniform", "retention=0.1", "evaluation.windows=4"]
+    asked = [f"evaluation.fidelity_windows={fidelity}", f"evaluation.divergence_windows={divergence}"]
+    rows = rows_of(run("default", *how, *asked)).set_index(["method", "metric"])
+    plain = rows_of(run("plain", *how, f"evaluation.fidelity_windows={divergence}", "experiment=plain"))
+    plain = plain.set_index(["method", "metric"])
+    for method in ("oracle", "npu_full"):
+        same = ["loss", "loss_increase_error", "kl_divergence", "kl_divergence_low", "kl_divergence_error"]
+        for metric in same:
+            assert rows.value[method, metric] == pytest.approx(plain.value[method, metric], rel=1e-9), metric
+            assert rows.n[method, metric] == plain.n[method, metric]
+        assert rows.n[method, "kl_divergence"] == divergence * rows.context_tokens[method, "kl_divergence"]
+        assert ((method, "output_error") in rows.index) == bool(fidelity)
+    gain = rows.value["oracle", "closer_than_npu_full"]
+    assert gain == pytest.approx(rows.value["npu_full", "kl_divergence"] - rows.value["oracle", "kl_divergence"])
+    assert rows.n["oracle", "closer_than_npu_full"] == divergence
+    assert not any(metric.startswith("closer_than_") for _, metric in plain.index)
+
+
+def test_a_disk_without_room_for_dense_logits_is_refused_by_the_settings_name(run, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(total=9, used=9, free=0))
+    with pytest.raises(SystemExit):
+        run("default", "estimator=oracle", "allocator=uniform", "evaluation.fidelity_windows=2", "evaluation.windows=2")
+    assert "evaluation.divergence_windows: the logits of 2 windows take" in capsys.readouterr().err
+
+
 def test_buckets_and_their_quality(run):
     few = "study.estimates={one: {steps: 0, quality: true}, nine: {quality: true, lookup: log}, cross: {pattern: cross}, "
     few += "rough: {dynamic: true, bits: 2, quality: true}}"

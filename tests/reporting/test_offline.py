@@ -114,6 +114,19 @@ def test_the_verdict_repeats_what_its_rows_are_flagged_with():
     assert "better (density +12.1%)" in text_of(verdicts.comparisons(found))
 
 
+def test_methods_are_compared_by_divergence_where_that_was_measured():
+    by_loss = pd.DataFrame(gain("greedy", "uniform", 0.1, 0.1, 0.01))
+    by_divergence = pd.DataFrame(gain("greedy", "uniform", 0.1, -0.1, 0.01))
+    by_divergence.metric = by_divergence.metric.str.replace("gain_over", "closer_than")
+    both = pd.concat([by_loss, by_divergence])
+    assert verdicts.gains(both).verdict.tolist() == ["better"]
+    assert verdicts.gains(both, "divergence").verdict.tolist() == ["worse"]
+    assert [text_of(table).splitlines()[0].split("sign-flip test of ")[1][:13] for table in verdicts.compared(both)] == [
+        *("paired losses", "paired diverg")
+    ]
+    assert len(verdicts.compared(by_loss)) == 1
+
+
 def test_without_comparisons_there_is_no_verdict():
     assert verdicts.comparisons(study({"even": ("uniform", [0.2])}, 0.01)) == ""
 
