@@ -172,6 +172,12 @@ def sparse_paths(t: Tensors, block: int) -> dict[str, Call]:
     return totals(t, 1) | totals(t, 1, estimators=("hierarchical",)) | totals(t, block)
 
 
+def fused_paths(t: Tensors, block: int) -> dict[str, Call]:
+    """The native paths: lists of one row, also after a first look, and of `block` rows by pooled probabilities."""
+    paths = totals(t, 1, estimators=("int8_fused",)) | totals(t, 1, estimators=("hierarchical",))
+    return paths | totals(t, block, "probability", ("int8_fused",))
+
+
 def whole_paths(t: Tensors, block: int) -> dict[str, Call]:
     """All that gives the output of attention: what memory is measured of."""
     return baselines(t) | {name: totals(t, *how)[name] for name, how in _every_total(block).items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -34,10 +35,13 @@ from shadowattn.online.selection import BLOCK_SCORES
 from shadowattn.reporting.attention_targets import targets_table
 from shadowattn.reporting.figures.attention_speed import AXES
 from shadowattn.reporting.figures.attention_speed import draw as draw_attention_speed
+from shadowattn.reporting.figures.attention_stages import OUTSIDE, STAGE
+from shadowattn.reporting.figures.attention_stages import draw as draw_stages
 from shadowattn.reporting.figures.roofline import draw as draw_roofline
 from shadowattn.reporting.rows import SpreadRow
 
-PARTS = ("chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
+PARTS = ("chunk", "stages", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
+_TIMED = "{}, stages timed"  # a path whose own clocks run
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class AttentionRow(SpreadRow):
 class AttentionSpeed(Study):
     """`parts` on layers of `shapes`: the last `rows` rows of `keys` keys at `retention`, where a part varies nothing of that.
 
-    chunk: all there is, with lists of one row and of `query_block` rows by every block score. machine: the roofs, torch's matrix
+    chunk: all there is, with lists of one row and of `query_block` rows by every block score. stages: where the time of whole
+    paths goes, by clocks in the kernels, against each of `retentions`. machine: the roofs, torch's matrix
     products and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of
     `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of each.
     retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks;
@@ -71,7 +76,7 @@ class AttentionSpeed(Study):
     """
 
     parts: list[str] = field(
-        default_factory=lambda: ["chunk", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
+        default_factory=lambda: ["chunk", "stages", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
     )
     shapes: list[str] = field(default_factory=lambda: ["smollm2-135m", "qwen2-0.5b", "qwen2-1.5b", "phonelm-1.5b"])
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
@@ -174,6 +179,7 @@ class AttentionSpeed(Study):
 
         every = {
             "chunk": of([self.keys]),
+            "stages": of([self.keys], retentions=self.retentions),
             "machine": of([self.keys], pairs=pairs[:1]),
             "gather": of([self.gather_keys], rows=self.gather_rows, pairs=pairs[: len(self.dtypes)]),
             "keys": [case for keys in self.lengths for case in of([keys], retentions=(self._kept_of(keys),))],
@@ -193,6 +199,8 @@ class AttentionSpeed(Study):
         if part == "memory":
             names = candidates.whole_paths(t, self.query_block)
             return {name: [in_own_process(candidates.peak_beyond_output, name, case, self.query_block)] for name in names}
+        if part == "stages":
+            return self._stages(t)
         rounds, warmup = {
             "gather": (3, 1),
             "keys": (max(3, self.rounds * self.keys // max(case.keys, self.keys)), 1),
@@ -204,6 +212,26 @@ class AttentionSpeed(Study):
         before = dict.fromkeys(calls, candidates.other_layers()) if part == "decode" else None
         timings = interleave(calls, rounds=rounds, warmup=warmup, before=before)
         return {name: list(timing.seconds) for name, timing in timings.items()}
+
+    def _stages(self, t: Tensors) -> dict[str, list[float]]:
+        """Seconds of our dense attention and of whole paths, each with its own clocks stopped and running, and of its stages: of
+        all threads together, over their number."""
+        spent: dict[str, list[dict[str, float]]] = {}
+
+        def timed(name: str, call: Callable[[], object]) -> None:
+            with native.timed_stages() as seconds:
+                call()
+            spent.setdefault(name, []).append(seconds)
+
+        paths = candidates.fused_paths(t, self.query_block)
+        calls = {"own dense": candidates.baselines(t)["own dense"]} | paths
+        calls |= {_TIMED.format(name): partial(timed, name, call) for name, call in paths.items()}
+        figures = {name: list(timing.seconds) for name, timing in interleave(calls, rounds=self.rounds, warmup=2).items()}
+        threads = torch.get_num_threads()
+        for name in paths:
+            for stage in native.STAGES:
+                figures[f"{name}: {stage}"] = [seconds[stage] / threads for seconds in spent[name][2:]]
+        return figures
 
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
         block = self.query_block
@@ -225,6 +253,7 @@ class AttentionSpeed(Study):
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         figures = {f"attention_{part}": draw_attention_speed(rows, part) for part in AXES if (rows.part == part).any()}
+        figures |= {"attention_stages": draw_stages(rows)} if (rows.part == "stages").any() else {}
         return figures | ({"attention_roofline": draw_roofline(rows)} if (rows.part == "chunk").any() else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
@@ -248,6 +277,9 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
             yield one(name, "peak beyond q, k, v and output", peak / 1e6, "MB", 1)
         return
     timings = {name: Timing(tuple(seconds)) for name, seconds in figures.items()}
+    if part == "stages":
+        yield from _stage_rows(one, timings)
+        return
     if part == "machine":
         for name, timing in timings.items():
             peak = PEAKS[name]
@@ -267,6 +299,30 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
             yield one(name, f"times faster than {baseline}", ratio(timings[baseline], timing), "1", n)
 
 
+def _stage_rows(one: Callable[..., AttentionRow], timings: dict[str, Timing]) -> Iterator[AttentionRow]:
+    """The time of each path, of its stages, and what of the path is in none of them; how much longer it takes with its clocks
+    running, and how many times faster than our dense attention it is with them stopped."""
+
+    def spread(method: str, metric: str, timing: Timing) -> AttentionRow:
+        low, high = timing.quartiles_s
+        row = one(method, metric, timing.median_s * 1e3, "ms", len(timing.seconds))
+        return replace(row, low=low * 1e3, high=high * 1e3)
+
+    dense = timings["own dense"]
+    yield spread("own dense", "time", dense)
+    for name in [name for name in timings if _TIMED.format(name) in timings]:
+        whole, n = timings[_TIMED.format(name)], len(dense.seconds)
+        stages = {stage: timings[f"{name}: {stage}"] for stage in native.STAGES}
+        inside = np.sum([timing.seconds for timing in stages.values()], axis=0)
+        yield spread(name, "time", timings[name])
+        yield one(name, "times faster than own dense", ratio(dense, timings[name]), "1", n)
+        yield one(name, "time with stages timed", ratio(whole, timings[name]), "1", n)
+        for stage, timing in stages.items():
+            if any(timing.seconds):
+                yield spread(name, f"{STAGE}{stage}", timing)
+        yield spread(name, f"{STAGE}{OUTSIDE}", Timing(tuple(np.subtract(whole.seconds, inside))))
+
+
 def _part_table(rows: pd.DataFrame, title: str) -> Table:
     """Times with quartiles, and ratios to both baselines."""
     first = rows.iloc[0]
@@ -281,7 +337,7 @@ def _part_table(rows: pd.DataFrame, title: str) -> Table:
             ratios = [by_metric.pop(f"times faster than {baseline}", None) for baseline in BASELINES]
             share = by_metric.pop("share of sdpa", None)
             for main in by_metric.values():
-                what = f"{main.metric} " if method == "machine" else ""
+                what = f"{main.metric} " if main.metric != "time" else ""
                 value = f"{what}{main.value:.2f} {main.unit}" + (f"  ({share.value:.1%} of sdpa)" if share else "")
                 spread = f"{main.low:.2f} … {main.high:.2f}" if main.unit == "ms" else ""
                 table.add_row(case, method, value, spread, *(f"{one.value:.2f}" if one else "" for one in ratios))

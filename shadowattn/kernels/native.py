@@ -24,6 +24,10 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 
 POOLINGS = ("rows", "max", "sum", "probability")
+# Of the fused paths, as abi.h numbers them: the first look of a block of rows; packing the keys that it lets through; products of
+# rows with keys; the choice of keys by them; attention of rows together, which read a key once, and of each row alone; and all of
+# it in heads that a path with a first look spares one.
+STAGES = ("first look", "let through", "estimate", "select", "attend together", "attend alone", "spared heads")
 
 
 class _Tensor(Structure):
@@ -164,7 +168,7 @@ def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * 64)()  # room for other interfaces
     try:
         loaded.shadowattn_struct_bytes(compiled)
-        _ = loaded.shadowattn_set_threads, loaded.shadowattn_level
+        _ = loaded.shadowattn_set_threads, loaded.shadowattn_level, loaded.shadowattn_time_stages
         compiled = [size for size in compiled if size]
     except AttributeError:
         compiled = []
@@ -221,6 +225,7 @@ def require() -> ctypes.CDLL:
     return loaded
 
 
+_stage_clocks = threading.Lock()
 _before_alone = threading.local()
 _SMALL_PACK = 1 << 18  # numbers that one thread quantises in less time than a second one may need to wake up
 
@@ -252,6 +257,25 @@ def alone() -> Iterator[None]:
         _before_alone.threads = None
         if before is not None:
             loaded.shadowattn_set_threads(before)
+
+
+@contextmanager
+def timed_stages() -> Iterator[dict[str, float]]:
+    """Within, the fused paths time their stages: at the end the dictionary has the seconds of each of `STAGES`, of all threads
+    together.
+
+    Of what any thread of the process calls meanwhile. Raises `InputError` inside another one.
+    """
+    loaded, nanoseconds, seconds = require(), (c_int64 * len(STAGES))(), {}
+    if not _stage_clocks.acquire(blocking=False):
+        raise InputError("stages are timed already: expected one caller at a time, whose calls alone are counted")
+    try:
+        loaded.shadowattn_time_stages(1, nanoseconds)
+        yield seconds
+    finally:
+        loaded.shadowattn_time_stages(0, nanoseconds)
+        _stage_clocks.release()
+        seconds |= {stage: 1e-9 * spent for stage, spent in zip(STAGES, nanoseconds, strict=True)}
 
 
 def _run(name: str, arguments: Structure) -> None:

@@ -140,6 +140,11 @@ typedef struct {
   int (*shared_step)(const SaRows*);
 } SaKernels;
 
+// The stages of the fused tasks: the first look of looked_rows, and packing what it let through; products of rows with keys; the
+// choice of keys by them; attention of rows together, and of each row alone. All of these are one stage of looked_rows where a head
+// is spared a first look.
+typedef enum { SA_LOOK, SA_LET_THROUGH, SA_ESTIMATE, SA_CHOOSE, SA_TOGETHER, SA_ALONE, SA_SPARED, SA_STAGES } SaStage;
+
 // The name of an instruction-set level that this build has and this processor runs, from 0 for the lowest; NULL after the last one. The
 // functions below take those numbers alone.
 SA_API const char* shadowattn_level(int level);
@@ -148,6 +153,8 @@ SA_API const char* shadowattn_level(int level);
 SA_API void shadowattn_struct_bytes(int64_t bytes[9]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);
+// Nanoseconds of all threads in each stage since the last call, while stages were timed; from now on they are where `timed` is not 0.
+SA_API void shadowattn_time_stages(int timed, int64_t nanoseconds[SA_STAGES]);
 SA_API int shadowattn_attend(int level, const SaAttend*);
 SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);

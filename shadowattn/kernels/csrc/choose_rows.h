@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "estimate.h"
 #include "select.h"
+#include "stage_times.h"
 
 namespace {
 
@@ -175,9 +176,14 @@ struct Wanted {
   int64_t visible[kRowsAtOnce], kept[kRowsAtOnce], sinks[kRowsAtOnce], recent[kRowsAtOnce];
 };
 
+// Which stages products and the choice by them are of.
+struct ChoiceStages {
+  SaStage products = SA_ESTIMATE, choice = SA_CHOOSE;
+};
+
 // Bits of the keys that the quantised rows of `memory` keep, of those in `packed`.
 void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed* seed, const RowBits& bits,
-                 const ChoiceMemory& memory) {
+                 const ChoiceMemory& memory, Laps* laps, const ChoiceStages& stages = {}) {
   const int64_t quads = dim / 4, rows = wanted.rows, stride = memory.stride;
   const QuantisedRows& x = memory.rows;
   int64_t pending = 0, longest = 0;
@@ -195,6 +201,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
   if (pending && !seed->known && longest >= 4096) {  // a sample says where to look
     const int64_t steps = longest / kKeysAtOncePacked / kSampleStep, sampled = steps * kKeysAtOncePacked / 64 * 64;
     mapped_products(packed, steps * kSampleStep * kKeysAtOncePacked, kSampleStep, quads, x, mappings, memory.bytes, stride);
+    laps->end(stages.products);
     for (int64_t r = 0; r < rows; ++r) {
       Threshold found;
       double slope = 100;
@@ -202,10 +209,12 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
       if (pending >> r & 1 && find_threshold(memory.bytes + r * stride, sampled, k, &slope, &found))
         mappings[r] = part_of(whole, found.at, 1);
     }
+    laps->end(stages.choice);
   }
   int32_t lowest = INT32_MAX, highest = INT32_MIN;
   while (pending) {
     mapped_products(packed, longest, 1, quads, x, mappings, memory.bytes, stride);
+    laps->end(stages.products);
     for (int64_t r = 0; r < rows; ++r) {
       if (!(pending >> r & 1)) continue;
       const int64_t n = wanted.visible[r], k = wanted.kept[r], recent = wanted.recent[r], padded = padded_bytes(n);
@@ -233,6 +242,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
       highest = max_of(highest, at);
       pending &= ~(int64_t{1} << r);
     }
+    laps->end(stages.choice);
   }
   if (lowest > highest) return;
   const int32_t margin = (highest - lowest) * 3 / 2 + 64;
@@ -261,9 +271,9 @@ Wanted wanted_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows
 // Bits of up to 8 rows from `from` on; `bits.row(0)` is that of row `from`.
 template <class T>
 void choose_rows(const SaEstimate& a, int64_t head, int64_t from, int64_t rows, Seed* seed, const RowBits& bits,
-                 const ChoiceMemory& memory) {
+                 const ChoiceMemory& memory, Laps* laps) {
   const Wanted wanted = wanted_rows<T>(a, head, from, rows, memory);
-  choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, bits, memory);
+  choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, bits, memory, laps);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Picks the code for an instruction-set level. Compiled for the oldest processor of the family, as is scratch().
 #include "abi.h"
 #include "scratch.h"
+#include "stage_times.h"
 
 #include <cstdlib>
 
@@ -134,6 +135,18 @@ extern "C" int shadowattn_set_threads(int threads) {
 #else
   return threads;
 #endif
+}
+
+static int stages_timed = 0;
+static int64_t stage_times[SA_STAGES] = {};
+
+bool sa_times_stages() { return __atomic_load_n(&stages_timed, __ATOMIC_RELAXED) != 0; }
+void sa_spend(int stage, int64_t nanoseconds) { __atomic_fetch_add(stage_times + stage, nanoseconds, __ATOMIC_RELAXED); }
+
+extern "C" void shadowattn_time_stages(int timed, int64_t nanoseconds[SA_STAGES]) {
+  __atomic_store_n(&stages_timed, timed, __ATOMIC_RELAXED);
+  for (int stage = 0; stage < SA_STAGES; ++stage)
+    nanoseconds[stage] = __atomic_exchange_n(stage_times + stage, int64_t{0}, __ATOMIC_RELAXED);
 }
 
 extern "C" void shadowattn_struct_bytes(int64_t bytes[9]) {

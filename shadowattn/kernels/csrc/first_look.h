@@ -31,7 +31,7 @@ void mean_query(const SaEstimate& a, int64_t head, int64_t from, int64_t to, int
 // Bits of the keys that mean queries let through, for up to 8 blocks of rows of a head from row `from` on.
 template <class T>
 void look_first(const SaEstimate& a, const SaFirstLook& look, int64_t head, int64_t from, int64_t rows, Seed* seed,
-                const RowBits& through, const ChoiceMemory& memory) {
+                const RowBits& through, const ChoiceMemory& memory, Laps* laps) {
   const int64_t* wanted_through = look.through + head * ceil_div(a.rows, look.rows) + from / look.rows;
   memory.clear();
   Wanted wanted{ceil_div(rows, look.rows), {}, {}, {}, {}};
@@ -42,7 +42,7 @@ void look_first(const SaEstimate& a, const SaFirstLook& look, int64_t head, int6
     wanted.visible[b] = a.to.candidates[first];
     wanted.kept[b] = wanted_through[b];
   }
-  choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, through, memory);
+  choose_best(a.packed + a.kv_head[head] * a.packed_head_stride, a.dim, wanted, seed, through, memory, laps, {SA_LOOK, SA_LOOK});
 }
 
 constexpr int64_t kKeysAhead = 48;  // that are fetched before they are packed

@@ -6,6 +6,7 @@
 #pragma once
 #include "attend_blocks.h"
 #include "estimate.h"
+#include "stage_times.h"
 
 namespace {
 
@@ -22,15 +23,19 @@ int fused_blocks_of(const SaRows& a) {
   const int64_t bytes = block_bytes + list_bytes + tasks.bytes_needed();
   return run_queue(e.heads * tasks.count, a.attend.threads, bytes, [&](int64_t t, char* scratch) {
     int32_t* own = reinterpret_cast<int32_t*>(scratch + block_bytes);
+    Laps laps;
     tasks.run(t, scratch + block_bytes + list_bytes, [&](int64_t head, int64_t b, int32_t* scores, char* rest) {
       const int64_t start = e.to.indptr[head * tasks.lists + b], length = e.to.indptr[head * tasks.lists + b + 1] - start;
       int32_t* list = e.to.indices ? e.to.indices + start : own;
+      laps.end(SA_ESTIMATE);
       tasks.choose(head, b, scores, list, rest);
+      laps.end(SA_CHOOSE);
       const int64_t end = min_of((b + 1) * shared, a.attend.rows);
       for (int64_t first = b * shared; first < end; first += rows) {
         const Block block{head, min_of(rows, end - first), first, list, nullptr, 0, length, lanes};
         write_block(a.attend, block, attend_block<T>(a.attend, block, scratch));
       }
+      laps.end(SA_TOGETHER);
     });
   });
 }

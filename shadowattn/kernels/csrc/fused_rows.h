@@ -165,7 +165,7 @@ class FusedRows {
   }
 
   // `count` rows from row `from` on, up to `rows`; in blocks, where `from` is a multiple of kCommonRows however many threads there are.
-  void run(int64_t head, int64_t from, int64_t count, bool in_blocks, char* scratch) const {
+  void run(int64_t head, int64_t from, int64_t count, bool in_blocks, char* scratch, Laps laps) const {
     const SaLists& to = choose_.to;
     const RowBits bits{reinterpret_cast<uint64_t*>(scratch), words_of(choose_)};
     char* choice = scratch + bit_bytes_;
@@ -174,10 +174,13 @@ class FusedRows {
     scratch += bit_bytes_ + choice_bytes_ + copy_bytes_;
     RowSoftmax* state = reinterpret_cast<RowSoftmax*>(scratch + rows * 2 * round_up(choose_.dim, 32) * 4);
     Seed seed;
-    for (int64_t r = 0; r < count; r += kRowsAtOnce)
-      choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, {bits.row(r), bits.stride}, memory);
+    for (int64_t r = 0; r < count; r += kRowsAtOnce) {
+      const RowBits of_rows{bits.row(r), bits.stride};
+      choose_rows<T>(choose_, head, from + r, min_of<int64_t>(kRowsAtOnce, count - r), &seed, of_rows, memory, &laps);
+    }
     for (int64_t r = 0; r < count; ++r)
       if (to.indices) write_list(bits.row(r), bits.stride, to.indices + to.indptr[head * choose_.rows + from + r]);
+    laps.end(SA_CHOOSE);
     if (!attend_.out.data) return;
     const int64_t visible = to.candidates[from + count - 1], dim = choose_.dim, padded = round_up(dim, 32);
     const int64_t* ends = to.indptr + head * choose_.rows + from;
@@ -198,11 +201,13 @@ class FusedRows {
                  outputs + r * padded, padded);
       for (int64_t i = 0; i < common.count; ++i) left -= __builtin_popcountll(common.members[i]);
     }
+    laps.end(SA_TOGETHER);
     const Windows windows{visible, window_, left < visible ? 0 : ceil_div(64 * window_, count), copies};
     const bool dense_rows = attend_.k.row_stride == dim && attend_.v.row_stride == dim;
     if (dim == 64 && dense_rows) attend_chosen<T, 64>(attend_, head, from, count, bits, windows, state, scratch);
     else if (dim == 128 && dense_rows) attend_chosen<T, 128>(attend_, head, from, count, bits, windows, state, scratch);
     else attend_chosen<T, 0>(attend_, head, from, count, bits, windows, state, scratch);
+    laps.end(SA_ALONE);
   }
 
  private:
@@ -252,7 +257,7 @@ int fused_rows_of(const SaRows& a) {
   const int64_t blocks = ceil_div(e.rows, fused.rows);
   return run_queue(e.heads * blocks, a.attend.threads, fused.bytes_needed(), [&](int64_t t, char* scratch) {
     const int64_t from = (blocks - 1 - t % blocks) * fused.rows;  // last ones first: they take longest
-    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), fused.whole_blocks, scratch);
+    fused.run(t / blocks, from, min_of(fused.rows, e.rows - from), fused.whole_blocks, scratch, Laps());
   });
 }
 

@@ -54,7 +54,8 @@ int looked_rows_of(const SaLookedRows& a) {
     const int64_t rows = min_of(at_once * look.rows, e.rows - from);
     if (lets_all_through(e, look, head)) {
       const bool in_blocks = flat.whole_blocks && look.rows % kCommonRows == 0;
-      for (int64_t r = 0; r < rows; r += flat.rows) flat.run(head, from + r, min_of(flat.rows, rows - r), in_blocks, scratch);
+      for (int64_t r = 0; r < rows; r += flat.rows)
+        flat.run(head, from + r, min_of(flat.rows, rows - r), in_blocks, scratch, Laps(SA_SPARED));
       return;
     }
     const RowBits looked{reinterpret_cast<uint64_t*>(scratch), words}, chosen{looked.row(kRowsAtOnce), chosen_words};
@@ -63,25 +64,29 @@ int looked_rows_of(const SaLookedRows& a) {
     LetThrough through(scratch += choice_bytes, most, e.dim);
     char* block_scratch = scratch + through_bytes;
     const uint8_t* by_key = look.by_key + e.kv_head[head] * look.by_key_head_stride;
+    Laps laps;
     Seed mean_seed, seed;
-    look_first<T>(e, look, head, from, rows, &mean_seed, looked, memory);
+    look_first<T>(e, look, head, from, rows, &mean_seed, looked, memory, &laps);
     for (int64_t first = from; first < from + rows; first += look.rows) {
       const int64_t count = min_of(look.rows, from + rows - first), seen = e.to.candidates[first + count - 1];
       uint64_t* bits = looked.row((first - from) / look.rows);
       set_bits(bits, 0, min_of(e.to.sinks, seen));
       set_bits(bits, max_of<int64_t>(0, e.to.candidates[first] - look.near), seen);
       through.take(bits, seen, by_key, e.dim);
+      laps.end(SA_LET_THROUGH);
       for (int64_t r = 0; r < count; r += kRowsAtOnce) {
         Wanted wanted = wanted_rows<T>(e, head, first + r, min_of<int64_t>(kRowsAtOnce, count - r), memory);
         for (int64_t i = 0; i < wanted.rows; ++i) wanted.visible[i] -= seen - through.count;  // all later keys are let through
-        choose_best(through.packed, e.dim, wanted, &seed, {chosen.row(r), chosen_words}, memory);
+        choose_best(through.packed, e.dim, wanted, &seed, {chosen.row(r), chosen_words}, memory, &laps);
       }
       if (e.to.indices)
         for (int64_t r = 0; r < count; ++r)
           write_through(chosen.row(r), through, e.to.indices + e.to.indptr[head * e.rows + first + r]);
       members_of(chosen, count, through.count, members);
+      laps.end(SA_CHOOSE);
       const Block block{head, count, first, through.keys, members, 0, through.count, lanes};
       write_block(a.attend, block, attend_block<T>(a.attend, block, block_scratch));
+      laps.end(SA_TOGETHER);
     }
   });
 }

@@ -112,11 +112,41 @@ def test_the_command_writes_rows_figures_and_a_table(run, monkeypatch, capsys):
     ]
     assert of.query_block["attend, 32-row blocks"] == 32
     assert of.block_score["total (int8_graph), 32-row blocks, max"] == "max"
-    assert {path.name for path in folder.glob("*.png")} == {f"attention_{x}.png" for x in ("keys", "retention", "roofline")}
+    assert {path.name for path in folder.glob("*.png")} == {
+        f"attention_{x}.png" for x in ("keys", "retention", "roofline", "stages")
+    }
     printed = capsys.readouterr().out
     assert "own dense" in printed
     assert "GFLOP/s" in printed
     assert json.loads((folder / "meta.json").read_text())["config"]["study"]["rounds"] == 2
+
+
+@needs_kernels
+def test_stages_and_what_is_outside_of_them_make_up_a_paths_time():
+    row, case = AttentionRow(*[""] * 22), Case("qwen2-0.5b", torch.float32, 600, 64, 0.2)
+    figures = AttentionSpeed(parts=["stages"], rounds=3)._figures("stages", case)
+    rows = pd.DataFrame(rows_of(row, "stages", case, figures)).set_index(["method", "metric"])
+    assert {method for method, _ in rows.index} == {"own dense", *candidates.fused_paths(Tensors(case), 32)}
+    assert "total (int8_fused), per row: first look" in figures  # all of them are 0
+    assert not any(figures["total (int8_fused), per row: first look"])
+    flat, looked = (
+        {
+            metric.removeprefix("stage: ")
+            for metric in rows.value[f"total ({name}), per row"].index
+            if metric.startswith("stage: ")
+        }
+        for name in ("int8_fused", "hierarchical")
+    )
+    assert flat == {"estimate", "select", "attend together", "attend alone", "outside of tasks"}
+    assert looked == {"first look", "let through", "estimate", "select", "attend together", "spared heads", "outside of tasks"}
+    threads = torch.get_num_threads()
+    for path in candidates.fused_paths(Tensors(case), 32):
+        inside = sum(np.array(figures[f"{path}: {stage}"]) for stage in native.STAGES)
+        assert (inside > 0).all()
+        assert (inside <= np.array(figures[f"{path}, stages timed"])).all(), f"more than {threads} threads have"
+        outside = rows.value[path, "stage: outside of tasks"]
+        assert outside == pytest.approx(1e3 * np.median(np.array(figures[f"{path}, stages timed"]) - inside))
+        assert rows.value[path, "time with stages timed"] > 0
 
 
 @needs_kernels

@@ -1,0 +1,73 @@
+"""The clocks in the fused paths: what runs is timed, and nothing while nobody asks."""
+
+import pytest
+
+from shadowattn.errors import InputError
+from shadowattn.kernels import native
+from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators.hierarchical import Hierarchical
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.selection import Rule
+from shadowattn.types import FirstLookLosses
+from tests.tensors import qkv
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
+
+OF_ROWS = {"estimate", "select", "attend together", "attend alone"}
+
+
+def attended(estimator, rule):
+    chunk = Chunk.of(*qkv(4, 2, 200, 900, 64), retention=0.1)
+    return estimator.attend(chunk, rule, rule.lists(chunk.retention, chunk.positions), listed=True)
+
+
+def looked(flat_share):
+    losses = FirstLookLosses([[0.0, 0.0, 1.0, 0.0]], 1.5, 16)
+    return Hierarchical(candidates=1.5, block_rows=16, flat_share=flat_share, first_look=losses)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(
+    ("estimator", "rule", "stages"),
+    [
+        (Int8Fused(), Rule(), OF_ROWS),
+        (Int8Fused(), Rule(32, "probability"), {"estimate", "select", "attend together"}),
+        (looked(0.0), Rule(), {"first look", "let through", "estimate", "select", "attend together"}),
+        (looked(0.25), Rule(), {"first look", "let through", "estimate", "select", "attend together", "spared heads"}),
+        (looked(1.0), Rule(), {"spared heads"}),
+    ],
+)
+def test_what_runs_is_timed_and_computes_the_same(level, estimator, rule, stages):
+    with native.forced_level(level):
+        out, selection = attended(estimator, rule)
+        with native.timed_stages() as seconds:
+            again, listed = attended(estimator, rule)
+    assert tuple(seconds) == native.STAGES
+    assert {stage for stage, spent in seconds.items() if spent} == stages
+    assert all(spent >= 0 for spent in seconds.values())
+    assert again.equal(out)
+    assert listed.indices.equal(selection.indices)
+
+
+def test_nothing_is_timed_before_and_after():
+    attended(Int8Fused(), Rule())
+    with native.timed_stages() as seconds:
+        pass
+    assert not any(seconds.values())
+
+
+def test_clocks_stop_where_a_call_fails():
+    with pytest.raises(RuntimeError), native.timed_stages():
+        raise RuntimeError
+    attended(Int8Fused(), Rule())
+    with native.timed_stages() as seconds:
+        pass
+    assert not any(seconds.values())
+
+
+def test_clocks_inside_clocks_are_refused():
+    with native.timed_stages(), pytest.raises(InputError, match="stages are timed already"), native.timed_stages():
+        pass
+    with native.timed_stages() as seconds:
+        attended(Int8Fused(), Rule())
+    assert seconds["estimate"] > 0
