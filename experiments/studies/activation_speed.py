@@ -36,6 +36,8 @@ from shadowattn.offline import observe_key_offset
 from shadowattn.offline.first_looks import list_mass
 from shadowattn.online.chunk import Chunk
 from shadowattn.reporting.figures.activation_speed import draw as draw_activation_speed
+from shadowattn.reporting.figures.attention_stages import STAGE
+from shadowattn.reporting.figures.attention_stages import draw as draw_stages
 from shadowattn.reporting.rows import LayerTimeRow
 from shadowattn.types import FirstLookLosses, KeyOffset
 
@@ -74,7 +76,8 @@ class ActivationSpeed(Study):
     the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
     estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
     sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and `choose`, products and
-    selection. `estimate`, the products alone, which no path computes apart, takes its turns apart. `mass_recall` is
+    selection. `estimate`, the products alone, which no path computes apart, takes its turns apart, and so do the runs that say by
+    clocks in the kernels how long the stages of each path take. `mass_recall` is
     the share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
     Kernels are those of `level` where it names one, as another processor would run them, on this one's caches and clock.
     """
@@ -157,15 +160,22 @@ class ActivationSpeed(Study):
         return Calibrated(first_look, key_offset)
 
     def _measured(self, lab: Lab, window: Tensor, calibrated: Calibrated) -> dict[str, dict[str, list]]:
-        """`seconds` of each round in each layer, and each layer's mean `mass` on lists of single rows, by dtype and candidate."""
+        """`seconds` of each round in each layer, and of `stages` in each round, and each layer's mean `mass` on lists of single
+        rows, by dtype and candidate."""
         seconds: dict[str, list[list[float]]] = {}
+        stages: dict[str, list[list[list[float]]]] = {}
         mass: dict[str, list[float]] = {}
 
         def observe(chunk: Chunk) -> None:
             if chunk.keys < len(window):
                 return
             for dtype in self.dtypes:
-                times = interleave(self.calls(chunk, dtype, calibrated), rounds=self.rounds, warmup=_WARMUP)
+                calls = self.calls(chunk, dtype, calibrated)
+                times = interleave(calls, rounds=self.rounds, warmup=_WARMUP)
+                for name, call in calls.items():
+                    if name not in _ONCE and _read(name)[2] != _CHOOSE:
+                        spent = [list(candidates.stage_seconds(call).values()) for _ in range(self.rounds)]
+                        stages.setdefault(f"{dtype} {name}", []).append(spent)
                 tensors = Captured(chunk, DTYPES[dtype], self.retentions[0])
                 products = {_ESTIMATE: candidates.stages(tensors, calibrated.key_offset)["estimate"]}
                 times |= interleave(products, rounds=self.rounds, warmup=_WARMUP)
@@ -177,7 +187,7 @@ class ActivationSpeed(Study):
 
         with bar([], f"layers of {len(window)} tokens", total=lab.shape.layers) as shown:
             observe_prefill(lab.loaded.model, window[None], observe, chunk_tokens=self.rows)
-        return {"seconds": seconds, "mass": mass}
+        return {"seconds": seconds, "mass": mass, "stages": stages}
 
     def calls(self, chunk: Chunk, dtype: str, calibrated: Calibrated) -> dict[str, candidates.Call]:
         """Dense attention; at every retention paths, by retention, rows of a list and estimator, and the part that chooses."""
@@ -253,12 +263,20 @@ class ActivationSpeed(Study):
                 for layer, (dense, sparse) in enumerate(zip(layers["own_dense"].tolist(), layers[name].tolist(), strict=True)):
                     value = ratio(Timing(tuple(dense)), Timing(tuple(sparse)))
                     yield replace(row, metric="layer_times_faster_than_own_dense", value=value, layer=layer)
+        for name, spent in of_windows("stages").items():  # [windows, layers, rounds, stages]
+            for stage, seconds in zip(candidates.STAGES, spent.sum((0, 1)).T.tolist(), strict=True):
+                timing = Timing(tuple(seconds))
+                low, high = timing.quartiles_s
+                if any(seconds):
+                    row = replace(described(name), metric=f"{STAGE}{stage}", value=1e3 * timing.median_s, unit="ms")
+                    yield replace(row, low=1e3 * low, high=1e3 * high)
         for name, mass in of_windows("mass").items():
             value, row = float(mass.mean()), replace(described(name), path_kind="quality", n=len(windows) * self.rows)
             yield replace(row, metric="mass_recall", value=value, low=value, high=value)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        return {"activation_speed": draw_activation_speed(rows)}
+        timed = rows.metric.str.startswith(STAGE).any()  # rows of older code have none
+        return {"activation_speed": draw_activation_speed(rows)} | ({"activation_stages": draw_stages(rows)} if timed else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
         """A table a dtype: times faster than our dense attention at each length, and from how many keys on."""

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.online.stages import Parts, Stages
+from shadowattn.reporting.figures.attention_stages import OUTSIDE
 from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
 
 # What `int8` of `sparse_attention` is without native kernels, and with them; both choose the same keys, bit for bit.
@@ -31,6 +33,9 @@ BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
 _OTHER_LAYERS_BYTES = 256 << 20  # eight times the last-level cache of the machine whose rows are published
 LOOKED = {"candidates": 1.25, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
+# Where the time of a whole path goes: the kernels' own stages, and what is in none of them, as quantising, packing, and threads
+# that wait for others.
+STAGES = (*native.STAGES, OUTSIDE)
 Call = Callable[[], object]
 
 
@@ -96,6 +101,15 @@ def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
         "estimate": lambda: native.estimate(t.q, q_scales, keys.packed, kv_head=t.heads.kv, **products),
         "estimate + select": choose,
     }
+
+
+def stage_seconds(call: Call) -> dict[str, float]:
+    """Seconds of one call by `STAGES`, which make up all of it: what all threads spent in a stage over their number."""
+    start, threads = time.perf_counter(), torch.get_num_threads()
+    with native.timed_stages() as seconds:
+        call()
+    spent = {stage: of_all / threads for stage, of_all in seconds.items()}
+    return spent | {OUTSIDE: time.perf_counter() - start - sum(spent.values())}
 
 
 def totals(

@@ -41,7 +41,6 @@ from shadowattn.reporting.figures.roofline import draw as draw_roofline
 from shadowattn.reporting.rows import SpreadRow
 
 PARTS = ("chunk", "stages", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
-_TIMED = "{}, stages timed"  # a path whose own clocks run
 
 
 @dataclass(frozen=True)
@@ -214,23 +213,20 @@ class AttentionSpeed(Study):
         return {name: list(timing.seconds) for name, timing in timings.items()}
 
     def _stages(self, t: Tensors) -> dict[str, list[float]]:
-        """Seconds of our dense attention and of whole paths, each with its own clocks stopped and running, and of its stages: of
-        all threads together, over their number."""
-        spent: dict[str, list[dict[str, float]]] = {}
-
-        def timed(name: str, call: Callable[[], object]) -> None:
-            with native.timed_stages() as seconds:
-                call()
-            spent.setdefault(name, []).append(seconds)
-
+        """Seconds of our dense attention and of whole paths, and of their stages, which runs in turn with the others time."""
         paths = candidates.fused_paths(t, self.query_block)
+        spent: dict[str, list[dict[str, float]]] = {name: [] for name in paths}
+
+        def timed(name: str) -> None:
+            spent[name].append(candidates.stage_seconds(paths[name]))
+
         calls = {"own dense": candidates.baselines(t)["own dense"]} | paths
-        calls |= {_TIMED.format(name): partial(timed, name, call) for name, call in paths.items()}
-        figures = {name: list(timing.seconds) for name, timing in interleave(calls, rounds=self.rounds, warmup=2).items()}
-        threads = torch.get_num_threads()
+        calls |= {f"{name}, its stages": partial(timed, name) for name in paths}
+        timings = interleave(calls, rounds=self.rounds, warmup=2)
+        figures = {name: list(timings[name].seconds) for name in ("own dense", *paths)}
         for name in paths:
-            for stage in native.STAGES:
-                figures[f"{name}: {stage}"] = [seconds[stage] / threads for seconds in spent[name][2:]]
+            for stage in candidates.STAGES:
+                figures[f"{name}: {stage}"] = [seconds[stage] for seconds in spent[name][-self.rounds :]]
         return figures
 
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
@@ -253,7 +249,8 @@ class AttentionSpeed(Study):
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         figures = {f"attention_{part}": draw_attention_speed(rows, part) for part in AXES if (rows.part == part).any()}
-        figures |= {"attention_stages": draw_stages(rows)} if (rows.part == "stages").any() else {}
+        stages = rows[rows.part == "stages"]
+        figures |= {} if stages.empty else {"attention_stages": draw_stages(stages)}
         return figures | ({"attention_roofline": draw_roofline(rows)} if (rows.part == "chunk").any() else {})
 
     def table(self, rows: pd.DataFrame, title: str) -> Group:
@@ -300,8 +297,8 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
 
 
 def _stage_rows(one: Callable[..., AttentionRow], timings: dict[str, Timing]) -> Iterator[AttentionRow]:
-    """The time of each path, of its stages, and what of the path is in none of them; how much longer it takes with its clocks
-    running, and how many times faster than our dense attention it is with them stopped."""
+    """The time of each path and of its stages; how many times as long it takes with the kernels' clocks running, and how many
+    times faster than our dense attention it is with them stopped."""
 
     def spread(method: str, metric: str, timing: Timing) -> AttentionRow:
         low, high = timing.quartiles_s
@@ -310,17 +307,15 @@ def _stage_rows(one: Callable[..., AttentionRow], timings: dict[str, Timing]) ->
 
     dense = timings["own dense"]
     yield spread("own dense", "time", dense)
-    for name in [name for name in timings if _TIMED.format(name) in timings]:
-        whole, n = timings[_TIMED.format(name)], len(dense.seconds)
-        stages = {stage: timings[f"{name}: {stage}"] for stage in native.STAGES}
-        inside = np.sum([timing.seconds for timing in stages.values()], axis=0)
+    for name in [name for name in timings if f"{name}: {OUTSIDE}" in timings]:
+        stages, n = {stage: timings[f"{name}: {stage}"] for stage in candidates.STAGES}, len(dense.seconds)
+        whole = Timing(tuple(np.sum([timing.seconds for timing in stages.values()], axis=0)))
         yield spread(name, "time", timings[name])
         yield one(name, "times faster than own dense", ratio(dense, timings[name]), "1", n)
         yield one(name, "time with stages timed", ratio(whole, timings[name]), "1", n)
         for stage, timing in stages.items():
             if any(timing.seconds):
                 yield spread(name, f"{STAGE}{stage}", timing)
-        yield spread(name, f"{STAGE}{OUTSIDE}", Timing(tuple(np.subtract(whole.seconds, inside))))
 
 
 def _part_table(rows: pd.DataFrame, title: str) -> Table:

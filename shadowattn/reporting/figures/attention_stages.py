@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from shadowattn.reporting.figures.attention_speed import caption
 from shadowattn.reporting.style import new_figure
 
 # How the metrics of stages begin, and the one of what is in no stage: quantising, packing, and threads that wait for others.
@@ -19,38 +18,61 @@ _COLOURS = {
     "spared heads": "tab:red",
     OUTSIDE: "0.7",
 }
-_NAMES = {"total (int8_fused), per row": "per row", "total (hierarchical), per row": "first look"}
+_CALLED = {
+    "total (int8_fused), per row": "per row",
+    "total (hierarchical), per row": "first look",
+    "per_row": "per row",
+    "hierarchical": "first look",
+}
+_DENSE = ("own dense", "own_dense")
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Stacked times of the stages of each path, a panel a shape and dtype, a bar a path and retention; our dense attention is a
-    line."""
-    rows = rows[rows.part == "stages"]
-    shapes, dtypes, retentions = rows["model"].unique(), rows.dtype.unique(), sorted(rows.retention.unique())
-    figure, axes = new_figure(columns=len(shapes), rows=len(dtypes))
-    axes = np.array(axes).reshape(len(dtypes), len(shapes))
-    paths = [name for name in rows.method.unique() if name != "own dense"]
+    """Stacked times of the stages of each path, a bar a path and retention; our dense attention is a line.
+
+    A panel a dtype and shape, or where all rows are of one model, a dtype and number of keys.
+    """
+    stages, dense = rows[rows.metric.str.startswith(STAGE)], rows[rows.method.isin(_DENSE) & (rows.metric == "time")]
+    by = "model" if stages.model.nunique() > 1 else "context_tokens"
+    dtypes, columns, retentions = stages.dtype.unique(), stages[by].unique(), sorted(stages.retention.unique())
+    figure, axes = new_figure(columns=len(columns), rows=len(dtypes))
+    axes = np.array(axes).reshape(len(dtypes), len(columns))
+    paths = list(stages.method.unique())
+    bars = [(path, at) for path in paths for at in retentions]
+    places = np.arange(len(bars)) + np.repeat(np.arange(len(paths)), len(retentions))  # a gap between paths
     for line, dtype in enumerate(dtypes):
-        for column, shape in enumerate(shapes):
-            axis, cell = axes[line, column], rows[(rows["model"] == shape) & (rows.dtype == dtype)]
-            values = cell.set_index(["method", "retention", "metric"]).value
-            bars = [(name, at) for name in paths for at in retentions]
-            places = np.arange(len(bars)) + np.repeat(np.arange(len(paths)), len(retentions))  # a gap between paths
-            bottom = np.zeros(len(bars))
+        for column, value in enumerate(columns):
+            axis, cell = axes[line, column], stages[(stages[by] == value) & (stages.dtype == dtype)]
+            values, bottom = cell.set_index(["method", "retention", "metric"]).value, np.zeros(len(bars))
             for stage, colour in _COLOURS.items():
-                heights = np.array([values.get((name, at, STAGE + stage), 0.0) for name, at in bars])
+                heights = np.array([values.get((path, at, STAGE + stage), 0.0) for path, at in bars])
                 axis.bar(places, heights, bottom=bottom, color=colour, label=stage, width=0.85)
                 bottom += heights
-            axis.axhline(cell[(cell.method == "own dense")].value.median(), color="0.3", linestyle="--", label="own dense")
-            axis.set_xticks(places, [f"{at:.0%}" if at * 100 % 1 == 0 else f"{at:.1%}" for _, at in bars], fontsize=6)
-            for index, name in enumerate(paths):
-                middle = places[index * len(retentions) : (index + 1) * len(retentions)].mean()
-                called = _NAMES.get(name, name.split(", ")[1])
-                axis.text(middle, -0.13, called, ha="center", va="top", fontsize=7, transform=axis.get_xaxis_transform())
-            axis.set_title(f"{shape}, {dtype}", fontsize=9)
-            axis.set_ylabel("ms" if not column else "")
+            level = dense[(dense[by] == value) & (dense.dtype == dtype)].value.median()
+            axis.axhline(level, color="0.3", linestyle="--", label="our dense attention")
+            axis.set_xticks(places, [f"{100 * at:g}%" for _, at in bars], fontsize=6)
+            for path, of_path in zip(paths, np.split(places, len(paths)), strict=True):
+                look = {"ha": "center", "va": "top", "fontsize": 7, "transform": axis.get_xaxis_transform()}
+                axis.text(of_path.mean(), -0.12, _called(path), **look)
+            axis.set_title(f"{value}, {dtype}" if by == "model" else f"{value} keys, {dtype}", fontsize=9)
+            axis.set_ylabel("" if column else "ms")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
-    first = rows.iloc[0]
-    figure.supxlabel(f"retention ({first.context_tokens} keys, chunk of {first.chunk_rows} queries)", fontsize=9)
-    figure.suptitle(caption(rows), fontsize=8)
+    figure.supxlabel("retention, by path", fontsize=9)
+    first = stages.iloc[0]
+    keys = f"{first.context_tokens} keys, " if by == "model" else ""
+    subject = f"{first.model} on {first.data}" if first.data != "random tensors" else first.data
+    chunk = f"{keys}chunk of {first.chunk_rows} queries"
+    figure.suptitle(
+        f"{subject}, {chunk}: stages timed in the kernels, over {first.threads} threads\n"
+        f"medians, n = {first.n} rounds · {first.kernel} · {first.measured}",
+        fontsize=8,
+    )
     return figure
+
+
+def _called(path: str) -> str:
+    """What a path is called below its bars: `shared_32` and `total (int8_fused), 32-row blocks, probability` are 32 rows."""
+    if path in _CALLED:
+        return _CALLED[path]
+    rows = path.removeprefix("shared_") if path.startswith("shared_") else path.split(", ")[1].split("-")[0]
+    return f"{rows} rows"

@@ -52,7 +52,17 @@ def test_rows_are_of_every_length_way_and_layer(folder):
     assert set(rows.path_kind[rows.metric == "mass_recall"]) == {"quality"}
     assert mass.between(0, 1).all()
     assert (mass.xs(0.5, level="retention") > mass.xs(0.1, level="retention")).all()
+    stages = rows[rows.metric.str.startswith("stage: ")]
+    assert set(stages.method) == {"per_row", "hierarchical", "shared_8"}
+    assert set(stages.unit) == {"ms"}
+    of = stages.groupby("method").metric.unique().map(set)
+    assert "stage: spared heads" in of["hierarchical"]
+    assert of["per_row"] - of["shared_8"] <= {"stage: attend alone"}
+    whole = stages.groupby(["method", "retention", "dtype", "context_tokens"]).value.sum()
+    assert len(whole) == 3 * 2 * 2 * 2
+    assert (whole > 0).all()
     assert (folder / "activation_speed.png").is_file()
+    assert (folder / "activation_stages.png").is_file()
     assert len(ActivationSpeed().table(rows, "tiny").renderables) == 2
 
 
