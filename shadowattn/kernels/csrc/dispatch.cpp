@@ -3,6 +3,7 @@
 #include "scratch.h"
 #include "stage_times.h"
 
+#include <chrono>
 #include <cstdlib>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -141,6 +142,11 @@ static int stages_timed = 0;
 static int64_t stage_times[SA_STAGES] = {};
 
 bool sa_times_stages() { return __atomic_load_n(&stages_timed, __ATOMIC_RELAXED) != 0; }
+
+int64_t sa_clock() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 void sa_spend(int stage, int64_t nanoseconds) { __atomic_fetch_add(stage_times + stage, nanoseconds, __ATOMIC_RELAXED); }
 
 extern "C" void shadowattn_time_stages(int timed, int64_t nanoseconds[SA_STAGES]) {
