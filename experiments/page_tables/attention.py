@@ -6,9 +6,11 @@ from collections.abc import Iterable
 import pandas as pd
 
 from experiments.page_tables.common import SHAPES, above, one, rows_of, source, table
+from experiments.studies import attention_candidates as candidates
 from experiments.studies.estimator_speed import break_even_keys, said_break_even
 from shadowattn.online.break_even import crossing
 from shadowattn.reporting.attention_targets import TARGETS
+from shadowattn.reporting.figures.attention_stages import STAGE
 from shadowattn.reporting.verdicts import gains
 
 _QWEN = ("qwen2-0.5b", "qwen2-1.5b")
@@ -373,6 +375,46 @@ def _activation_stages(name: str, keys: int) -> str:
     header.append("speed of attend, of dense attention's")
     n = f"{keys} keys, medians of {int(times.n.iloc[0])} rounds; speed: multiplications a second"
     return table(header, lines, name, n)
+
+
+_CLOCKED = {"per_row": "each row", "hierarchical": "each row, after a first look", "shared_32": "32 rows"}
+_LOOKED = "total (hierarchical), per row"
+
+
+def clocked_stages() -> str:
+    """Where the time of whole paths goes on SmolLM2's activations, by clocks in the kernels."""
+    rows = rows_of("activation_stages_smollm2")
+    stages = [STAGE + stage for stage in candidates.STAGES]
+    timed = rows[rows.metric.isin(stages)].set_index(["dtype", "method", "retention", "metric"]).value.to_dict()
+    lines = []
+    for dtype in rows.dtype.unique():
+        for method, label in _CLOCKED.items():
+            for at in sorted(rows[rows.method == method].retention.unique()):
+                of = [timed.get((dtype, method, at, stage), 0.0) for stage in stages]
+                lines.append([dtype, label, f"{at:.0%}", *(f"{time:.0f}" if time else "" for time in of), f"{sum(of):.0f}"])
+        dense = one(rows, dtype=dtype, method="own_dense", metric="time")
+        lines.append([dtype, "our dense attention", "", *[""] * len(stages), f"{dense:.0f}"])
+    header = ["milliseconds, all layers", "a list for", "of the keys", *candidates.STAGES, "all"]
+    n = f"8192 keys, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds of each stage"
+    return table(header, lines, "activation_stages_smollm2", n)
+
+
+def looked_stages() -> str:
+    """The share of each stage in the time of `hierarchical` at a fifth of 32768 keys, and what of it spared heads are."""
+    rows = rows_of("attention_stages_32768")
+    values = rows[(rows.retention == 0.2) & (rows.method == _LOOKED)].set_index(["model", "dtype", "metric"]).value.to_dict()
+    cases = [(model, dtype) for model in SHAPES for dtype in ("float32", "bfloat16")]
+    whole = {case: sum(values.get((*case, STAGE + stage), 0.0) for stage in candidates.STAGES) for case in cases}
+
+    def shares(stage: str, model: str) -> str:
+        of = [(model, dtype) for dtype in ("float32", "bfloat16")]
+        return " · ".join(f"{values.get((*case, STAGE + stage), 0.0) / whole[case]:.0%}" for case in of)
+
+    used = [stage for stage in candidates.STAGES if any((*case, STAGE + stage) in values for case in cases)]
+    lines = [[stage, *(shares(stage, model) for model in SHAPES)] for stage in used]
+    header = ["float32 · bfloat16", *SHAPES.values()]
+    n = f"32768 keys, 20% of them, medians of {int(rows.n.max())} rounds of each stage"
+    return table(header, lines, "attention_stages_32768", n)
 
 
 def peak_memory() -> str:

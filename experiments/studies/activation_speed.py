@@ -76,8 +76,8 @@ class ActivationSpeed(Study):
     the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
     estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
     sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and `choose`, products and
-    selection. `estimate`, the products alone, which no path computes apart, takes its turns apart, and so do the runs that say by
-    clocks in the kernels how long the stages of each path take. `mass_recall` is
+    selection. `estimate`, the products alone, which no path computes apart, takes its turns apart. So do the paths once more, of
+    whose stages clocks in the kernels then say how long they take. `mass_recall` is
     the share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
     Kernels are those of `level` where it names one, as another processor would run them, on this one's caches and clock.
     """
@@ -172,13 +172,13 @@ class ActivationSpeed(Study):
             for dtype in self.dtypes:
                 calls = self.calls(chunk, dtype, calibrated)
                 times = interleave(calls, rounds=self.rounds, warmup=_WARMUP)
-                for name, call in calls.items():
-                    if name not in _ONCE and _read(name)[2] != _CHOOSE:
-                        spent = [list(candidates.stage_seconds(call).values()) for _ in range(self.rounds)]
-                        stages.setdefault(f"{dtype} {name}", []).append(spent)
                 tensors = Captured(chunk, DTYPES[dtype], self.retentions[0])
                 products = {_ESTIMATE: candidates.stages(tensors, calibrated.key_offset)["estimate"]}
                 times |= interleave(products, rounds=self.rounds, warmup=_WARMUP)
+                clocked = {name: _Clocked(call) for name, call in calls.items() if name not in _ONCE and _is_path(name)}
+                interleave(clocked, rounds=self.rounds, warmup=_WARMUP)
+                for name, one in clocked.items():
+                    stages.setdefault(f"{dtype} {name}", []).append(one.seconds[-self.rounds :])
                 for name, timing in times.items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
                 for name, kept in self.masses(chunk, dtype, calibrated).items():
@@ -311,6 +311,22 @@ def _break_evens(rows: list[LayerTimeRow]) -> Iterator[LayerTimeRow]:
     for some in found.values():
         value = break_even_keys({row.context_tokens: row.value for row in some})
         yield replace(some[-1], metric="break_even_keys", value=value, unit="keys", low=value, high=value)
+
+
+class _Clocked:
+    """A call whose stages are timed each time, in the order of `candidates.STAGES`."""
+
+    def __init__(self, call: candidates.Call):
+        self._call = call
+        self.seconds: list[list[float]] = []
+
+    def __call__(self) -> None:
+        self.seconds.append(list(candidates.stage_seconds(self._call).values()))
+
+
+def _is_path(key: str) -> bool:
+    """Whether a candidate of `_key` gives the output of attention."""
+    return _read(key)[2] != _CHOOSE
 
 
 def _key(retention: float, block: int, estimator: str) -> str:

@@ -61,12 +61,12 @@ def draw(rows: pd.DataFrame) -> Figure:
     first = stages.iloc[0]
     keys = f"{first.context_tokens} keys, " if by == "model" else ""
     subject = f"{first.model} on {first.data}" if first.data != "random tensors" else first.data
-    chunk = f"{keys}chunk of {first.chunk_rows} queries"
-    figure.suptitle(
-        f"{subject}, {chunk}: stages timed in the kernels, over {first.threads} threads\n"
+    said = [
+        f"{subject}, {keys}chunk of {first.chunk_rows} queries",
+        f"stages timed in the kernels, over {first.threads} threads",
         f"medians, n = {first.n} rounds · {first.kernel} · {first.measured}",
-        fontsize=8,
-    )
+    ]
+    figure.suptitle(("\n" if len(columns) == 1 else " · ").join(said), fontsize=8)
     return figure
 
 
