@@ -22,6 +22,7 @@ from shadowattn.evaluation.generation import DenseContinuations, divergence
 from shadowattn.evaluation.perplexity import by_octave, token_losses
 from shadowattn.evaluation.tasks import scores
 from shadowattn.method import Method
+from shadowattn.models.place import place_label
 from shadowattn.online.attention import Counters
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_device import Int8Device
@@ -183,18 +184,25 @@ class Dense:
 
     @classmethod
     def of(cls, lab: Lab, windows: Tensor) -> "Dense":
-        """Raises `InputError` where the disk has no room for the logits."""
         model, chunk_tokens, evaluation = lab.loaded.model, lab.of("graphs").chunk_tokens, lab.of("evaluation")
         logits = DenseLogits(model, windows[: divergence_windows(lab)], chunk_tokens=chunk_tokens, folder=lab.folder)
-        free = shutil.disk_usage(lab.folder).free
-        if lab.place.type == "cpu" and free < logits.nbytes:
-            raise InputError(
-                f"evaluation.divergence_windows: the logits of {len(logits)} windows take {logits.nbytes / 1e9:.3g} GB, and the "
-                f"disk of {lab.folder} has {free / 1e9:.3g} GB left; use fewer, or another folder by paths.results"
-            )
         first, tokens = windows[: evaluation.fidelity_windows], evaluation.generated_tokens
         continuations = DenseContinuations(model, first, tokens=tokens, chunk_tokens=chunk_tokens) if tokens else None
         return cls(logits, continuations)
+
+    def check_room(self, lab: Lab) -> None:
+        """Raises `InputError` where the disk, or the GPU's memory, has no room for the logits."""
+        if lab.place.type == "cpu":
+            free, where, remedy = shutil.disk_usage(lab.folder).free, f"the disk of {lab.folder}", "set paths.results elsewhere"
+        else:
+            free, where, remedy = torch.cuda.mem_get_info(lab.place)[0], place_label(lab.place), "use model.device=cpu"
+        if free < self.logits.nbytes:
+            asked = lab.of("evaluation").divergence_windows
+            name = "evaluation.fidelity_windows" if asked is None else "evaluation.divergence_windows"
+            raise InputError(
+                f"{name}: the logits of {len(self.logits)} windows take {self.logits.nbytes / 1e9:.3g} GB, and {where} has "
+                f"{free / 1e9:.3g} GB left; use fewer, or {remedy}"
+            )
 
 
 def divergence_windows(lab: Lab) -> int:

@@ -154,6 +154,11 @@ def _check_evaluation(lab: "Lab") -> None:
     check_count("evaluation.windows", evaluation.windows)
     check_count("evaluation.fidelity_windows", evaluation.fidelity_windows, least=0)
     check_count("evaluation.divergence_windows", evaluation.divergence_windows, least=0)
+    if (evaluation.divergence_windows or 0) > evaluation.windows:
+        raise InputError(
+            f"evaluation.divergence_windows: expected at most evaluation.windows={evaluation.windows}, got "
+            f"{evaluation.divergence_windows}; set evaluation.windows too"
+        )
     check_count("evaluation.generated_tokens", evaluation.generated_tokens, least=0)
     check_count("evaluation.context_tokens", evaluation.context_tokens, least=2)
     if evaluation.generated_tokens and not evaluation.fidelity_windows:

@@ -378,31 +378,34 @@ def _activation_stages(name: str, keys: int) -> str:
 
 
 _CLOCKED = {"per_row": "each row", "hierarchical": "each row, after a first look", "shared_32": "32 rows"}
-_LOOKED = "total (hierarchical), per row"
+_LOOKED, _FIFTH = "total (hierarchical), per row", 0.2
 
 
 def clocked_stages() -> str:
     """Where the time of whole paths goes on SmolLM2's activations, by clocks in the kernels."""
     rows = rows_of("activation_stages_smollm2")
+    (keys,) = rows.context_tokens.unique()
     stages = [STAGE + stage for stage in candidates.STAGES]
     timed = rows[rows.metric.isin(stages)].set_index(["dtype", "method", "retention", "metric"]).value.to_dict()
-    lines = []
+    lines, quotients = [], []
     for dtype in rows.dtype.unique():
         for method, label in _CLOCKED.items():
             for at in sorted(rows[rows.method == method].retention.unique()):
                 of = [timed.get((dtype, method, at, stage), 0.0) for stage in stages]
                 lines.append([dtype, label, f"{at:.0%}", *(f"{time:.0f}" if time else "" for time in of), f"{sum(of):.0f}"])
+                quotients.append(sum(of) / one(rows, dtype=dtype, method=method, retention=at, metric="time"))
         dense = one(rows, dtype=dtype, method="own_dense", metric="time")
         lines.append([dtype, "our dense attention", "", *[""] * len(stages), f"{dense:.0f}"])
     header = ["milliseconds, all layers", "a list for", "of the keys", *candidates.STAGES, "all"]
-    n = f"8192 keys, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds of each stage"
+    n = f"{keys} keys, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds of each stage, whose sums are "
+    n += f"{min(quotients):.2f} to {max(quotients):.2f} of the times without clocks"
     return table(header, lines, "activation_stages_smollm2", n)
 
 
 def looked_stages() -> str:
     """The share of each stage in the time of `hierarchical` at a fifth of 32768 keys, and what of it spared heads are."""
     rows = rows_of("attention_stages_32768")
-    values = rows[(rows.retention == 0.2) & (rows.method == _LOOKED)].set_index(["model", "dtype", "metric"]).value.to_dict()
+    values = rows[(rows.retention == _FIFTH) & (rows.method == _LOOKED)].set_index(["model", "dtype", "metric"]).value.to_dict()
     cases = [(model, dtype) for model in SHAPES for dtype in ("float32", "bfloat16")]
     whole = {case: sum(values.get((*case, STAGE + stage), 0.0) for stage in candidates.STAGES) for case in cases}
 
@@ -413,7 +416,9 @@ def looked_stages() -> str:
     used = [stage for stage in candidates.STAGES if any((*case, STAGE + stage) in values for case in cases)]
     lines = [[stage, *(shares(stage, model) for model in SHAPES)] for stage in used]
     header = ["float32 · bfloat16", *SHAPES.values()]
-    n = f"32768 keys, 20% of them, medians of {int(rows.n.max())} rounds of each stage"
+    (keys,), slower = rows.context_tokens.unique(), rows[rows.metric == "time with stages timed"].value
+    n = f"{keys} keys, {_FIFTH:.0%} of them, medians of {int(rows.n.max())} rounds of each stage; with clocks paths take "
+    n += f"{slower.min():.2f} to {slower.max():.2f} times as long"
     return table(header, lines, "attention_stages_32768", n)
 
 

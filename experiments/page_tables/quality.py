@@ -155,6 +155,23 @@ def output_errors() -> str:
 _SHARES = (0.05, 0.1, 0.2)
 
 
+def loss_and_divergence() -> str:
+    """How far pairs of methods are apart on the same windows: by loss, and by divergence from dense attention."""
+    rows = rows_of("headline_wikitext")
+    by = {kind: gains(rows, kind).set_index(["method", "rival", "retention"]) for kind in ("loss", "divergence")}
+    lines = []
+    for method, rival in dict.fromkeys(place[:2] for place in by["loss"].index):
+        for kind, found in by.items():
+            cells = [found.loc[(method, rival, at)] for at in _SHARES]
+            said = (f"{above(one)}{'' if one.verdict in ('better', 'worse') else ' ='}" for one in cells)
+            lines.append([f"`{method}` above `{rival}`" if kind == "loss" else "", kind, *said])
+    header = ["nat", "", *(f"{at:.0%} of the keys" for at in _SHARES)]
+    counted = {kind: (int(found.n.iloc[0]), len(found)) for kind, found in by.items()}
+    (windows, pairs), (compared, _) = counted["loss"], counted["divergence"]
+    n = f"95 % intervals, paired; n = {windows} windows, {compared} for the divergence"
+    return table(header, lines, "headline_wikitext", f"{n}; = p > 0.05, Holm-corrected over {pairs} comparisons of each kind")
+
+
 def model_sizes() -> str:
     """What an estimate and a window lose on models of three sizes."""
     shown = [("npu_full", 1.0), *((method, at) for at in (0.1, 0.2) for method in ("int8_uniform", "streaming"))]

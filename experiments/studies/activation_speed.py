@@ -175,7 +175,7 @@ class ActivationSpeed(Study):
                 tensors = Captured(chunk, DTYPES[dtype], self.retentions[0])
                 products = {_ESTIMATE: candidates.stages(tensors, calibrated.key_offset)["estimate"]}
                 times |= interleave(products, rounds=self.rounds, warmup=_WARMUP)
-                clocked = {name: _Clocked(call) for name, call in calls.items() if name not in _ONCE and _is_path(name)}
+                clocked = {name: _Clocked(call) for name, call in calls.items() if name not in _ONCE and _is_clocked(name)}
                 interleave(clocked, rounds=self.rounds, warmup=_WARMUP)
                 for name, one in clocked.items():
                     stages.setdefault(f"{dtype} {name}", []).append(one.seconds[-self.rounds :])
@@ -324,9 +324,10 @@ class _Clocked:
         self.seconds.append(list(candidates.stage_seconds(self._call).values()))
 
 
-def _is_path(key: str) -> bool:
-    """Whether a candidate of `_key` gives the output of attention."""
-    return _read(key)[2] != _CHOOSE
+def _is_clocked(key: str) -> bool:
+    """Whether a candidate of `_key` gives the output of attention, by kernels that time their stages."""
+    _, block, estimator = _read(key)
+    return estimator != _CHOOSE and candidates.times_stages(block)
 
 
 def _key(retention: float, block: int, estimator: str) -> str:

@@ -33,8 +33,8 @@ BASELINES = ("sdpa", "own dense")
 FLEX_BLOCK = 64
 _OTHER_LAYERS_BYTES = 256 << 20  # eight times the last-level cache of the machine whose rows are published
 LOOKED = {"candidates": 1.25, "block_rows": 64, "flat_share": 0.1}  # as conf/estimator/hierarchical.yaml has them
-# Where the time of a whole path goes: the kernels' own stages, and what is in none of them, as quantising, packing, and threads
-# that wait for others.
+# Where the time of a whole path goes: the kernels' own stages, and what is in none of them, as torch's operators, scales,
+# packing, and threads that wait for others.
 STAGES = (*native.STAGES, OUTSIDE)
 Call = Callable[[], object]
 
@@ -104,11 +104,16 @@ def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
 
 
 def stage_seconds(call: Call) -> dict[str, float]:
-    """Seconds of one call by `STAGES`, which make up all of it: what all threads spent in a stage over their number."""
+    """Seconds of one call by `STAGES`, which make up all of it: what all threads spent in a stage over their number.
+
+    Raises `RuntimeError` where no kernel timed a stage: then nothing is known of it.
+    """
     start, threads = time.perf_counter(), torch.get_num_threads()
     with native.timed_stages() as seconds:
         call()
     spent = {stage: of_all / threads for stage, of_all in seconds.items()}
+    if not any(spent.values()):
+        raise RuntimeError("expected a path of the fused kernels, which time their stages, got one that timed none")
     return spent | {OUTSIDE: time.perf_counter() - start - sum(spent.values())}
 
 
@@ -190,6 +195,11 @@ def fused_paths(t: Tensors, block: int) -> dict[str, Call]:
     """The native paths: lists of one row, also after a first look, and of `block` rows by pooled probabilities."""
     paths = totals(t, 1, estimators=("int8_fused",)) | totals(t, 1, estimators=("hierarchical",))
     return paths | totals(t, block, "probability", ("int8_fused",))
+
+
+def times_stages(query_block: int) -> bool:
+    """Whether lists of so many rows are made and read by the fused kernels, which time their stages."""
+    return Int8Fused().attends(Rule(query_block, "probability"), NativeKernels())
 
 
 def whole_paths(t: Tensors, block: int) -> dict[str, Call]:

@@ -127,6 +127,14 @@ class AttentionSpeed(Study):
         for name, values in (("retention", [self.retention]), ("retentions", self.retentions)):
             if not all(0 < value <= 1 for value in values):
                 raise InputError(f"study.{name}: expected shares of the visible keys, in (0, 1], got {values}")
+        for name in ("retentions", "lengths", "decode_keys"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise InputError(f"study.{name}: expected none twice, got {list(getattr(self, name))}")
+        if "stages" in self.parts and (self.query_block == 1 or not candidates.times_stages(self.query_block)):
+            raise InputError(
+                f"study.query_block: the kernels time stages of lists of 4 to 64 rows, got {self.query_block}; leave stages out "
+                "of study.parts"
+            )
         if self.level is not None and (others := sorted({"machine", "memory"} & set(self.parts))):
             raise InputError(
                 f"study.level: {' and '.join(others)} are measured at the processor's own level; leave them out of study.parts"

@@ -173,6 +173,8 @@ class Quality(Study):
         held_to, floor = Dense.of(lab, windows), unigram_loss(windows)
         methods = self.methods(lab)
         cells = [(name, retention) for retention in lab.retentions for name in methods]
+        if not all(units.has(cell_key(*cell)) for cell in [*((name, 1.0) for name in lab.full), *cells]):
+            held_to.check_room(lab)
         profiles = {cell: lab.offline.profile(methods[cell[0]].allocator, cell[1]) for cell in cells}
         for name in methods:
             say(f"retention: {name}, {_means(profiles[name, lab.retentions[0]])}")

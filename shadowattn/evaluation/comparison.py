@@ -3,8 +3,8 @@
 Every method runs on the same windows, so a comparison takes the difference window by window and what windows have in common
 drops out. Its p-value is that of the two-sided sign-flip permutation test of the mean (Fisher): under the null hypothesis a
 difference is as likely to have the other sign. Nothing is assumed of the shape of its distribution; windows count as
-independent. A study that makes many comparisons corrects all of them together by Holm's method, which bounds the chance of a
-single false "better" or "worse" by `LEVEL`.
+independent. A study that makes many comparisons corrects all of one kind together by Holm's method, which bounds the chance of a
+single false "better" or "worse" among them by `LEVEL`; those by loss are one kind, those by divergence another.
 """
 
 import math
@@ -47,10 +47,10 @@ def compare(losses: Mapping[Hashable, Sequence[float]], pairs: Sequence[tuple[Ha
 
 def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     if len(first) != len(second) or not len(first):
-        raise ValueError(f"paired losses: expected the same windows for both methods, got {len(first)} and {len(second)}")
+        raise ValueError(f"paired values: expected the same windows for both methods, got {len(first)} and {len(second)}")
     pair = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if not np.isfinite(pair).all():
-        raise ValueError("paired losses: expected finite ones, got NaN or infinity; nothing can be said of such a method")
+        raise ValueError("paired values: expected finite ones, got NaN or infinity; nothing can be said of such a method")
     return pair
 
 

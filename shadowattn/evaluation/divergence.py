@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.errors import InputError
 from shadowattn.evaluation.perplexity import chunk_losses
 
 
@@ -42,12 +43,17 @@ class DenseLogits:
 
 
 def _in_file(parts: Sequence[Tensor], folder: Path | None) -> Tensor:
-    """The parts one after another, in a file without a name."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for part in parts:
-            file.write(part.contiguous().view(torch.uint8).numpy())
-        file.flush()
-        mapped = np.memmap(file, np.uint8, mode="c")
+    """The parts one after another, in a file without a name. Raises `InputError` where the disk takes no more."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for part in parts:
+                file.write(part.contiguous().view(torch.uint8).numpy())
+            file.flush()
+            mapped = np.memmap(file, np.uint8, mode="c")
+    except OSError as error:
+        raise InputError(
+            f"the logits of dense attention: {error}; make room on the disk of {folder or tempfile.gettempdir()}"
+        ) from error
     return torch.from_numpy(mapped).view(parts[0].dtype).view(-1, *parts[0].shape[1:])
 
 

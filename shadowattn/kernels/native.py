@@ -160,12 +160,15 @@ def library() -> ctypes.CDLL | None:
     for name, struct in _FUNCTIONS.items():
         getattr(loaded, f"shadowattn_{name}").argtypes = (c_int, POINTER(struct))
     loaded.shadowattn_level.restype = c_char_p
+    loaded.shadowattn_time_stages.argtypes = (c_int, POINTER(c_int64))
+    loaded.shadowattn_time_stages.restype = None
     return loaded
 
 
 def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     """A library of other source would read arguments from wrong places."""
-    expected, compiled = [ctypes.sizeof(struct) for struct in _FUNCTIONS.values()], (c_int64 * 64)()  # room for other interfaces
+    expected = [*(ctypes.sizeof(struct) for struct in _FUNCTIONS.values()), ctypes.sizeof(c_int64) * len(STAGES)]
+    compiled = (c_int64 * 64)()  # room for other interfaces
     try:
         loaded.shadowattn_struct_bytes(compiled)
         _ = loaded.shadowattn_set_threads, loaded.shadowattn_level, loaded.shadowattn_time_stages
@@ -264,7 +267,7 @@ def timed_stages() -> Iterator[dict[str, float]]:
     """Within, the fused paths time their stages: at the end the dictionary has the seconds of each of `STAGES`, of all threads
     together.
 
-    Of what any thread of the process calls meanwhile. Raises `InputError` inside another one.
+    Of what any thread of the process calls meanwhile. Raises `InputError` inside another one, and where no kernels were compiled.
     """
     loaded, nanoseconds, seconds = require(), (c_int64 * len(STAGES))(), {}
     if not _stage_clocks.acquire(blocking=False):

@@ -48,7 +48,7 @@ def comparisons(rows: pd.DataFrame, by: str = "loss") -> Table | str:
         return f"{scope}: too few windows to tell any two methods apart; set {_REMEDY[by]}"
     table = Table(
         "method", "against", "better at", "worse at", "retention", "gain, nat", "95 %", "p", "verdict",
-        title=f"{scope}: sign-flip test of {_PAIRED[by]}, p Holm-corrected; better or worse where p ≤ 0.05",
+        title=f"{scope}: sign-flip test of {_PAIRED[by]}, p Holm-corrected over these; better or worse where p ≤ 0.05",
         title_justify="left",
     )  # fmt: skip
     for (method, rival), line in gain_table.groupby(["method", "rival"], sort=False):

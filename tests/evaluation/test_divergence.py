@@ -1,10 +1,13 @@
 """How far a method moves the next-token distribution."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import shadowattn
 from shadowattn.engine.prefill import prefill_chunks
+from shadowattn.errors import InputError
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.perplexity import token_losses
 from shadowattn.online.estimators.random import Random
@@ -31,6 +34,20 @@ def test_dense_logits_are_the_models_and_leave_no_file(tmp_path):
     assert dense[0] is dense[0]
     assert dense.nbytes == sum(one.nbytes for one in (dense[0], dense[1]))
     assert not list(tmp_path.iterdir())
+
+
+def test_dense_logits_lie_in_files_and_not_in_memory(tmp_path):
+    model, ids = tiny_model(), windows()
+    dense = DenseLogits(model, ids, chunk_tokens=32, folder=tmp_path)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    _ = dense[0], dense[1]
+    assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 2
+
+
+def test_a_disk_that_takes_no_more_is_named(tmp_path):
+    model, ids = tiny_model(), windows()
+    with pytest.raises(InputError, match=r"the logits of dense attention: .*make room on the disk"):
+        _ = DenseLogits(model, ids, chunk_tokens=32, folder=tmp_path / "missing")[0]
 
 
 @torch.no_grad()

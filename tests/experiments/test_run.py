@@ -281,6 +281,11 @@ def test_a_sweep_runs_a_job_for_each_value(tiny_folder, tmp_path):
             ["evaluation.generated_tokens=9", "evaluation.fidelity_windows=0"],
             "evaluation.generated_tokens: 9 of each of no windows",
         ),
+        (["evaluation.divergence_windows=-1"], "evaluation.divergence_windows: expected at least 0, got -1"),
+        (
+            ["evaluation.divergence_windows=9", "evaluation.windows=8"],
+            "at most evaluation.windows=8, got 9",
+        ),
         (["estimator=top_p", "selection=shared_32"], "top_p gives single rows budgets of their own, got query_block=32"),
         (["estimator=top_p", "estimator.estimator=3"], "estimator.estimator: expected a part with settings of its own, got 3"),
         (["importance.race.first=1"], "first ≥ 2"),

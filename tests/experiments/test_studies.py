@@ -139,7 +139,7 @@ def test_a_disk_without_room_for_dense_logits_is_refused_by_the_settings_name(ru
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(total=9, used=9, free=0))
     with pytest.raises(SystemExit):
         run("default", "estimator=oracle", "allocator=uniform", "evaluation.fidelity_windows=2", "evaluation.windows=2")
-    assert "evaluation.divergence_windows: the logits of 2 windows take" in capsys.readouterr().err
+    assert "evaluation.fidelity_windows: the logits of 2 windows take" in capsys.readouterr().err
 
 
 def test_buckets_and_their_quality(run):

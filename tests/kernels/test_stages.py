@@ -1,6 +1,11 @@
 """The clocks in the fused paths: what runs is timed, and nothing while nobody asks."""
 
+import re
+import time
+from pathlib import Path
+
 import pytest
+import torch
 
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
@@ -47,6 +52,31 @@ def test_what_runs_is_timed_and_computes_the_same(level, estimator, rule, stages
     assert all(spent >= 0 for spent in seconds.values())
     assert again.equal(out)
     assert listed.indices.equal(selection.indices)
+
+
+def test_stages_are_called_as_the_interface_numbers_them():
+    header = (Path(native.__file__).parent / "csrc" / "abi.h").read_text()
+    enum = re.search(r"typedef enum \{([^}]*)\} SaStage;", header)[1]
+    words = {
+        "SA_LOOK": "first look",
+        "SA_LET_THROUGH": "let through",
+        "SA_ESTIMATE": "estimate",
+        "SA_CHOOSE": "select",
+        "SA_TOGETHER": "attend together",
+        "SA_ALONE": "attend alone",
+        "SA_SPARED": "spared heads",
+    }
+    *stages, last = (name.strip() for name in enum.split(","))
+    assert last == "SA_STAGES"
+    assert tuple(words[name] for name in stages) == native.STAGES
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule(32, "probability")])
+def test_the_stages_take_no_longer_than_the_threads_have(rule):
+    start = time.perf_counter()
+    with native.timed_stages() as seconds:
+        attended(Int8Fused(), rule)
+    assert sum(seconds.values()) <= (time.perf_counter() - start) * torch.get_num_threads()
 
 
 def test_nothing_is_timed_before_and_after():

@@ -140,17 +140,17 @@ typedef struct {
   int (*shared_step)(const SaRows*);
 } SaKernels;
 
-// The stages of the fused tasks: the first look of looked_rows, and packing what it let through; products of rows with keys; the
-// choice of keys by them; attention of rows together, and of each row alone. All of these are one stage of looked_rows where a head
-// is spared a first look.
+// The stages of the fused tasks: the first look of looked_rows, and packing what it let through; quantising rows, and their products
+// with keys; the choice of keys by them, with what is multiplied again for ties; attention of rows together, and of each row alone. All
+// of these are one stage of looked_rows where a head is spared a first look.
 typedef enum { SA_LOOK, SA_LET_THROUGH, SA_ESTIMATE, SA_CHOOSE, SA_TOGETHER, SA_ALONE, SA_SPARED, SA_STAGES } SaStage;
 
 // The name of an instruction-set level that this build has and this processor runs, from 0 for the lowest; NULL after the last one. The
 // functions below take those numbers alone.
 SA_API const char* shadowattn_level(int level);
-// Bytes of what each of the functions below takes, in their order, so that a caller of other declarations is found out before it
-// calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[9]);
+// Bytes of what each of the functions below takes, in their order, and of what shadowattn_time_stages writes, so that a caller of other
+// declarations is found out before it calls.
+SA_API void shadowattn_struct_bytes(int64_t bytes[10]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);
 // Nanoseconds of all threads in each stage since the last call, while stages were timed; from now on they are where `timed` is not 0.

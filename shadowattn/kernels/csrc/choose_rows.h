@@ -194,6 +194,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
     else if (sinks + recent == kept) set_bits(bits.row(r), 0, sinks), set_bits(bits.row(r), n - recent, n);
     else pending |= 1 << r, longest = max_of(longest, n);
   }
+  laps->end(stages.products);  // quantising too
   const Isa::Tiles tiles;
   const Mapping whole = whole_range(dim);
   Mapping mappings[kRowsAtOnce];

@@ -155,10 +155,10 @@ extern "C" void shadowattn_time_stages(int timed, int64_t nanoseconds[SA_STAGES]
     nanoseconds[stage] = __atomic_exchange_n(stage_times + stage, int64_t{0}, __ATOMIC_RELAXED);
 }
 
-extern "C" void shadowattn_struct_bytes(int64_t bytes[9]) {
+extern "C" void shadowattn_struct_bytes(int64_t bytes[10]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
   bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
-  bytes[8] = sizeof(SaRows);
+  bytes[8] = sizeof(SaRows), bytes[9] = SA_STAGES * sizeof(int64_t);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kernels_of(level).attend(x); }

@@ -67,6 +67,7 @@ int looked_rows_of(const SaLookedRows& a) {
     Laps laps;
     Seed mean_seed, seed;
     look_first<T>(e, look, head, from, rows, &mean_seed, looked, memory, &laps);
+    laps.end(SA_LOOK);
     for (int64_t first = from; first < from + rows; first += look.rows) {
       const int64_t count = min_of(look.rows, from + rows - first), seen = e.to.candidates[first + count - 1];
       uint64_t* bits = looked.row((first - from) / look.rows);

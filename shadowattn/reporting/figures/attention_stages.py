@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from shadowattn.reporting.style import new_figure
 
-# How the metrics of stages begin, and the one of what is in no stage: quantising, packing, and threads that wait for others.
+# How the metrics of stages begin, and the one of what is in no stage: torch's operators, packing, and threads that wait.
 STAGE, OUTSIDE = "stage: ", "outside of tasks"
 _COLOURS = {
     "first look": "tab:purple",

@@ -199,7 +199,7 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
     ("arguments", "message"),
     [
         (["study.rounds=0"], "study.rounds: expected at least 1, got 0"),
-        (["study.parts=[chunk,speed]"], "study.parts: expected one of chunk, machine, gather"),
+        (["study.parts=[chunk,speed]"], "study.parts: expected one of chunk, stages, machine, gather"),
         (
             ["study.shapes=[llama]"],
             "expected one of phonelm-0.5b, phonelm-1.5b, qwen2-0.5b, qwen2-1.5b, smollm2-135m, got 'llama'",
