@@ -142,6 +142,7 @@ _RACES = {
     "racing": "bundled model",
     "racing_stories260k": "stories260K",
     "racing_smollm2": "SmolLM2",
+    "racing_stdlib": "SmolLM2, standard library",
 }
 _RACED = {
     "racing": "racing",
