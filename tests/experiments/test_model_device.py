@@ -28,6 +28,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))  # bytes: free, and all
     with elsewhere() as copies:
         yield copies
 
@@ -67,6 +68,13 @@ def test_every_kind_of_method_is_measured_on_the_gpu(gpu, run):
     assert_alike(*pair, ["loss", "density", "mean_retention", *fidelity], rtol=1e-3)
     assert {"npu_full", "oracle", "random", "streaming", "shadowattn", "dense"} == set(pair[1].method)
     assert max(gpu.down) < 9000  # a sample of a weight, for the fingerprint; keys and logits are larger
+
+
+def test_a_gpu_without_room_for_dense_logits_is_refused(gpu, run, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 40))
+    with pytest.raises(SystemExit):
+        run("default", *FUSED, "model.device=cuda", "evaluation.divergence_windows=2")
+    assert f"evaluation.divergence_windows: the logits of 2 windows take 9.83e-05 GB, and {GPU} has" in capsys.readouterr().err
 
 
 def test_recall_and_shared_lists_are_measured_on_the_gpu(gpu, run):
