@@ -141,7 +141,7 @@ def importance_speed() -> str:
 _RACES = {
     "racing": "bundled model",
     "racing_stories260k": "stories260K",
-    "racing_smollm2": "SmolLM2",
+    "racing_smollm2": "SmolLM2, WikiText-2",
     "racing_stdlib": "SmolLM2, standard library",
 }
 _RACED = {
@@ -166,7 +166,7 @@ def racing() -> str:
             ])  # fmt: skip
     orders = int(rows_of("racing").n.max())
     header = ["", "times fewer forward passes", "rank correlation of heads", "largest difference of a retention"]
-    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other models from their own files")
+    return table(header, lines, "racing", f"median (worst) of {orders} orders; the other models and texts from their own files")
 
 
 def allocators() -> str:
