@@ -46,7 +46,7 @@ def test_every_course_keeps_the_rules(data, queue_heads, cores, device):
     last = max(span.end_us for span in timeline.spans)
     assert last >= makespan(work, plan) * (1 - 1e-9) - 1e-6
     total = sum(work.select_us) + sum(work.attend_us) + (sum(w.estimate_us for w in work.launches) if device == "CPU" else 0)
-    assert last >= total / cores * (1 - 1e-9)
+    assert last >= total / cores * (1 - 1e-9) - 1e-6  # a task is over with 10⁻⁹ µs left of it
 
 
 @given(st.data())
