@@ -175,10 +175,11 @@ class ActivationSpeed(Study):
                 tensors = Captured(chunk, DTYPES[dtype], self.retentions[0])
                 products = {_ESTIMATE: candidates.stages(tensors, calibrated.key_offset)["estimate"]}
                 times |= interleave(products, rounds=self.rounds, warmup=_WARMUP)
-                clocked = {name: _Clocked(call) for name, call in calls.items() if name not in _ONCE and _is_clocked(name)}
+                clocked = {name: candidates.Clocked(call) for name, call in calls.items() if _is_clocked(name)}
                 interleave(clocked, rounds=self.rounds, warmup=_WARMUP)
                 for name, one in clocked.items():
-                    stages.setdefault(f"{dtype} {name}", []).append(one.seconds[-self.rounds :])
+                    rounds = [list(spent.values()) for spent in one.seconds[-self.rounds :]]
+                    stages.setdefault(f"{dtype} {name}", []).append(rounds)
                 for name, timing in times.items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
                 for name, kept in self.masses(chunk, dtype, calibrated).items():
@@ -313,19 +314,10 @@ def _break_evens(rows: list[LayerTimeRow]) -> Iterator[LayerTimeRow]:
         yield replace(some[-1], metric="break_even_keys", value=value, unit="keys", low=value, high=value)
 
 
-class _Clocked:
-    """A call whose stages are timed each time, in the order of `candidates.STAGES`."""
-
-    def __init__(self, call: candidates.Call):
-        self._call = call
-        self.seconds: list[list[float]] = []
-
-    def __call__(self) -> None:
-        self.seconds.append(list(candidates.stage_seconds(self._call).values()))
-
-
 def _is_clocked(key: str) -> bool:
-    """Whether a candidate of `_key` gives the output of attention, by kernels that time their stages."""
+    """Whether a candidate of `calls` is a whole sparse path, by kernels that time their stages."""
+    if key in _ONCE:
+        return False
     _, block, estimator = _read(key)
     return estimator != _CHOOSE and candidates.times_stages(block)
 

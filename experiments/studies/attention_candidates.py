@@ -117,6 +117,17 @@ def stage_seconds(call: Call) -> dict[str, float]:
     return spent | {OUTSIDE: time.perf_counter() - start - sum(spent.values())}
 
 
+class Clocked:
+    """A call whose stages are timed each time: `seconds` has what `stage_seconds` gave, in turn."""
+
+    def __init__(self, call: Call):
+        self._call = call
+        self.seconds: list[dict[str, float]] = []
+
+    def __call__(self) -> None:
+        self.seconds.append(stage_seconds(self._call))
+
+
 def totals(
     t: Tensors,
     block: int,

@@ -223,18 +223,14 @@ class AttentionSpeed(Study):
     def _stages(self, t: Tensors) -> dict[str, list[float]]:
         """Seconds of our dense attention and of whole paths, and of their stages, which runs in turn with the others time."""
         paths = candidates.fused_paths(t, self.query_block)
-        spent: dict[str, list[dict[str, float]]] = {name: [] for name in paths}
-
-        def timed(name: str) -> None:
-            spent[name].append(candidates.stage_seconds(paths[name]))
-
+        clocked = {name: candidates.Clocked(call) for name, call in paths.items()}
         calls = {"own dense": candidates.baselines(t)["own dense"]} | paths
-        calls |= {f"{name}, its stages": partial(timed, name) for name in paths}
+        calls |= {f"{name}, its stages": call for name, call in clocked.items()}
         timings = interleave(calls, rounds=self.rounds, warmup=2)
         figures = {name: list(timings[name].seconds) for name in ("own dense", *paths)}
-        for name in paths:
+        for name, one in clocked.items():
             for stage in candidates.STAGES:
-                figures[f"{name}: {stage}"] = [seconds[stage] for seconds in spent[name][-self.rounds :]]
+                figures[f"{name}: {stage}"] = [seconds[stage] for seconds in one.seconds[-self.rounds :]]
         return figures
 
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
