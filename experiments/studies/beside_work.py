@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ LOADS = {
 # How libgomp's threads wait for work: spinning, which is its default, or asleep, as `experiments.run` sets it.
 WAITING = {"spinning": "300000", "asleep": "0"}
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
+Spent = dict[str, dict[str, dict[str, list[float]]]]  # by load, way to attend, and clock, `wall` or `cpu`: seconds of each round
 _BASELINE = candidates.BASELINES[0]
 
 
@@ -66,6 +68,9 @@ class BesideWork(Study):
     ours that multiplies matrices. They run by turns for `rounds` rounds, are stopped in between, and every way to attend is timed
     within each turn. Once for each of `waiting`: libgomp's threads, torch's and ours, spin while they wait, which is what a user
     of the library has, or sleep.
+
+    Beside its time each call has the process's processor time, of all threads: a call slows down since it needs more of that, as
+    threads that spin and caches that others filled do, or since it has fewer of the cores.
     """
 
     shapes: list[str] = field(default_factory=lambda: ["smollm2-135m"])
@@ -78,7 +83,7 @@ class BesideWork(Study):
     retention: float = 0.2
     query_block: int = 32
     needs: ClassVar[tuple[str, ...]] = ("threads",)
-    headline: ClassVar[tuple[str, ...]] = ("slowdown", "slowdown_over_sdpa")
+    headline: ClassVar[tuple[str, ...]] = ("slowdown", "slowdown_over_sdpa", "cpu_time_over_quiet", "cores")
 
     def __post_init__(self):
         options = {"shapes": tuple(SHAPES), "dtypes": tuple(DTYPES), "loads": tuple(LOADS), "waiting": tuple(WAITING)}
@@ -109,11 +114,11 @@ class BesideWork(Study):
         row = replace(lab.timing_row(BesideRow), n=self.rounds, kernel=kernel, threads=torch.get_num_threads())
         for case, waiting in bar(cases, "cases"):
             key = f"{case.shape} {case.dtype_name} {case.keys} {case.rows} {case.retention:g} {waiting}"
-            seconds = units.get(key, partial(self._seconds, case, waiting))
-            rows += rows_of(replace(row, waiting=waiting), case, seconds)
+            spent = units.get(key, partial(self._spent, case, waiting))
+            rows += rows_of(replace(row, waiting=waiting), case, spent)
         return rows
 
-    def _seconds(self, case: Case, waiting: str) -> dict[str, dict[str, list[float]]]:
+    def _spent(self, case: Case, waiting: str) -> Spent:
         with _environment(GOMP_SPINCOUNT=WAITING[waiting]):
             return in_own_process(time_beside, case, self.query_block, list(self.loads), self.rounds)
 
@@ -124,24 +129,38 @@ class BesideWork(Study):
         return Group(*(_case_table(some, title) for _, some in rows.groupby(["model", "dtype", "waiting"], sort=False)))
 
 
-def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each way to attend beside each load, round by round. In a process of its own, whose environment says how
-    libgomp waits."""
+class _CpuClock:
+    """A call that notes the seconds of processor time that all threads of the process take for it."""
+
+    def __init__(self, call: Callable[[], object]):
+        self._call = call
+        self.seconds: list[float] = []
+
+    def __call__(self) -> None:
+        start = time.process_time()
+        self._call()
+        self.seconds.append(time.process_time() - start)
+
+
+def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> Spent:
+    """What each way to attend takes beside each load. In a process of its own, whose environment says how libgomp waits."""
     t = Tensors(case)
     calls: dict[str, Callable[[], object]] = candidates.baselines(t) | candidates.totals(t, 1)
     calls |= candidates.totals(t, 1, estimators=("hierarchical",))
     calls |= candidates.totals(t, query_block, "probability", ("int8_fused",))
     for call in calls.values():
         call()
-    seconds: dict[str, dict[str, list[float]]] = {load: {name: [] for name in calls} for load in loads}
+    spent: Spent = {load: {name: {"wall": [], "cpu": []} for name in calls} for load in loads}
     with Programs(loads, torch.get_num_threads()) as programs:
         for _ in range(rounds):
             for load in loads:
+                clocked = {name: _CpuClock(call) for name, call in calls.items()}
                 with programs.running(load):
-                    timings = interleave(calls, rounds=1, warmup=0)
+                    timings = interleave(clocked, rounds=1, warmup=0)
                 for name, timing in timings.items():
-                    seconds[load][name] += timing.seconds
-    return seconds
+                    spent[load][name]["wall"] += timing.seconds
+                    spent[load][name]["cpu"] += clocked[name].seconds
+    return spent
 
 
 class Programs:
@@ -221,29 +240,34 @@ def _environment(**changes: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def rows_of(row: BesideRow, case: Case, seconds: Mapping[str, Mapping[str, list[float]]]) -> Iterator[BesideRow]:
-    """Time beside each load, how many times that of the quiet machine it is, and that over what it is for torch's attention.
+def rows_of(row: BesideRow, case: Case, spent: Spent) -> Iterator[BesideRow]:
+    """Time beside each load, how many times that of the quiet machine it is, and that over what it is for torch's attention; the
+    processor time, how many times that of the quiet machine it is, and over the call's time, which is how many cores it had.
 
     Quotients are of a round's two times; medians and quartiles over rounds.
     """
     row = replace(row, model=case.shape, dtype=case.dtype_name)
     row = replace(row, context_tokens=case.keys, chunk_rows=case.rows, retention=case.retention)
-    for load, by_method in seconds.items():
+    for load, by_method in spent.items():
         for method, took in by_method.items():
-            slowdown = np.divide(took, seconds[QUIET][method])
-            over = slowdown / np.divide(by_method[_BASELINE], seconds[QUIET][_BASELINE])
+            quiet, cpu = spent[QUIET][method], took["cpu"]
+            slowdown = np.divide(took["wall"], quiet["wall"])
+            over = slowdown / np.divide(by_method[_BASELINE]["wall"], spent[QUIET][_BASELINE]["wall"])
             one = replace(row, load=load, method=method, **candidates.labels(method))
             for metric, values, unit in (
-                ("time", 1e3 * np.array(took), "ms"),
+                ("time", 1e3 * np.array(took["wall"]), "ms"),
                 ("slowdown", slowdown, "1"),
                 ("slowdown_over_sdpa", over, "1"),
+                ("cpu_time", 1e3 * np.array(cpu), "ms"),
+                ("cpu_time_over_quiet", np.divide(cpu, quiet["cpu"]), "1"),
+                ("cores", np.divide(cpu, took["wall"]), "1"),
             ):
                 low, median, high = np.percentile(values, (25, 50, 75))
                 yield replace(one, metric=metric, value=float(median), low=float(low), high=float(high), unit=unit)
 
 
 def _case_table(rows: pd.DataFrame, title: str) -> Table:
-    """A line a way to attend, a column a load: time, and how many times that of the quiet machine."""
+    """A line a way to attend, a column a load: time, how many times that of the quiet machine, and what that is due to."""
     first, cells = rows.iloc[0], rows.set_index(["load", "method", "metric"]).value
     loads = list(dict.fromkeys(rows.load))
     case = f"{first.model} {first['dtype']}, {first.context_tokens} keys, {first.retention:g}, threads {first.waiting}"
@@ -253,7 +277,8 @@ def _case_table(rows: pd.DataFrame, title: str) -> Table:
     for method in dict.fromkeys(rows.method):
         shown = []
         for load in loads:
-            time, slowdown, over = (cells[load, method, metric] for metric in ("time", "slowdown", "slowdown_over_sdpa"))
-            shown.append(f"{time:.1f}" + ("" if load == QUIET else f" (× {slowdown:.2f}, {over:.2f} of sdpa's)"))
+            of = {metric: cells[load, method, metric] for metric in ("time", "cores", *BesideWork.headline)}
+            due = f", × {of['slowdown']:.2f}: processor time × {of['cpu_time_over_quiet']:.2f}" if load != QUIET else ""
+            shown.append(f"{of['time']:.1f}{due}, {of['cores']:.2f} cores")
         table.add_row(method, *shown)
     return table

@@ -75,10 +75,14 @@ def test_a_program_ends_with_the_process_that_began_it():
     assert not computes(pid)
 
 
+def spent(seconds: list[float], cores: float) -> dict[str, list[float]]:
+    return {"wall": seconds, "cpu": [cores * one for one in seconds]}
+
+
 def test_slowdowns_are_of_the_same_round():
     quiet, loaded = (
-        {"sdpa": [1.0, 2.0, 4.0], "own dense": [1.0, 1.0, 1.0]},
-        {"sdpa": [2.0, 4.0, 8.0], "own dense": [3.0, 3.0, 9.0]},
+        {"sdpa": spent([1.0, 2.0, 4.0], 2), "own dense": spent([1.0, 1.0, 1.0], 2)},
+        {"sdpa": spent([2.0, 4.0, 8.0], 1), "own dense": spent([3.0, 3.0, 9.0], 1)},
     )
     rows = pd.DataFrame(rows_of(BesideRow(*[""] * 22), CASE, {QUIET: quiet, "one loop": loaded}))
     cells = rows.set_index(["load", "method", "metric"]).value
@@ -87,6 +91,17 @@ def test_slowdowns_are_of_the_same_round():
     assert cells["one loop", "own dense", "slowdown"] == 3
     assert cells["one loop", "own dense", "slowdown_over_sdpa"] == 1.5
     assert (cells[QUIET, :, "slowdown"] == 1).all()
+
+
+def test_a_slowdown_is_that_of_the_processor_time_times_that_of_the_cores():
+    quiet, loaded = {"sdpa": spent([1.0, 2.0, 4.0], 2)}, {"sdpa": spent([3.0, 6.0, 12.0], 0.8)}
+    rows = pd.DataFrame(rows_of(BesideRow(*[""] * 22), CASE, {QUIET: quiet, "one loop": loaded}))
+    cells = rows.set_index(["load", "method", "metric"]).value
+    assert cells["one loop", "sdpa", "cpu_time"] == pytest.approx(4800)
+    assert cells["one loop", "sdpa", "cpu_time_over_quiet"] == pytest.approx(1.2)
+    assert cells["one loop", "sdpa", "cores"] == pytest.approx(0.8)
+    assert cells[QUIET, "sdpa", "cores"] == 2
+    assert cells["one loop", "sdpa", "slowdown"] == pytest.approx(1.2 * 2 / 0.8)
 
 
 def test_every_way_to_attend_is_timed_beside_every_load(run, capsys):
@@ -101,7 +116,8 @@ def test_every_way_to_attend_is_timed_beside_every_load(run, capsys):
     assert (rows.low <= rows.value).all()
     assert (rows.value <= rows.high).all()
     assert (folder / "beside_work.png").is_file()
-    assert "of sdpa's" in capsys.readouterr().out
+    assert rows[rows.metric == "cores"].value.gt(0).all()
+    assert "processor time ×" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
