@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from experiments.own_process import peak_bytes
-from experiments.random_layers import Case, Tensors
+from experiments.random_layers import Tensors
 from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
@@ -22,7 +21,7 @@ from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
-from shadowattn.online.selection import BLOCK_SCORES, Rule
+from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.reporting.figures.attention_stages import OUTSIDE
 from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
@@ -148,7 +147,7 @@ def totals(
         return (
             _graph_total(t, rule)
             if estimator == "int8_graph"
-            else _fused_total(t, rule, _fused(t, estimator, first_look, key_offset))
+            else _fused_total(t, rule, fused(t, estimator, first_look, key_offset))
         )
 
     return {total_name(estimator, block, block_score): total(estimator) for estimator in estimators}
@@ -163,7 +162,7 @@ def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses, key_offse
     """The lists of single rows by which `totals` attends, by `int8_fused` or `hierarchical`."""
     rule, chunk = Rule(), t.chunk()
     lists = rule.lists(t.retention, t.positions)
-    return _fused(t, estimator, first_look, key_offset).attend(chunk, rule, lists, listed=True)[1]
+    return fused(t, estimator, first_look, key_offset).attend(chunk, rule, lists, listed=True)[1]
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
@@ -172,7 +171,8 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, estimator)
 
 
-def _fused(t: Tensors, name: str, first_look: FirstLookLosses | None, key_offset: KeyOffset | None) -> Int8Fused:
+def fused(t: Tensors, name: str, first_look: FirstLookLosses | None = None, key_offset: KeyOffset | None = None) -> Int8Fused:
+    """`int8_fused` or `hierarchical` with scales of q and k, as `totals` has them."""
     how = {"key_offset": key_offset, "layer": t.layer}
     if name == "int8_fused":
         return Int8Fused.of(t.q, t.k, **how)
@@ -211,34 +211,6 @@ def fused_paths(t: Tensors, block: int) -> dict[str, Call]:
 def times_stages(query_block: int) -> bool:
     """Whether lists of so many rows are made and read by the fused kernels, which time their stages."""
     return Int8Fused().attends(Rule(query_block, "probability"), NativeKernels())
-
-
-def whole_paths(t: Tensors, block: int) -> dict[str, Call]:
-    """All that gives the output of attention: what memory is measured of."""
-    return baselines(t) | {name: totals(t, *how)[name] for name, how in _every_total(block).items()}
-
-
-def _every_total(block: int) -> dict[str, tuple[int, str, tuple[str]]]:
-    """What `totals` takes for each path alone, by its name: lists of one row, also after a first look, and of blocks by every
-    score.
-    """
-    kinds = [(1, BLOCK_SCORES[0], estimator) for estimator in (*ESTIMATORS, "hierarchical")]
-    kinds += [(block, block_score, estimator) for block_score in BLOCK_SCORES for estimator in ESTIMATORS]
-    return {total_name(estimator, rows, score): (rows, score, (estimator,)) for rows, score, estimator in kinds}
-
-
-def peak_beyond_output(candidate: str, case: Case, block: int) -> int:
-    """Bytes that one of `whole_paths` needs at most beyond q, k, v and the output, with all that it prepares: packed keys, or the
-    baseline's mask. In a fresh process."""
-
-    def call(t: Tensors) -> None:
-        # Only this one is made: what others prepare would stay in the process, and count.
-        paths = baselines(t) if candidate in BASELINES else totals(t, *_every_total(block)[candidate])
-        paths[candidate]()
-
-    call(Tensors(replace(case, keys=min(case.keys, 1024))))  # libraries and kernels load on first use
-    t = Tensors(case)
-    return max(0, peak_bytes(lambda: call(t)) - t.q.numel() * t.q.element_size())
 
 
 def flex(t: Tensors) -> dict[str, Call]:

@@ -24,6 +24,7 @@ from experiments.random_layers import SHAPES, Case, Tensors
 from experiments.refusals import check_choice, check_count
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.attention_candidates import BASELINES, FLEX_BLOCK
+from experiments.studies.attention_memory import every_path, peak_beyond_output
 from experiments.studies.base import Study
 from shadowattn.artifacts import versions
 from shadowattn.errors import InputError
@@ -202,10 +203,10 @@ class AttentionSpeed(Study):
 
     def _figures(self, part: str, case: Case) -> dict[str, list[float]]:
         """Seconds of each candidate in each round; bytes where the part is `memory`."""
-        t = Tensors(case)
         if part == "memory":
-            names = candidates.whole_paths(t, self.query_block)
-            return {name: [in_own_process(candidates.peak_beyond_output, name, case, self.query_block)] for name in names}
+            paths = every_path(self.query_block)
+            return {path: [in_own_process(peak_beyond_output, path, case, self.query_block)] for path in paths}
+        t = Tensors(case)
         if part == "stages":
             return self._stages(t)
         rounds, warmup = {

@@ -13,11 +13,11 @@ from shadowattn.types import MOST_TILE_ROWS, Heads, Lists, Selection, UnionTiles
 
 # Gathered K and V of one tile. On a CPU a tile beyond the caches' size gains nothing and only costs memory; on a GPU every tile
 # is a dozen launches, which cost more than its arithmetic (on an H100 the larger size takes a third of the time off).
-_CPU_TILE_BYTES, _GPU_TILE_BYTES = 16 << 20, 256 << 20
+_CPU_TILE_BYTES, _GPU_TILE_BYTES = 4 << 20, 256 << 20
 # On a GPU products with every key take fewer launches. What it may hold of their scores, in _SCORE_BYTES each: the score, its
 # weight, whether it is kept.
 _GPU_SCORE_BYTES, _SCORE_BYTES = 1 << 30, 4 + 4 + 2
-_MOST_SCORES = 1 << 20  # that are selected from at once on a CPU
+_MOST_SCORES = 1 << 19  # that are selected from at once on a CPU
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,89 @@
+"""Peak memory of every way there is to compute a chunk's attention."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from experiments.own_process import peak_bytes
+from experiments.random_layers import Case, Tensors
+from experiments.studies import attention_candidates as candidates
+from experiments.studies.attention_candidates import Call
+from shadowattn.graphs import GraphBank, GraphShape
+from shadowattn.graphs.planner import launch_sizes
+from shadowattn.graphs.symmetric_int8 import absmax_scales
+from shadowattn.kernels import Kernels
+from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.decode import shared_decode
+from shadowattn.online.estimators import Estimator
+from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_graph import Int8Graph
+from shadowattn.online.estimators.int8_tensor import Int8Tensor
+from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.selection import BLOCK_SCORES, Rule
+from shadowattn.online.stages import Parts, Stages
+from shadowattn.types import RetentionProfile, ScaleGrid
+
+_FUSED = ("int8_fused", "hierarchical")
+_EVERY = (*candidates.ESTIMATORS, "hierarchical")
+_PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}  # whose lists need no scores
+_DECODE = "decode step (int8_fused), shared list"
+
+
+def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
+    """What makes each path that gives the output of attention, by its name.
+
+    Dense attention. Lists of one row, also after a first look, and of `block` rows by every score: by the native kernels, and,
+    for a pipeline with less to share, by torch's and in the modes in which stages go head by head. By graphs of a bank, which is
+    compiled on the way. A step of decoding.
+    """
+    paths: dict[str, Callable[[Tensors], Call]] = {
+        name: lambda t, name=name: candidates.baselines(t)[name] for name in candidates.BASELINES
+    }
+    kinds = [(1, BLOCK_SCORES[0], estimator) for estimator in _EVERY]
+    kinds += [(block, score, estimator) for score in BLOCK_SCORES for estimator in candidates.ESTIMATORS]
+    for rows, score, estimator in kinds:
+        name = candidates.total_name(estimator, rows, score)
+        paths[name] = lambda t, name=name, how=(rows, score, (estimator,)): candidates.totals(t, *how)[name]
+    for rows, score, estimator in [*kinds[: len(_EVERY)], (block, "probability", "int8_fused")]:
+        how = partial(_path, estimator=estimator, rule=Rule(rows, score), kernels=TorchKernels())
+        paths[f"{candidates.total_name(estimator, rows, score)}, torch kernels"] = how
+    for estimator, modes in _PIPELINES.items():
+        for mode in modes:
+            paths[f"total ({estimator}), per row, pipeline {mode}"] = partial(_path, estimator=estimator, mode=mode)
+    return paths | {"total (int8_graph), per row, a bank's graph": _bank_path, _DECODE: _decode}
+
+
+def peak_beyond_output(path: str, case: Case, block: int) -> int:
+    """Bytes that one of `every_path` needs at most beyond q, k, v and the output, with all that it prepares: packed keys, a
+    compiled graph, or the baseline's mask. In a fresh process."""
+    case, make = replace(case, rows=1) if path == _DECODE else case, every_path(block)[path]
+    make(Tensors(replace(case, keys=min(case.keys, 1024))))()  # libraries and kernels load on first use
+    t = Tensors(case)
+    return max(0, peak_bytes(lambda: make(t)()) - t.q.numel() * t.q.element_size())
+
+
+def _path(t: Tensors, *, estimator: str, rule: Rule | None = None, kernels: Kernels | None = None, mode: str = "batched") -> Call:
+    made = Int8Tensor() if estimator == "int8_graph" else candidates.fused(t, estimator)
+    return _attend(t, made, rule or Rule(), kernels or NativeKernels(), mode)
+
+
+def _bank_path(t: Tensors) -> Call:
+    """By graphs of one pair of scales, for launches of as many heads as a configuration has by default."""
+    heads, rows, dim = t.q.shape
+    scales = ScaleGrid(*((float(absmax_scales(x).max()),) for x in (t.q, t.k)))
+    profile = RetentionProfile(((t.case.retention,) * heads,), scales, dim, "", t.case.shape, "")
+    sizes = launch_sizes((1, 2, 4), heads=heads, kv_heads=len(t.k))
+    shared = len(t.k) < heads
+    shapes = tuple(GraphShape(size, rows, dim, t.case.keys, group=size if shared else 1) for size in sizes)
+    bank = GraphBank.build(profile, shapes)
+    return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), "batched")
+
+
+def _attend(t: Tensors, estimator: Estimator, rule: Rule, kernels: Kernels, mode: str) -> Call:
+    pipeline, parts = Pipeline(mode), Parts(estimator, rule, kernels)
+    return lambda: pipeline.run(Stages(t.chunk(), parts), keep_lists=False)
+
+
+def _decode(t: Tensors) -> Call:
+    return lambda: shared_decode(t.chunk(), Parts(Int8Fused.of(t.q, t.k), Rule(), NativeKernels()))
