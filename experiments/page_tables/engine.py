@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from experiments.page_tables.common import dash, loss_cells, rows_of, source, table
+from experiments.page_tables.common import dash, full_int8, loss_cells, rows_of, source, table
 from experiments.studies.roofline import bound_by, prefill_seconds
 
 _FORMS = {
@@ -29,6 +29,9 @@ _FORMS = {
 }
 
 
+_NPU_FULL = "study_npu_full_smollm2"  # whole attention in INT8 on the same model, from windows of its own
+
+
 def blocks_smollm2() -> str:
     """What every arithmetic of the blocks loses on SmolLM2, with dense attention and with sparse attention."""
     name = "study_blocks_smollm2"
@@ -40,7 +43,9 @@ def blocks_smollm2() -> str:
     ]
     heads = ["dense attention" if at == 1 else f"{at:.0%} of the keys" for at in retentions]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
-    return table(["loss above float32, nat", *heads], lines, name, f"n = {windows} windows, ± one standard error, paired{marks}")
+    n = f"n = {windows} windows, ± one standard error, paired{marks}"
+    first = table(["loss above float32, nat", *heads], lines, name, n)
+    return f"{first}\n\n{source(_NPU_FULL, 'every key' + full_int8(rows_of(_NPU_FULL)))}"
 
 
 def look_ahead_smollm2() -> str:
@@ -85,7 +90,8 @@ def hidden_ranking_smollm2() -> str:
     rounds, windows = (int(rows.n[rows.metric == metric].iloc[0]) for metric in ("prefill", "loss_increase_error"))
     n = f"n = {windows} windows, ± one standard error, paired; seconds: medians of {rounds} interleaved rounds"
     recall = f"recall, means over heads and the layers that look ahead; n = {int(early.n.iloc[0])} rows of queries"
-    return f"{table(['lists ahead', *heads], lines, name, n)}\n\n{source(exact, recall)}"
+    others = [source(exact, recall), source(_NPU_FULL, "every key" + full_int8(rows_of(_NPU_FULL)))]
+    return "\n\n".join([table(["lists ahead", *heads], lines, name, n), *others])
 
 
 _ANSWER = {

@@ -135,7 +135,8 @@ def _int8_outputs(name: str) -> str:
         "loss above dense, nat",
         "above `float`",
     ]
-    return table(header, lines, name, f"exact attention to the found keys; 95 % intervals, paired; n = {windows} windows")
+    n = f"n = {windows} windows; {_found_in(rows)}"
+    return table(header, lines, name, f"exact attention to the found keys; 95 % intervals, paired; {n}")
 
 
 _OFFSET_RUNS = {
@@ -160,7 +161,12 @@ def key_offset_losses() -> str:
             lines.append([f"{model}, {at:.0%}", *shares, loss, *_loss_beside(rows, "float_mean", "float")])
             windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
             beside = full_int8(rows) if _whole(rows) else ""
-            origins.append((name, f"{model}, {at:.0%}; 95 % intervals, paired; n = {windows} windows{beside}"))
+            origins.append(
+                (
+                    name,
+                    f"{model}, {at:.0%}; 95 % intervals, paired; n = {windows} windows; {_found_in(rows)}{beside}",
+                )
+            )
     header = ["of the keys", "% found", "worst head", "loss above dense, nat", "less the mean key", "above without"]
     (first, n), *others = origins
     return "\n\n".join([table(header, lines, first, n), *(source(name, n) for name, n in others)])
@@ -204,4 +210,12 @@ def _grids(name: str) -> str:
         lines.append([f"every key (`{method}`)", "–", f"{loss:+.4f} ± {error:.4f}"])
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["buckets, step, lookup", "exact top 20 % found", "loss above dense, nat"]
-    return table(header, lines, name, f"n = {windows} windows")
+    first = table(header, lines, name, f"n = {windows} windows; {_found_in(rows)}")
+    if len(_whole(rows)):
+        return first
+    return f"{first}\n\n{source('study_npu_full', 'every key' + full_int8(rows_of('study_npu_full')))}"
+
+
+def _found_in(rows: pd.DataFrame) -> str:
+    """How many rows of queries the share of found keys is of."""
+    return f"keys found in {int(rows[(rows.metric == 'recall') & (rows.granularity == 'row')].n.iloc[0])} rows of queries"
