@@ -583,13 +583,15 @@ def beside_lengths() -> str:
             own = rows[rows.method == method]
             quiet = own[(own.load == rows.load.iloc[0]) & (own.metric == "time")].value
             loaded = own[own.load != rows.load.iloc[0]].groupby("metric").value
-            slowdown, over = (loaded.get_group(metric).median() for metric in ("slowdown", "slowdown_over_sdpa"))
-            shown.append(f"{quiet.min():.0f} … {quiet.max():.0f} · {slowdown:.2f} · {over:.2f}")
+            of = (loaded.get_group(metric).median() for metric in ("slowdown", "slowdown_over_sdpa", "cpu_time_over_quiet"))
+            shown.append(" · ".join([f"{quiet.min():.0f} … {quiet.max():.0f}", *(f"{value:.2f}" for value in of)]))
         lines.append([words, *shown])
     header = ["", *(f"{rows.chunk_rows.iloc[0]} rows" for rows in runs.values())]
     first = runs["study_beside_work"]
     cases = len(first[(first.metric == "slowdown") & (first.method == "sdpa") & (first.load != first.load.iloc[0])])
-    cells = "a cell: milliseconds beside nothing · times those, beside others · that over SDPA's of the same rows"
+    cells = (
+        "milliseconds beside nothing · times those, beside others · that over SDPA's of the same rows · times the processor time"
+    )
     rounds = sorted({int(rows.n.iloc[0]) for rows in runs.values()})
     n = f"{cells}; medians of {cases} cases, each of {rounds[0]} to {rounds[-1]} rounds"
     others = (source(name, "chunks of other lengths") for name in _BESIDE_LENGTHS if name != "study_beside_work")
