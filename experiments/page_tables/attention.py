@@ -1,6 +1,7 @@
 """Time and memory of attention."""
 
 import itertools
+import math
 from collections.abc import Iterable
 
 import pandas as pd
@@ -420,6 +421,49 @@ def looked_stages() -> str:
     n = f"{keys} keys, {_FIFTH:.0%} of them, medians of {int(rows.n.max())} rounds of each stage; with clocks paths take "
     n += f"{slower.min():.2f} to {slower.max():.2f} times as long"
     return table(header, lines, "attention_stages_32768", n)
+
+
+def looked_roofline() -> str:
+    """The share of the machine's peak that products after a first look reach at 32768 keys; how many times as fast as the flat
+    path `hierarchical` is, and would be if these products were at the peak and all else but spared heads took no time.
+    """
+    rows, speed = rows_of("attention_stages_32768"), rows_of("attention_speed")
+    peaks = speed[speed.method == "machine"].set_index("metric").value
+    values = rows.set_index(["model", "dtype", "retention", "method", "metric"]).value.sort_index()
+    first, cells = rows.iloc[0], {}
+    for model, dtype, at in itertools.product(SHAPES, ("float32", "bfloat16"), sorted(rows.retention.dropna().unique())):
+        looked, flat = (values[model, dtype, at, method] for method in (_LOOKED, "total (int8_fused), per row"))
+        kinds = {"attend together": (4, dtype), "estimate": (2, "int8")}  # operations a key, row and dimension
+        keys = _keys_of_blocks(int(first.context_tokens), int(first.chunk_rows), at)
+        heads, dim = rows.loc[rows.model == model, ["heads", "head_dim"]].iloc[0]
+        pairs = (heads - math.ceil(candidates.LOOKED["flat_share"] * heads)) * candidates.LOOKED["block_rows"] * keys * dim
+        at_peak = {stage: each * pairs / peaks[f"peak {kind}"] / 1e6 for stage, (each, kind) in kinds.items()}
+        of_peak = {stage: f"{ms / looked[STAGE + stage]:.0%}" for stage, ms in at_peak.items()}
+        bound = flat["time"] / (sum(at_peak.values()) + looked[STAGE + "spared heads"])
+        cells[model, dtype, at] = of_peak | {"": f"{flat['time'] / looked['time']:.2f}", "at most": f"{bound:.2f}"}
+    words = {
+        "attend together": "attend together, of the peak",
+        "estimate": "estimate, of the INT8 peak",
+        "": "times as fast as the flat path",
+        "at most": "with these products at the peak, all else but spared heads in no time",
+    }
+    lines = [
+        [f"{at:.0%} of the keys" if kind == "attend together" else "", said,
+         *(" · ".join(cells[model, dtype, at][kind] for dtype in ("float32", "bfloat16")) for model in SHAPES)]
+        for at in sorted({at for *_, at in cells}) for kind, said in words.items()
+    ]  # fmt: skip
+    header = ["", "float32 · bfloat16", *SHAPES.values()]
+    n = f"{first.context_tokens} keys, medians of {int(rows.n.max())} rounds; products are of the keys that blocks let through"
+    return f"{table(header, lines, 'attention_stages_32768', n)}\n\n{source('attention_speed', 'the peaks')}"
+
+
+def _keys_of_blocks(keys: int, rows: int, retention: float) -> float:
+    """How many keys all blocks of a chunk's rows read together, where those nearest are chosen no more often than others, as on
+    random tensors.
+    """
+    block, through = candidates.LOOKED["block_rows"], candidates.LOOKED["candidates"] * retention
+    chosen = sum(math.ceil(through * (keys - rows + last + 1)) for last in range(block - 1, rows, block))
+    return chosen + rows // block * (block * (1 - through) + block - 1)  # and the nearest anyway, and all later ones
 
 
 def peak_memory() -> str:
