@@ -23,7 +23,7 @@ from experiments.part_building import build
 from experiments.part_targets import check_targets
 from experiments.progress import say, show
 from experiments.provenance import origin_line
-from experiments.refusals import check, check_place
+from experiments.refusals import check, check_divergence, check_place
 from experiments.source import Code
 from experiments.studies.base import Study
 from shadowattn.artifacts import read_json, sha256, versions, write_json
@@ -53,6 +53,7 @@ def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> 
     check_targets({key: config[key] for key in study.needs})
     lab = Lab(config, study.needs)
     check_place(lab, kind)
+    check_divergence(lab, kind)
     study.check(lab)
     check(lab)
     name = lab.config_hash(study.inputs())

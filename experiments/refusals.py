@@ -78,6 +78,15 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
             )
 
 
+def check_divergence(lab: "Lab", study: type["Study"]) -> None:
+    """Raises `InputError` where a number of windows is asked for on which the study measures no divergence."""
+    if "evaluation" in lab.needs and lab.of("evaluation").divergence_windows is not None and not study.diverges:
+        raise InputError(
+            f"evaluation.divergence_windows: {lab.of('experiment')} measures no divergence from dense attention, got "
+            f"{lab.of('evaluation').divergence_windows}; leave it out"
+        )
+
+
 def check_choice(key: str, value: Any, options: tuple) -> None:
     """Raises `InputError` where a setting is none of those known."""
     if value not in options:

@@ -21,7 +21,8 @@ class Study(ABC):
 
     `needs` names what it uses of the configuration, by the keys of `config.Config`. Only that is computed, checked, printed and
     hashed; on the command line anything else is refused. `on_gpu`: whether it runs with `model.device=cuda`; what times stages or
-    needs graphs does not.
+    needs graphs does not. `diverges`: whether it holds next-token distributions to dense attention's, on as many windows as
+    `evaluation.divergence_windows` says.
 
     `headline` names the metrics that a sweep's table shows, a literal; its figure draws the first of them. Without any these are
     the first metric of the rows.
@@ -29,6 +30,7 @@ class Study(ABC):
 
     needs: ClassVar[tuple[str, ...]] = ()
     on_gpu: ClassVar[bool] = False
+    diverges: ClassVar[bool] = False
     headline: ClassVar[tuple[str, ...]] = ()
 
     def check(self, lab: "Lab") -> None:  # noqa: B027 - most have nothing more to refuse

@@ -88,6 +88,7 @@ class Quality(Study):
     rivals: dict[str, str] = field(default_factory=dict)
     look: str = ""
     on_gpu: ClassVar[bool] = True
+    diverges: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
         *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),

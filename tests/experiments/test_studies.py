@@ -114,6 +114,13 @@ def test_divergences_of_several_windows_have_an_interval(run):
     assert not one.metric.str.startswith("kl_divergence_").any()
 
 
+@pytest.mark.parametrize("experiment", ["fig14", "table4", "study_outliers", "study_look_ahead"])
+def test_windows_for_divergence_are_refused_where_none_is_measured(run, capsys, experiment):
+    with pytest.raises(SystemExit):
+        run(experiment, f"+exp={experiment}", "evaluation.divergence_windows=1")
+    assert f"evaluation.divergence_windows: {experiment} measures no divergence from dense" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("fidelity", "divergence"), [(1, 3), (3, 2), (0, 3)])
 def test_divergences_of_other_windows_than_fidelitys(run, fidelity, divergence):
     """Which windows are measured for what changes no value: only what is averaged over, and whether methods are compared."""
