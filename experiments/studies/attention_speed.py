@@ -41,6 +41,8 @@ from shadowattn.reporting.figures.attention_stages import draw as draw_stages
 from shadowattn.reporting.figures.roofline import draw as draw_roofline
 from shadowattn.reporting.rows import SpreadRow
 
+# Of `select`, which is a difference of two times.
+_NO_DIFFERENCE = "the estimate alone took longer than with selection, so that this says nothing"
 PARTS = ("chunk", "stages", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
 
 
@@ -293,9 +295,10 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         timings["select"] = Timing(tuple(both - estimate for both, estimate in pairs))
     for name, timing in timings.items():
         n, (low, high) = len(timing.seconds), timing.quartiles_s
-        yield replace(one(name, "time", timing.median_s * 1e3, "ms", n), low=low * 1e3, high=high * 1e3)
+        flag = _NO_DIFFERENCE if timing.median_s < 0 else ""
+        yield replace(one(name, "time", timing.median_s * 1e3, "ms", n), low=low * 1e3, high=high * 1e3, flag=flag)
         if name == "select":
-            yield one(name, "share of sdpa", 1 / ratio(timings["sdpa"], timing), "1", n)
+            yield replace(one(name, "share of sdpa", 1 / ratio(timings["sdpa"], timing), "1", n), flag=flag)
             continue
         for baseline in BASELINES:
             yield one(name, f"times faster than {baseline}", ratio(timings[baseline], timing), "1", n)

@@ -259,6 +259,11 @@ def test_rows_say_what_follows_from_seconds():
     assert rows.value["own dense", "times faster than sdpa"] == 2
     assert rows.value["select", "time"] == 750
     assert rows.value["select", "share of sdpa"] == pytest.approx(0.125)
+    assert rows.flag["select", "time"] == ""
+    shorter = pd.DataFrame(rows_of(row, "chunk", case, seconds | {"estimate + select": [0.5, 0.75]})).set_index(
+        ["method", "metric"]
+    )
+    assert shorter.flag.loc["select"].str.contains("says nothing").all()
     assert set(rows.n) == {2}
     (peak,) = rows_of(row, "memory", case, {"total (int8_graph), per row": [3e6]})
     assert (peak.value, peak.unit, peak.estimator, peak.estimate_device, peak.context_tokens) == (
