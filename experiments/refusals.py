@@ -80,7 +80,7 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
 
 def check_divergence(lab: "Lab", study: type["Study"]) -> None:
     """Raises `InputError` where a number of windows is asked for on which the study measures no divergence."""
-    if "evaluation" in lab.needs and lab.of("evaluation").divergence_windows is not None and not study.diverges:
+    if "evaluation" in lab.needs and lab.of("evaluation").divergence_windows and not study.diverges:
         raise InputError(
             f"evaluation.divergence_windows: {lab.of('experiment')} measures no divergence from dense attention, got "
             f"{lab.of('evaluation').divergence_windows}; leave it out"

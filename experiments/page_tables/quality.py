@@ -85,6 +85,11 @@ def headline_8192() -> str:
     return _losses("headline_8192")
 
 
+def headline_8192_stdlib() -> str:
+    """The same on other text."""
+    return _losses("headline_8192_stdlib")
+
+
 def headline_min_16() -> str:
     """Three of the headline's methods with a least budget of 16 keys a row."""
     return _losses("headline_min_16")
@@ -129,7 +134,8 @@ def headline_dtypes() -> str:
 _ERRORS = {
     "headline_wikitext": "SmolLM2, 2048 tokens",
     "headline_8192": "SmolLM2, 8192 tokens",
-    "headline_stdlib": "SmolLM2, standard library",
+    "headline_stdlib": "SmolLM2, standard library, 2048 tokens",
+    "headline_8192_stdlib": "SmolLM2, standard library, 8192 tokens",
     "sweep_qwen2_5_coder": "Qwen2.5-Coder",
 }
 
@@ -157,7 +163,16 @@ _SHARES = (0.05, 0.1, 0.2)
 
 def loss_and_divergence() -> str:
     """How far pairs of methods are apart on the same windows: by loss, and by divergence from dense attention."""
-    rows = rows_of("headline_wikitext")
+    return _loss_and_divergence("headline_wikitext")
+
+
+def loss_and_divergence_stdlib() -> str:
+    """The same on other text."""
+    return _loss_and_divergence("headline_stdlib_divergence")
+
+
+def _loss_and_divergence(name: str) -> str:
+    rows = rows_of(name)
     by = {kind: gains(rows, kind).set_index(["method", "rival", "retention"]) for kind in ("loss", "divergence")}
     lines = []
     for method, rival in dict.fromkeys(place[:2] for place in by["loss"].index):
@@ -169,7 +184,7 @@ def loss_and_divergence() -> str:
     counted = {kind: (int(found.n.iloc[0]), len(found)) for kind, found in by.items()}
     (windows, pairs), (compared, _) = counted["loss"], counted["divergence"]
     n = f"95 % intervals, paired; n = {windows} windows, {compared} for the divergence"
-    return table(header, lines, "headline_wikitext", f"{n}; = p > 0.05, Holm-corrected over {pairs} comparisons of each kind")
+    return table(header, lines, name, f"{n}; = p > 0.05, Holm-corrected over {pairs} comparisons of each kind")
 
 
 def model_sizes() -> str:

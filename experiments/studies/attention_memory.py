@@ -51,7 +51,7 @@ def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
     for estimator, modes in _PIPELINES.items():
         for mode in modes:
             paths[f"total ({estimator}), per row, pipeline {mode}"] = partial(_path, estimator=estimator, mode=mode)
-    return paths | {"total (int8_graph), per row, a bank's graph": _bank_path, _DECODE: _decode}
+    return paths | {"total (int8_graph), per row, a bank's graphs": _bank_path, _DECODE: _decode}
 
 
 def peak_beyond_output(path: str, case: Case, block: int) -> int:
@@ -69,7 +69,7 @@ def _path(t: Tensors, *, estimator: str, rule: Rule | None = None, kernels: Kern
 
 
 def _bank_path(t: Tensors) -> Call:
-    """By graphs of one pair of scales, for launches of as many heads as a configuration has by default."""
+    """By graphs of one pair of scales, compiled ahead, for launches of as many heads as a configuration has by default."""
     heads, rows, dim = t.q.shape
     scales = ScaleGrid(*((float(absmax_scales(x).max()),) for x in (t.q, t.k)))
     profile = RetentionProfile(((t.case.retention,) * heads,), scales, dim, "", t.case.shape, "")
@@ -77,6 +77,7 @@ def _bank_path(t: Tensors) -> Call:
     shared = len(t.k) < heads
     shapes = tuple(GraphShape(size, rows, dim, t.case.keys, group=size if shared else 1) for size in sizes)
     bank = GraphBank.build(profile, shapes)
+    bank.compile()
     return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), "batched")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import numpy as np
 import openvino as ov
 import torch
 from torch import Tensor
@@ -16,14 +15,10 @@ from shadowattn.graphs.symmetric_int8 import quantise
 _TORCH = {"f32": torch.float32, "f16": torch.float16, "i8": torch.int8, "i32": torch.int32}
 
 
-_ALIGNED = 64
-
-
 class Arena:
     """The inputs and outputs of all graphs of a bank, one block a name, as large as the largest graph needs.
 
-    Shared, because the outputs are what takes memory, not the graphs. Only what launches reach of it does: where graphs for more
-    heads or keys are never launched, their part stays untouched. Tensors share it, so that nothing is copied on the way out.
+    Shared, because the outputs are what takes memory, not the graphs. torch owns it, so that nothing is copied on the way out.
     `exclusive` guards it: one piece of work at a time.
     """
 
@@ -34,7 +29,7 @@ class Arena:
             for port in (*model.inputs, *model.outputs):
                 sizes[port.any_name] = max(sizes.get(port.any_name, 0), _bytes(port))
         with torch.inference_mode(False):  # memory first used there would stay of that mode, and be refused outside
-            self._blocks = {name: _zeros(size) for name, size in sizes.items()}
+            self._blocks = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
 
     def view(self, port) -> Tensor:
         """The tensor of a graph's input or output."""
@@ -45,13 +40,6 @@ class Arena:
     def bytes(self) -> int:
         """Memory held."""
         return sum(block.numel() for block in self._blocks.values())
-
-
-def _zeros(size: int) -> Tensor:
-    """So many bytes at an address that vector instructions like; the system has none of their pages until they are written."""
-    block = np.zeros(size + _ALIGNED - 1, dtype=np.uint8)
-    first = -block.ctypes.data % _ALIGNED
-    return torch.from_numpy(block[first : first + size])
 
 
 class Graph:

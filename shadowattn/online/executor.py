@@ -126,29 +126,18 @@ def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ra
 
 def batches(stages: Stages) -> list[Group]:
     """Runs of neighbouring heads that go through estimate, select and attend together."""
-    heads, _, dim = stages.chunk.q.shape
-    head_bytes = _head_bytes(stages)
-    if stages.selects_in_estimate:
-        kept = max(float(stages.chunk.retention.max()), min(1.0, stages.rule.min_budget / stages.chunk.keys))
-        count = int(_LIST_BYTES / (head_bytes * kept))
-    else:
-        groups = max(1, _KEY_BYTES // (4 * stages.chunk.keys * dim))
-        count = min(launch_heads(stages), groups * heads // len(stages.chunk.heads.grouped()))
-    count = max(1, count)
-    return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
-
-
-def launch_heads(stages: Stages) -> int:
-    """Of how many heads one launch may hold the scores, at least one."""
-    return max(1, _SCORE_BYTES // _head_bytes(stages))
-
-
-def _head_bytes(stages: Stages) -> int:
-    """Of a head's float32 scores."""
-    rows = stages.chunk.q.shape[1]
+    heads, rows, dim = stages.chunk.q.shape
     if stages.rule.query_block > 1 and stages.rule.pooling == "rows":
         rows = -(-rows // stages.rule.query_block)
-    return 4 * rows * stages.chunk.keys
+    row_bytes = 4 * rows * stages.chunk.keys
+    if stages.selects_in_estimate:
+        kept = max(float(stages.chunk.retention.max()), min(1.0, stages.rule.min_budget / stages.chunk.keys))
+        count = int(_LIST_BYTES / (row_bytes * kept))
+    else:
+        groups = max(1, _KEY_BYTES // (4 * stages.chunk.keys * dim))
+        count = min(_SCORE_BYTES // row_bytes, groups * heads // len(stages.chunk.heads.grouped()))
+    count = max(1, count)
+    return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
 
 
 def run_serial(

@@ -1,12 +1,12 @@
 """In which order, and how much at once, a layer's heads go through the three stages: the four pictures of the paper's Fig. 9."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.online.executor import Ran, ScorePool, Threads, launch_heads, run_batched, run_listed, run_overlapped, run_serial
+from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_listed, run_overlapped, run_serial
 from shadowattn.online.latency import REMEDY, LatencyProfile
 from shadowattn.online.latency_profiler import binding
 from shadowattn.online.plan import Group
@@ -28,8 +28,7 @@ class Pipeline:
     - `planned`: the same in the order that `scheduler` finds best for the latencies of `profile`.
 
     None of them changes which keys are selected. `threads` left open: all of torch's where one stage runs at a time, an equal
-    share where several do. At most `queue_heads` heads wait between two stages. A launch is of no more heads than may have scores
-    at once (`executor.launch_heads`).
+    share where several do. At most `queue_heads` heads wait between two stages.
     """
 
     mode: str = "batched"
@@ -67,8 +66,7 @@ class Pipeline:
         if self.mode == "batched":
             return run_batched(stages, threads=self.threads, keep_lists=keep_lists)
         threads = self.budgets(stages.estimator.device, stages=3 - stages.selects_in_estimate)
-        at_once = 1 if stages.selects_in_estimate else launch_heads(stages)
-        launches, order = self._arrange(stages, threads, at_once)
+        launches, order = self._arrange(stages, threads)
         if self.mode == "serial":
             return run_serial(stages, launches, threads=threads, keep_lists=keep_lists)
         return run_overlapped(
@@ -82,8 +80,8 @@ class Pipeline:
         share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
         return Threads(*(threads or share for threads in vars(self.threads).values()))
 
-    def _arrange(self, stages: Stages, threads: Threads, at_once: int) -> tuple[list[Group], list[int]]:
-        """The launches in their order, of `at_once` heads at most, and the order of the heads behind them."""
+    def _arrange(self, stages: Stages, threads: Threads) -> tuple[list[Group], list[int]]:
+        """The launches in their order, and the order of the heads behind them."""
         chunk = stages.chunk
         if self.mode == "planned":
             (heads, rows, head_dim), kv_heads = chunk.q.shape, chunk.k.shape[0]
@@ -91,15 +89,10 @@ class Pipeline:
             shape = {"heads": heads, "kv_heads": kv_heads, "rows": rows, "head_dim": head_dim}
             self.profile.check(binding(*parts, **shape, dtype=chunk.q.dtype))
         heads = range(len(chunk.heads))
-        groups = [Group((head,)) for head in heads] if stages.selects_in_estimate else _parted(stages.launches(), at_once)
+        groups = [Group((head,)) for head in heads] if stages.selects_in_estimate else stages.launches()
         if self.mode in ("serial", "overlap"):
             groups = sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
         if self.mode != "planned":
             return groups, [head for group in groups for head in group.heads]
         plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.keys))
         return [groups[launch] for launch in plan.launches], list(plan.heads)
-
-
-def _parted(groups: list[Group], most: int) -> list[Group]:
-    """The groups in parts of at most so many heads."""
-    return [replace(group, heads=group.heads[at : at + most]) for group in groups for at in range(0, len(group.heads), most)]

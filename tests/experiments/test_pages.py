@@ -1,11 +1,17 @@
 """Every table of README and docs is what the committed rows say."""
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from experiments.page_tables.attention import _keys_of_blocks
 from experiments.page_tables.harness import _harness_table
 from experiments.pages import TABLES, figures, filled, old_figures, pages
 from experiments.publish import ROOT
+from experiments.random_layers import Case, Tensors
+from experiments.studies import attention_candidates as candidates
+from shadowattn.online.selection import Rule
 from shadowattn.reporting.style import save
 
 
@@ -73,3 +79,17 @@ def test_a_table_of_the_harness_has_its_task_versions_and_what_methods_change():
         "| `shadowattn`, 20% of the keys | 0.75 ± 0.05, change +0.10 to +0.40 † |",
     ]
     assert "; † above; " in lines[-1]
+
+
+@pytest.mark.parametrize("at", [0.05, 0.2])
+def test_keys_that_blocks_read_are_counted_as_a_first_look_lets_them_through(at):
+    """Of the mean over random choices, to a hundredth."""
+    keys, rows, block = 4096, 512, candidates.LOOKED["block_rows"]
+    t = Tensors(Case("smollm2-135m", torch.float32, keys, rows, at))
+    lists = Rule().lists(t.retention, t.positions)
+    through = candidates.fused(t, "hierarchical")._through(t.chunk(), lists)[-1].tolist()  # of a head that is not spared
+    random, read = np.random.default_rng(0), 0
+    for first, count in zip(range(keys - rows, keys, block), through, strict=True):
+        nearest = set(range(first + 1 - block, first + 1))
+        read += len(nearest | set(random.choice(first + 1, count, replace=False).tolist())) + block - 1
+    assert _keys_of_blocks(keys, rows, at) == pytest.approx(read, rel=0.01)

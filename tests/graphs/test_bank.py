@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import INPUTS
-from shadowattn.graphs.graph import Graph, _zeros
+from shadowattn.graphs.graph import Graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
@@ -560,14 +559,3 @@ def test_a_folder_of_blobs_is_a_path(bank, value):
 def test_a_bank_is_compared_with_a_profile(bank, value):
     with pytest.raises(InputError, match=r"^profile: expected a RetentionProfile"):
         bank.check_profile(value)
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="only Linux says how much memory a process has touched")
-def test_memory_of_graphs_that_are_never_launched_is_not_touched():
-    def touched() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before, size = touched(), 1 << 28
-    block = _zeros(size)
-    assert (len(block), block.data_ptr() % 64, int(block[-1])) == (size, 0, 0)
-    assert touched() - before < size // 8

@@ -363,18 +363,6 @@ def test_scores_alive_are_bounded_where_heads_go_in_the_order_of_launches(bank, 
     assert pool.alive == 0
 
 
-@pytest.mark.parametrize("mode", ["serial", "overlap", "grouped"])
-@pytest.mark.parametrize("most", [1, 2])
-def test_no_launch_holds_the_scores_of_more_heads_than_it_may(monkeypatch, bank, mode, most):
-    stages, launched = make_stages(Int8Tensor), []
-    assert max(len(group.heads) for group in stages.launches()) > 2
-    monkeypatch.setattr(executor, "_SCORE_BYTES", most * 4 * ROWS * KEYS)
-    monkeypatch.setattr(stages, "launch", lambda group: launched.append(len(group.heads)) or Stages.launch(stages, group))
-    assert_same(Pipeline(mode).run(stages, keep_lists=True), make_stages(Int8Tensor))
-    assert sum(launched) == HEADS
-    assert max(launched) == (most if mode == "grouped" else 1)
-
-
 def test_an_order_that_begins_with_the_last_launch_keeps_every_head(bank):
     stages, pool = make_stages(Int8Graph(bank)), Counting()
     launches = [Group((head,), group.bucket) for group in stages.launches() for head in group.heads]
