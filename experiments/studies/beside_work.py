@@ -45,7 +45,6 @@ LOADS = {
 }
 # How libgomp's threads wait for work: spinning, which is its default, or asleep, as `experiments.run` sets it.
 WAITING = {"spinning": "300000", "asleep": "0"}
-_SPINNING_S = 0.03
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 Spent = dict[str, dict[str, dict[str, list[float]]]]  # by load, way to attend, and clock, `wall` or `cpu`: seconds of each round
 _BASELINE = candidates.BASELINES[0]
@@ -71,7 +70,9 @@ class BesideWork(Study):
     of the library has, or sleep.
 
     Beside its time each call has the process's processor time, of all threads: a call slows down since it needs more of that, as
-    threads that spin and caches that others filled do, or since it has fewer of the cores.
+    threads that spin and caches that others filled do, or since it has fewer of the cores. Of short calls that is uncertain: it
+    counts threads of the call before that still spin. A pause between calls would let these sleep, but the first threads to wake
+    up then share a core for a while, which no layer of a prefill does.
     """
 
     shapes: list[str] = field(default_factory=lambda: ["smollm2-135m"])
@@ -130,12 +131,6 @@ class BesideWork(Study):
         return Group(*(_case_table(some, title) for _, some in rows.groupby(["model", "dtype", "waiting"], sort=False)))
 
 
-def _settle() -> None:
-    """Waits until threads of the call before are asleep that spin for a while, as OpenVINO's and libgomp's: their processor time
-    would count for the next call."""
-    time.sleep(_SPINNING_S)
-
-
 class _CpuClock:
     """A call that notes the seconds of processor time that all threads of the process take for it."""
 
@@ -163,7 +158,7 @@ def time_beside(case: Case, query_block: int, loads: list[str], rounds: int) -> 
             for load in loads:
                 clocked = {name: _CpuClock(call) for name, call in calls.items()}
                 with programs.running(load):
-                    timings = interleave(clocked, rounds=1, warmup=0, before=dict.fromkeys(calls, _settle))
+                    timings = interleave(clocked, rounds=1, warmup=0)
                 for name, timing in timings.items():
                     spent[load][name]["wall"] += timing.seconds
                     spent[load][name]["cpu"] += clocked[name].seconds
