@@ -24,7 +24,6 @@ from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
 
-_FUSED = ("int8_fused", "hierarchical")
 _EVERY = (*candidates.ESTIMATORS, "hierarchical")
 _PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}  # whose lists need no scores
 _DECODE = "decode step (int8_fused), shared list"
@@ -33,9 +32,8 @@ _DECODE = "decode step (int8_fused), shared list"
 def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
     """What makes each path that gives the output of attention, by its name.
 
-    Dense attention. Lists of one row, also after a first look, and of `block` rows by every score: by the native kernels, and,
-    for a pipeline with less to share, by torch's and in the modes in which stages go head by head. By graphs of a bank, which is
-    compiled on the way. A step of decoding.
+    Dense attention. Lists of one row, also after a first look, and of `block` rows by every score, by the native kernels. Some of
+    these by torch's kernels, in modes in which stages go head by head, and by a bank's graphs. A step of decoding.
     """
     paths: dict[str, Callable[[Tensors], Call]] = {
         name: lambda t, name=name: candidates.baselines(t)[name] for name in candidates.BASELINES
@@ -55,8 +53,8 @@ def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
 
 
 def peak_beyond_output(path: str, case: Case, block: int) -> int:
-    """Bytes that one of `every_path` needs at most beyond q, k, v and the output, with all that it prepares: packed keys, a
-    compiled graph, or the baseline's mask. In a fresh process."""
+    """Bytes that one of `every_path` needs at most beyond q, k, v and the output, with all that it prepares: packed keys,
+    compiled graphs, or the baseline's mask. In a fresh process."""
     case, make = replace(case, rows=1) if path == _DECODE else case, every_path(block)[path]
     make(Tensors(replace(case, keys=min(case.keys, 1024))))()  # libraries and kernels load on first use
     t = Tensors(case)
