@@ -80,6 +80,11 @@ def sharing_stdlib() -> str:
     return _by_retention("study_query_block_stdlib")
 
 
+def sharing_stdlib_two() -> str:
+    """The same of blocks of two and four rows."""
+    return _by_retention("study_query_block_stdlib_two")
+
+
 def sharing_qwen2_5_coder() -> str:
     """The same on Qwen2.5-Coder-1.5B."""
     return _by_retention("study_query_block_qwen2_5_coder")
