@@ -275,6 +275,9 @@ def first_look_qwen2_5_coder() -> str:
     return _losses("study_first_look_qwen2_5_coder")
 
 
+_FEWEST_FOR_ERRORS = 8  # windows: the standard error of fewer says little
+
+
 def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> str:
     """Loss above dense and divergence from it of every method, a column a retention up to `most`."""
     rows = rows_of(name) if rows is None else rows
@@ -282,7 +285,8 @@ def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> s
     rows = rows[(rows.retention <= most) | rows.method.isin(whole)]
     losses, marks = loss_cells(rows)
     divergences = rows[rows.metric == "kl_divergence"].set_index(["method", "retention"])
-    errors = rows[rows.metric == "kl_divergence_error"].set_index(["method", "retention"]).value
+    errors = rows[(rows.metric == "kl_divergence_error") & (rows.n >= _FEWEST_FOR_ERRORS)]
+    errors = errors.set_index(["method", "retention"]).value
     said = {at: f"{value:.3f}" + (f" ± {errors[at]:.3f}" if at in errors else "") for at, value in divergences.value.items()}
     cells = {at: f"{loss} · {said[at]}" for at, loss in losses.items()}
     retentions = sorted({at for _, at in losses})
@@ -290,7 +294,8 @@ def _losses(name: str, most: float = 0.5, rows: pd.DataFrame | None = None) -> s
     lines = [[f"`{method}`", *(cells.get((method, at), "") for at in retentions)] for method in methods]
     windows = int(rows[rows.metric == "loss_increase_error"].n.iloc[0])
     header = ["loss above dense · KL from dense, nat", *(f"{r:.0%} of the keys" if r < 1 else "every key" for r in retentions)]
-    n = f"n = {windows} windows, losses ± one standard error, paired; KL over {int(divergences.n.iloc[0])} tokens{marks}"
+    both = "losses and KL" if len(errors) else "losses"
+    n = f"n = {windows} windows, {both} ± one standard error, paired; KL over {int(divergences.n.iloc[0])} tokens{marks}"
     return table(header, lines, name, n)
 
 
