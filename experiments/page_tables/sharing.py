@@ -75,6 +75,11 @@ def sharing_most() -> str:
     return _by_retention("study_query_block_smollm2_most")
 
 
+def sharing_half() -> str:
+    """The same of blocks of 64 rows where half of the keys are kept."""
+    return _by_retention("study_query_block_smollm2_half")
+
+
 def sharing_stdlib() -> str:
     """The same on the standard library."""
     return _by_retention("study_query_block_stdlib")
