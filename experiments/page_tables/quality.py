@@ -265,6 +265,11 @@ def ablation_qwen2_5_coder() -> str:
     return _losses("study_allocators_qwen2_5_coder")
 
 
+def first_look_8192() -> str:
+    """The same in windows of SmolLM2's whole context, at a tenth of the keys and by the experiments' own settings."""
+    return _losses("study_first_look_8192")
+
+
 def first_look_smollm2() -> str:
     """What a first look costs in quality on SmolLM2, by the heads that are spared it and by what it lets through."""
     return _losses("study_first_look_smollm2")
