@@ -25,7 +25,8 @@ from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 _EVERY = (*candidates.ESTIMATORS, "hierarchical")
-_PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}  # whose lists need no scores
+# In which stages go head by head. `int8_fused` chooses keys without scores, so that there are no launches to group.
+_PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}
 _DECODE = "decode step (int8_fused), shared list"
 
 
