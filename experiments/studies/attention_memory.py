@@ -8,8 +8,8 @@ from experiments.own_process import peak_bytes
 from experiments.random_layers import Case, Tensors
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.attention_candidates import Call
-from shadowattn.graphs import GraphBank, GraphShape
-from shadowattn.graphs.planner import launch_sizes
+from shadowattn.graphs import GraphBank
+from shadowattn.graphs.planner import ShapePlan, plan_shapes
 from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import Kernels
 from shadowattn.kernels.native_kernels import NativeKernels
@@ -72,9 +72,8 @@ def _bank_path(t: Tensors) -> Call:
     heads, rows, dim = t.q.shape
     scales = ScaleGrid(*((float(absmax_scales(x).max()),) for x in (t.q, t.k)))
     profile = RetentionProfile(((t.case.retention,) * heads,), scales, dim, "", t.case.shape, "")
-    sizes = launch_sizes((1, 2, 4), heads=heads, kv_heads=len(t.k))
-    shared = len(t.k) < heads
-    shapes = tuple(GraphShape(size, rows, dim, t.case.keys, group=size if shared else 1) for size in sizes)
+    plan = ShapePlan((rows,), (t.case.keys,), 0.0, "single")
+    shapes = plan_shapes(plan, heads=heads, kv_heads=len(t.k), head_dim=dim, launch_heads=(1, 2, 4))
     bank = GraphBank.build(profile, shapes)
     bank.compile()
     return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), "batched")

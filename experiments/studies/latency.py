@@ -49,7 +49,7 @@ class LatencyStudy(Study):
         stage = Stage(lab.artifacts, "latency", {"binding": bound} | how, code=lab.code.hash)
         path = stage.folder / "latency_profile.json"
         if not stage.done:
-            layouts = len(profiler.layouts(retentions, profiler.sizes))
+            layouts = len(profiler.layouts(retentions, profiler.sizes(lengths[0])))
             say(f"latency: {layouts} chunks of mixed buckets and {len(retentions)} retentions, up to {lengths[-1]} keys")
             points = []
             for keys in bar(lengths, "measure"):

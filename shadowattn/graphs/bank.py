@@ -249,6 +249,11 @@ class GraphBank:
         """The numbers of heads that can share a launch."""
         return sorted({shape.heads for shape in self.shapes})
 
+    def launch_heads_for(self, keys: int) -> list[int]:
+        """Those for which there is a graph of so many keys; all where there is none, which `lookup` refuses."""
+        fitting = {shape.heads for shape in self.shapes if shape.keys >= keys}
+        return sorted(fitting) or self.launch_heads
+
     @property
     def group(self) -> int:
         """Query heads of one key head that its largest launch folds; 1: every head of a launch brings its own keys."""

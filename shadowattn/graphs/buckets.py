@@ -10,6 +10,7 @@ from shadowattn.errors import InputError
 DISTANCES = ("raw", "log")
 # Times the largest scale of a grid: beyond it floats round away what tells one scale's distance from another's.
 _FAR = 1e3
+SCORE_BYTES = 64 << 20  # of the scores that one launch of several heads makes
 
 
 @dataclass(frozen=True, order=True)
@@ -51,6 +52,11 @@ def nearest_pair(pairs: tuple[tuple[float, float], ...], q_scale: float, k_scale
     scale = math.log if distance == "log" else exact
     q, k = scale(q_scale), scale(k_scale)
     return min(range(len(pairs)), key=lambda i: (scale(pairs[i][0]) - q) ** 2 + (scale(pairs[i][1]) - k) ** 2)
+
+
+def heads_at_once(rows: int, keys: int) -> int:
+    """Heads whose scores, float32 [heads, rows, keys], a launch may hold: at least one."""
+    return max(1, SCORE_BYTES // (4 * rows * keys))
 
 
 def launches(heads: int, counts: list[int]) -> list[tuple[int, int]]:

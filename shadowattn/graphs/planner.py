@@ -14,6 +14,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 
 POLICIES = ("planned", "powers", "multiples", "single")
+_SHARED_BYTES = 96 << 20  # of a launch that several heads share: every graph's inputs and outputs count, whichever runs
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,22 @@ def plan_shapes(
 ) -> tuple[GraphShape, ...]:
     """A graph shape for each of the plan's capacities and each number of heads that may share a launch.
 
-    `fold`: with GQA, the heads of a launch read one key head, which is passed once; else every head brings its own copy.
+    Several share one on no more keys than leave a launch of the plan's most rows in 96 MiB. `fold`: with GQA, the heads of a
+    launch read one key head, which is passed once; else every head brings its own copy.
     """
-    folded = fold and kv_heads < heads
-    return tuple(
+    folded, sizes = fold and kv_heads < heads, launch_sizes(launch_heads, heads=heads, kv_heads=kv_heads, fold=fold)
+    shapes = [
         GraphShape(count, rows, head_dim, keys, count if folded else 1)
-        for count in launch_sizes(launch_heads, heads=heads, kv_heads=kv_heads, fold=fold)
+        for count in sizes
         for rows in plan.rows
         for keys in plan.keys
-    )
+    ]
+    return tuple(shape for shape in shapes if shape.heads == sizes[0] or _bytes(shape, max(plan.rows)) <= _SHARED_BYTES)
+
+
+def _bytes(shape: GraphShape, rows: int) -> int:
+    """Of the keys that a launch takes and the scores of `rows` rows that it makes, in float32."""
+    return 4 * shape.keys * (shape.kv_heads * shape.head_dim + shape.heads * rows)
 
 
 def with_top_k(

@@ -18,6 +18,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError, StageError
 from shadowattn.exclusive import current_work, working_for
+from shadowattn.graphs.buckets import heads_at_once
 from shadowattn.kernels import native
 from shadowattn.online.channel import Channel, ClosedError
 from shadowattn.online.plan import Group
@@ -72,11 +73,10 @@ class ScorePool:
         self._free.append(scores.untyped_storage())
 
 
-# What one launch may hold. Heads go through in as many launches as that takes, so that memory does not grow with heads × rows ×
-# keys; and lists that an estimator makes without scores should still be in the last-level cache when attention reads them.
-# An estimator that rounds keys anew holds those of a launch in float32 while it does, twice at times: where no heads share them,
-# they outgrow the scores.
-_SCORE_BYTES, _KEY_BYTES, _LIST_BYTES = 64 << 20, 32 << 20, 8 << 20
+# What one launch may hold beside scores (`heads_at_once`). Lists that an estimator makes without scores should still be in the
+# last-level cache when attention reads them. An estimator that rounds keys anew holds those of a launch in float32 while it does,
+# twice at times: where no heads share them, they outgrow the scores.
+_KEY_BYTES, _LIST_BYTES = 32 << 20, 8 << 20
 
 
 def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
@@ -129,14 +129,13 @@ def batches(stages: Stages) -> list[Group]:
     heads, rows, dim = stages.chunk.q.shape
     if stages.rule.query_block > 1 and stages.rule.pooling == "rows":
         rows = -(-rows // stages.rule.query_block)
-    row_bytes = 4 * rows * stages.chunk.keys
+    keys = stages.chunk.keys
     if stages.selects_in_estimate:
-        kept = max(float(stages.chunk.retention.max()), min(1.0, stages.rule.min_budget / stages.chunk.keys))
-        count = int(_LIST_BYTES / (row_bytes * kept))
+        kept = max(float(stages.chunk.retention.max()), min(1.0, stages.rule.min_budget / keys))
+        count = max(1, int(_LIST_BYTES / (4 * rows * keys * kept)))
     else:
-        groups = max(1, _KEY_BYTES // (4 * stages.chunk.keys * dim))
-        count = min(_SCORE_BYTES // row_bytes, groups * heads // len(stages.chunk.heads.grouped()))
-    count = max(1, count)
+        groups = max(1, _KEY_BYTES // (4 * keys * dim))
+        count = min(heads_at_once(rows, keys), groups * heads // len(stages.chunk.heads.grouped()))
     return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
 
 

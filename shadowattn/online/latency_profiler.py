@@ -81,12 +81,11 @@ class LatencyProfiler:
         shape = {"heads": self.heads, "kv_heads": self.kv_heads, "rows": self.rows, "head_dim": self.head_dim}
         return binding(*parts, **shape, dtype=self.dtype)
 
-    @property
-    def sizes(self) -> list[int]:
-        """Heads that may share a launch; without a bank one head, and all that read the same keys."""
+    def sizes(self, keys: int) -> list[int]:
+        """Heads that may share a launch on so many keys; without a bank one head, and all that read the same keys."""
         if self.bank is None:
             return sorted({1, self.heads // self.kv_heads})
-        return sorted({min(size, self.heads) for size in self.bank.launch_heads})
+        return sorted({min(size, self.heads) for size in self.bank.launch_heads_for(keys)})
 
     def key_lengths(self, longest: int) -> list[int]:
         """Both ends and two inner points of every step of the bank's capacities (or of doubling), from `rows` on."""
@@ -134,7 +133,7 @@ class LatencyProfiler:
 
         Spans are taken in place: a call is a whole layer's chunk, launch by launch and head by head, and the chunks take turns.
         """
-        layouts = self.layouts(retentions, self.sizes if sizes is None else sizes)
+        layouts = self.layouts(retentions, self.sizes(keys) if sizes is None else sizes)
         v = self._values(keys)
         chunks = [self.chunk(one.pairs, one.retention, keys, seed=number, v=v) for number, one in enumerate(layouts)]
         calls: list[list[tuple[float, Timeline]]] = [[] for _ in layouts]
@@ -191,7 +190,7 @@ class LatencyProfiler:
             busy, first = busy + us, first if number else span.start_us
             if span.stage != "estimate":
                 yield (span.stage, 1, -1, 0, layout.retention[span.heads[0]]), us
-            elif len(span.heads) in self.sizes:
+            elif len(span.heads) in self.sizes(keys):
                 group = slots[span.heads]
                 yield (span.stage, len(group.heads), group.bucket, self._capacity(group, keys), 1.0), us
         yield ("prepare", 1, -1, 0, 1.0), first

@@ -110,7 +110,7 @@ def arguments() -> dict:
     """Of 20 rows of 4 heads in two blocks, 40 keys before them."""
     q, k, v = qkv(4, 2, 20, 60, 16)
     chunk, estimator = Chunk.of(q, k, v, retention=0.2), Hierarchical(block_rows=16)
-    lists, keys = Rule().lists(chunk.retention, chunk.positions), estimator.packed(chunk)
+    lists, keys = Rule().lists(chunk.retention, chunk.positions), estimator.packed(chunk, twice=True)
     return {
         "q": q, "k": k, "v": v, "q_scales": torch.ones(4), "packed": keys.packed, "kv_head": chunk.heads.kv,
         "positions": chunk.positions, "candidates": lists.candidates, "indptr": lists.indptr, "size": lists.size, "sinks": 0,

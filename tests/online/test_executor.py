@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowattn.errors import InputError, StageError
-from shadowattn.graphs import GraphBank, GraphShape
+from shadowattn.graphs import GraphBank, GraphShape, buckets
 from shadowattn.kernels import choose
 from shadowattn.online import executor
 from shadowattn.online.chunk import Chunk
@@ -457,15 +457,16 @@ def test_lists_of_a_least_budget_count_in_a_batchs_memory(monkeypatch, min_budge
 
 
 @pytest.mark.parametrize("query_block", [1, 8])
-@pytest.mark.parametrize("limit", ["_SCORE_BYTES", "_KEY_BYTES"])
+@pytest.mark.parametrize("limit", ["SCORE_BYTES", "_KEY_BYTES"])
 def test_a_launch_holds_no_more_than_its_limit_and_leaves_before_the_next(monkeypatch, limit, query_block):
     whole = make_stages(Oracle(), query_block=query_block)
     expected = Pipeline("batched").run(whole, keep_lists=True)
     scores, keys = 4 * ROWS // query_block * KEYS, 4 * KEYS * DIM
-    monkeypatch.setattr(executor, limit, {"_SCORE_BYTES": 2 * scores, "_KEY_BYTES": keys}[limit])
+    of, most_bytes = {"SCORE_BYTES": (buckets, 2 * scores), "_KEY_BYTES": (executor, keys)}[limit]
+    monkeypatch.setattr(of, limit, most_bytes)
     stages = make_stages(ScoresAlive(), query_block=query_block)
     parts = batches(stages)
-    most = 2 if limit == "_SCORE_BYTES" else HEADS // KV_HEADS
+    most = 2 if limit == "SCORE_BYTES" else HEADS // KV_HEADS
     assert [len(group.heads) for group in parts] == [most] * (HEADS // most)
     ran = Pipeline("batched").run(stages, keep_lists=True)
     assert stages.estimator.alive == [0] * len(parts)

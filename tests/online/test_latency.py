@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shadowattn.errors import InputError
-from shadowattn.graphs import GraphBank, GraphShape
+from shadowattn.graphs import GraphBank, GraphShape, buckets
 from shadowattn.kernels import native
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
@@ -26,7 +26,19 @@ from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
-from tests.online.test_executor import DIM, HEADS, KEYS, KV_HEADS, ROWS, Backwards, assert_same, bank, make_stages, with_parts
+from tests.online.test_executor import (
+    DIM,
+    GRID,
+    HEADS,
+    KEYS,
+    KV_HEADS,
+    ROWS,
+    Backwards,
+    assert_same,
+    bank,
+    make_stages,
+    with_parts,
+)
 
 __all__ = ["bank"]  # the fixture
 
@@ -202,6 +214,34 @@ def test_planned_runs_what_the_scheduler_says(bank):
     assert launched == [group.heads for group in reversed(stages.launches())]
     for stage in ("select", "attend"):
         assert [span.heads for span in ran.timeline.spans if span.stage == stage] == [(h,) for h in reversed(range(HEADS))]
+
+
+@pytest.mark.parametrize("mode", ["batched", "serial", "overlap", "grouped", "planned"])
+def test_heads_share_launches_where_the_bank_has_room_for_them(mode, bank):
+    """Graphs of two heads up to half of the keys: a chunk beyond these runs head by head, and is planned so."""
+    profile = RetentionProfile(((0.2,) * HEADS,), GRID, DIM, "", "", "")
+    shapes = (GraphShape(1, ROWS, DIM, KEYS // 2), GraphShape(1, ROWS, DIM, KEYS), GraphShape(2, ROWS, DIM, KEYS // 2))
+    stages = make_stages(Int8Graph(GraphBank.build(profile, shapes)))
+    q, k, v = (x[:, : KEYS // 2] for x in (stages.chunk.q, stages.chunk.k, stages.chunk.v))
+    short, probe = on(stages, Chunk.of(q, k, v, retention=stages.chunk.retention)), probe_of(stages)
+    points = [point for keys in probe.key_lengths(KEYS) for point in probe.measure(keys, RETENTIONS, repeats=1)]
+    times = LatencyProfile(probe.binding(), tuple(points))
+    pipeline = Pipeline(mode, threads=THREADS, scheduler=Backwards(), profile=times)
+    for some, most in ((short, 2), (stages, 1)):
+        assert max(len(group.heads) for group in some.launches()) == most
+        assert_same(pipeline.run(some, keep_lists=True), with_parts(some, estimator=Int8Graph(bank)))
+
+
+def test_heads_of_a_key_head_go_alone_where_their_scores_are_too_many(monkeypatch):
+    stages = make_stages(Oracle())
+    monkeypatch.setattr(buckets, "SCORE_BYTES", 3 * 4 * ROWS * KEYS)
+    assert [group.heads for group in stages.launches()] == [(0, 1, 2), (3, 4, 5)]
+    profile = measured(stages)
+    monkeypatch.setattr(buckets, "SCORE_BYTES", 3 * 4 * ROWS * KEYS - 1)
+    assert [group.heads for group in stages.launches()] == [(head,) for head in range(HEADS)]
+    for mode in ("grouped", "planned"):
+        ran = Pipeline(mode, threads=THREADS, scheduler=Backwards(), profile=profile).run(stages, keep_lists=True)
+        assert_same(ran, stages)
 
 
 def test_a_foreign_profile_is_refused(bank):

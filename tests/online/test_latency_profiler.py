@@ -118,7 +118,7 @@ def test_the_profile_predicts_a_call_of_off_it_has_not_seen(clock, bank):
 
 def test_layouts_mix_buckets_and_hold_every_launch_and_retention(bank):
     measured = probe_on(Clock(), bank)
-    for size in measured.sizes:
+    for size in measured.sizes(KEYS):
         layouts = measured.layouts(RETENTIONS, [size])
         assert {g.bucket for one in layouts for g in one.launches if len(g.heads) == size} == set(range(9))
         assert {kept for one in layouts for kept in one.retention} == set(RETENTIONS)

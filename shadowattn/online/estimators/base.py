@@ -12,6 +12,7 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.graphs.bank import GraphBank
+from shadowattn.graphs.buckets import heads_at_once
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.plan import Group
@@ -155,8 +156,13 @@ class Estimator(ABC):
         """Derives what all heads share, so that no head's stage has to, and two stages at once do not both."""
 
     def launches(self, chunk: Chunk) -> list[Group]:
-        """Every head in exactly one group, by its place in q: those that one launch serves; by default those of one key head."""
-        return [Group(tuple(range(part.start, part.stop))) for _, part in chunk.heads.grouped()]
+        """Every head in exactly one group, by its place in q: those that one launch serves.
+
+        By default those of one key head, or each alone where these have more scores than a launch may hold (`heads_at_once`).
+        """
+        most = heads_at_once(chunk.q.shape[1], chunk.keys)
+        groups = [tuple(range(part.start, part.stop)) for _, part in chunk.heads.grouped()]
+        return [Group(some) for heads in groups for some in ([heads] if len(heads) <= most else [(head,) for head in heads])]
 
     def launch(self, chunk: Chunk, group: Group) -> Tensor:
         """Scores [h, Q, K] of one group of `launches`, or of a part of one. The next launch may overwrite them."""

@@ -15,27 +15,14 @@ from torch import Tensor
 
 from shadowattn import checks
 from shadowattn.errors import InputError
+from shadowattn.graphs.buckets import heads_at_once
 from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import FirstLook, check_rule
-from shadowattn.online.estimators.int8_fused import Int8Fused, PackedKeys, longer
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
 from shadowattn.types import EstimateCost, FirstLookLosses, Lists, Selection
-
-_SCORE_BYTES = 64 << 20  # that `select` makes at once
-
-
-class KeysTwice(PackedKeys):
-    """Packed keys, and the same bytes key by key, from which the native kernel packs those that a first look lets through."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.by_key = self.packed.new_zeros(len(self.scales), 16 * self.packed.shape[1], 4 * self.packed.shape[2])
-
-    def _grow(self, capacity: int) -> None:
-        super()._grow(capacity)
-        self.by_key = longer(self.by_key, capacity)
 
 
 @dataclass
@@ -60,7 +47,6 @@ class Hierarchical(Int8Fused):
     lists_are_sound: ClassVar[bool] = True  # the kernel's, or `Kernels.select`'s
     is_native: ClassVar[bool] = True
     single_rows: ClassVar[bool] = True
-    keys_type: ClassVar[type[PackedKeys]] = KeysTwice
 
     def __post_init__(self):
         super().__post_init__()
@@ -117,7 +103,7 @@ class Hierarchical(Int8Fused):
         A V that is not finite makes all rows of a block NaN which let its key through, also those that do not keep it; but where
         blocks let every key through, their rows attend each for itself.
         """
-        keys = self._keys(chunk)
+        keys = self._keys(chunk, twice=True)
         self._count_clipped(chunk)
         out, indices = ops.attend_chosen(
             chunk.q, chunk.k, chunk.v, self._q_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions,
@@ -132,7 +118,7 @@ class Hierarchical(Int8Fused):
         """
         check_rule(rule, type(self))
         heads, rows, _ = chunk.q.shape
-        some = max(1, _SCORE_BYTES // (4 * rows * chunk.keys))
+        some = heads_at_once(rows, chunk.keys)
         parts = [slice(first, first + some) for first in range(0, heads, some)]
         return Selection.cat([self._select(chunk[part], rule, lists[part], kernels) for part in parts])
 

@@ -61,7 +61,7 @@ class Int8Device(OfBank, Estimator):
         _, rows, dim = chunk.q.shape
         sizes = {"rows": rows, "keys": chunk.keys, "head_dim": dim, "heads": self.bank.launch_heads[0]}
         top_k = [self.bank.shape_for(**sizes, top_k=most).top_k for most in wanted.amax(1).clamp(min=1).tolist()]
-        plan = buckets.launches(self.bank, chunk.heads.kv, kind=top_k)
+        plan = buckets.launches(self.bank, chunk, kind=top_k)
         self.launched += len(plan)
         chosen: list[Tensor] = [torch.empty(0)] * len(chunk.heads)
         for members, size in plan:

@@ -31,15 +31,17 @@ _SHARED_ROWS = range(4, 65)
 class PackedKeys:
     """K of one layer as unsigned bytes in the native layout, growing with the keys. One scale a key/value head, fixed.
 
-    With a `key_offset` the bytes are those of k − offset, of the given `layer`.
+    With a `key_offset` the bytes are those of k − offset, of the given `layer`. `twice`: also key by key, from which the native
+    kernel packs the keys that a first look lets through.
     """
 
-    by_key: Tensor | None = None  # the same bytes uint8 [G, K, D], where somebody keeps them
-
-    def __init__(self, scales: Tensor, head_dim: int, key_offset: KeyOffset | None = None, layer: int = 0):
+    def __init__(
+        self, scales: Tensor, head_dim: int, key_offset: KeyOffset | None = None, layer: int = 0, *, twice: bool = False
+    ):
         self.scales = scales  # float32 [G]
         self._offset, self._layer = key_offset, layer
         self.packed = torch.zeros(len(scales), _LEAST_KEYS // 16, head_dim // 4, 16, 4, dtype=torch.uint8)
+        self.by_key = torch.zeros(len(scales), _LEAST_KEYS, head_dim, dtype=torch.uint8) if twice else None  # [G, K, D]
         self.length = 0
 
     def extend(self, k: Tensor) -> None:
@@ -55,6 +57,7 @@ class PackedKeys:
 
     def _grow(self, capacity: int) -> None:
         self.packed = longer(self.packed, capacity // 16)
+        self.by_key = None if self.by_key is None else longer(self.by_key, capacity)
 
     def crop(self, length: int) -> None:
         self.length = length
@@ -116,7 +119,6 @@ class Int8Fused(Estimator):
     scores_are_finite: ClassVar[bool] = True  # products of integers
     is_native: ClassVar[bool] = True
     is_papers: ClassVar[bool] = True
-    keys_type: ClassVar[type[PackedKeys]] = PackedKeys
     clipped: int = field(default=0, init=False)  # as for `Int8Graph`
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
 
@@ -232,28 +234,31 @@ class Int8Fused(Estimator):
             )  # fmt: skip
         return out, Selection(indices, lists.indptr, chunk.positions, rule.query_block) if listed else None
 
-    def _keys(self, chunk: Chunk) -> PackedKeys | TorchKeys:
-        """The chunk's keys as integers: what is new of them, or all where their scales have changed."""
-        kind = self.keys_type if chunk.k.device.type == "cpu" else TorchKeys
+    def _keys(self, chunk: Chunk, *, twice: bool = False) -> PackedKeys | TorchKeys:
+        """The chunk's keys as integers, `PackedKeys` perhaps `twice`. What is new of them is rounded, or all keys, where their
+        scales have changed or they are not held twice yet.
+        """
+        kind = PackedKeys if chunk.k.device.type == "cpu" else TorchKeys
         scaled = f"for {self.grid}" if self.k_scales is None else f"by {self.k_scales.tolist()}"
         name = f"{kind.__name__} packed {scaled}, {self._offset}"
         keys = chunk.cache.held(name)
-        if keys is not None and keys.length == chunk.keys:
+        kept = keys is not None and not (twice and keys.by_key is None)
+        if kept and keys.length == chunk.keys:
             return keys
         scales = self.k_scales
         if scales is None:
             scales = largest_key_scales(chunk, self._offset)
             scales = scales if self.grid is None else _nearest(self.grid.k_scales, scales).float()
-        if keys is not None and keys.scales is not scales and not keys.scales.equal(scales):
+        if keys is not None and not (kept and (keys.scales is scales or keys.scales.equal(scales))):
             chunk.cache.forget(name)
             keys = None
         self.repacked += keys is None
-        factory = partial(kind, scales, chunk.k.shape[2], self._offset, chunk.layer)
+        factory = partial(kind, scales, chunk.k.shape[2], self._offset, chunk.layer, **({"twice": True} if twice else {}))
         return chunk.cache.derived(name, factory, chunk.k)
 
-    def packed(self, chunk: Chunk) -> PackedKeys | TorchKeys:
-        """The chunk's keys as integers, for measuring; in the native layout on the CPU."""
-        return self._keys(chunk)
+    def packed(self, chunk: Chunk, *, twice: bool = False) -> PackedKeys | TorchKeys:
+        """The chunk's keys as integers, for measuring; in the native layout on the CPU, and `twice` as `PackedKeys` has it."""
+        return self._keys(chunk, twice=twice)
 
     @property
     def _offset(self) -> KeyOffset | None:

@@ -40,18 +40,18 @@ class Buckets:
         exceeded = measured.double() > torch.tensor([bank.pairs[pair] for pair in pairs], dtype=torch.float64)
         return cls(pairs, scales[:, 0], scales[:, 1], exceeded.any(1).tolist())
 
-    def launches(self, bank: GraphBank, kv_head: Tensor, kind: list | None = None) -> list[tuple[list[int], int]]:
-        """(heads, size) of every launch: heads of one slot, and of one key head where the bank folds groups.
+    def launches(self, bank: GraphBank, chunk: Chunk, kind: list | None = None) -> list[tuple[list[int], int]]:
+        """(heads, size) of every launch of the chunk: heads of one slot, and of one key head where the bank folds groups.
 
         `kind` [H] keeps further heads apart.
         """
         together = defaultdict(list)
-        for head, (pair, kv) in enumerate(zip(self.pairs, kv_head.tolist(), strict=True)):
+        for head, (pair, kv) in enumerate(zip(self.pairs, chunk.heads.kv.tolist(), strict=True)):
             keys = (kv, bank.pairs[pair][1]) if bank.group > 1 else None
             together[bank.slot(pair), keys, kind[head] if kind else None].append(head)
-        plan = []
+        plan, sizes = [], bank.launch_heads_for(chunk.keys)
         for members in together.values():
-            for taken, size in launches(len(members), bank.launch_heads):
+            for taken, size in launches(len(members), sizes):
                 plan.append((members[:taken], size))
                 members = members[taken:]
         return plan
@@ -98,7 +98,7 @@ class Int8Graph(OfBank, Estimator):
 
     def _scores(self, chunk: Chunk) -> Tensor:
         buckets = self._buckets(chunk)
-        plan = buckets.launches(self.bank, chunk.heads.kv)
+        plan = buckets.launches(self.bank, chunk)
         self.launched += len(plan)
         self.clipped += sum(buckets.clipped)
         if len(plan) == 1:
@@ -134,11 +134,11 @@ class Int8Graph(OfBank, Estimator):
     def launches(self, chunk: Chunk) -> list[Group]:
         """Heads whose scales fall into one bucket, as many as the bank launches at once."""
         buckets = self._buckets(chunk)
-        plan = buckets.launches(self.bank, chunk.heads.kv)
+        plan = buckets.launches(self.bank, chunk)
         return [Group(tuple(members), self.bank.slot(buckets.pairs[members[0]])) for members, _ in plan]
 
     def launch(self, chunk: Chunk, group: Group) -> Tensor:
-        ((_, size),) = launches(len(group.heads), self.bank.launch_heads)
+        ((_, size),) = launches(len(group.heads), self.bank.launch_heads_for(chunk.keys))
         with self.use() as outermost:
             buckets = self._buckets(chunk)
             self.launched += 1

@@ -12,6 +12,7 @@ import shadowattn
 from shadowattn.artifacts import tuples
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
+from shadowattn.graphs import buckets
 from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
@@ -19,7 +20,6 @@ from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.models.shape import fingerprint
 from shadowattn.offline import observe_first_look, observe_key_offset
 from shadowattn.online.chunk import Chunk
-from shadowattn.online.estimators import hierarchical
 from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
@@ -88,7 +88,7 @@ def test_a_row_keeps_the_best_of_what_its_block_lets_through(
     chunk, estimator = Chunk.of(q, k, v, retention=retention), Hierarchical(candidates=candidates, block_rows=block_rows)
     lists, expected = rule.lists(chunk.retention, chunk.positions), defined(chunk, rule, candidates, block_rows)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hierarchical, "_SCORE_BYTES", 4 * rows * (rows + before) * heads_at_once)
+        patched.setattr(buckets, "SCORE_BYTES", 4 * rows * (rows + before) * heads_at_once)
         assert estimator.select(chunk, rule, lists, TorchKernels()).indices.tolist() == expected
         if BUILT:
             assert estimator.select(chunk, rule, lists, NativeKernels()).indices.tolist() == expected
@@ -189,12 +189,25 @@ def test_keys_that_come_later_and_keys_that_went_are_those_of_the_cache():
     for keys in (40, 77, 78, 300, 700):
         chunk = Chunk.of(q, k[:, :keys], v[:, :keys], cache=None if one is None else one.cache)
         one = chunk
-        held = estimator.packed(chunk)
+        held = estimator.packed(chunk, twice=True)
         packed = held.packed.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)
         assert held.by_key[:, :keys].equal(packed[:, :keys])
     held.crop(53)
     held.extend(-k[:, :90])
     assert held.by_key[:, :90].equal((quantise(torch.cat([k[:, :53], -k[:, 53:90]], 1), held.scales).short() + 128).byte())
+
+
+def test_keys_are_held_twice_only_where_the_native_kernel_reads_them_so():
+    """Keys that were packed for a pipeline that takes the stages apart are packed anew, then stay for all that follows."""
+    q, k, v = qkv(2, 1, 40, 300, 16)
+    chunk, estimator, rule = Chunk.of(q, k, v, retention=0.2), Hierarchical(), Rule()
+    lists = rule.lists(chunk.retention, chunk.positions)
+    alone = estimator.select(chunk, rule, lists, TorchKernels())
+    assert estimator.packed(chunk).by_key is None
+    if BUILT:
+        assert estimator.attend(chunk, rule, lists, listed=True)[1].indices.equal(alone.indices)
+        assert estimator.packed(chunk).by_key is not None
+        assert estimator.repacked == 2
 
 
 def test_what_it_cannot_do_is_refused():
