@@ -27,6 +27,9 @@ from shadowattn.types import RetentionProfile, ScaleGrid
 _EVERY = (*candidates.ESTIMATORS, "hierarchical")
 # In which stages go head by head. `int8_fused` chooses keys without scores, so that there are no launches to group.
 _PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}
+_OF_BANK = {
+    f"total (int8_graph), per row, a bank's graphs{of}": mode for of, mode in (("", "batched"), (", pipeline grouped", "grouped"))
+}
 _DECODE = "decode step (int8_fused), shared list"
 
 
@@ -50,7 +53,9 @@ def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
     for estimator, modes in _PIPELINES.items():
         for mode in modes:
             paths[f"total ({estimator}), per row, pipeline {mode}"] = partial(_path, estimator=estimator, mode=mode)
-    return paths | {"total (int8_graph), per row, a bank's graphs": _bank_path, _DECODE: _decode}
+    for name, mode in _OF_BANK.items():
+        paths[name] = partial(_bank_path, mode=mode)
+    return paths | {_DECODE: _decode}
 
 
 def peak_beyond_output(path: str, case: Case, block: int) -> int:
@@ -67,7 +72,7 @@ def _path(t: Tensors, *, estimator: str, rule: Rule | None = None, kernels: Kern
     return _attend(t, made, rule or Rule(), kernels or NativeKernels(), mode)
 
 
-def _bank_path(t: Tensors) -> Call:
+def _bank_path(t: Tensors, *, mode: str) -> Call:
     """By graphs of one pair of scales, compiled ahead, for launches of as many heads as a configuration has by default."""
     heads, rows, dim = t.q.shape
     scales = ScaleGrid(*((float(absmax_scales(x).max()),) for x in (t.q, t.k)))
@@ -76,7 +81,7 @@ def _bank_path(t: Tensors) -> Call:
     shapes = plan_shapes(plan, heads=heads, kv_heads=len(t.k), head_dim=dim, launch_heads=(1, 2, 4))
     bank = GraphBank.build(profile, shapes)
     bank.compile()
-    return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), "batched")
+    return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), mode)
 
 
 def _attend(t: Tensors, estimator: Estimator, rule: Rule, kernels: Kernels, mode: str) -> Call:

@@ -14,7 +14,7 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 
 POLICIES = ("planned", "powers", "multiples", "single")
-_SHARED_BYTES = 96 << 20  # of a launch that several heads share: every graph's inputs and outputs count, whichever runs
+_SHARED_BYTES = 48 << 20  # of a launch that several heads share: every graph's inputs and outputs count, whichever runs
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def plan_shapes(
 ) -> tuple[GraphShape, ...]:
     """A graph shape for each of the plan's capacities and each number of heads that may share a launch.
 
-    Several share one on no more keys than leave a launch of the plan's most rows in 96 MiB. `fold`: with GQA, the heads of a
+    Several share one on no more keys than leave a launch of the plan's most rows in 48 MiB. `fold`: with GQA, the heads of a
     launch read one key head, which is passed once; else every head brings its own copy.
     """
     folded, sizes = fold and kv_heads < heads, launch_sizes(launch_heads, heads=heads, kv_heads=kv_heads, fold=fold)

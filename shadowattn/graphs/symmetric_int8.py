@@ -11,7 +11,7 @@ from shadowattn.graphs.estimation import INT8_MAX
 from shadowattn.types import KeyOffset
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PART_BYTES = 16 << 20  # copied at a time: a long prompt's keys would otherwise be there twice
+_PART_BYTES = 4 << 20  # copied at a time: a long prompt's keys would otherwise be there twice
 
 
 def in_parts(x: Tensor) -> tuple[Tensor, ...]:
@@ -48,10 +48,12 @@ def absmax_scales(x: Tensor) -> Tensor:
 
 def quantise(x: Tensor, scales: Tensor) -> Tensor:
     """int8 of x [heads, rows, D]: round half to even of x / scale, clipped to ±127."""
-    wide, steps = x.float(), scales[:, None, None]
-    # In place in a copy: keys of a long prompt are large.
-    steps_away = wide / steps if x.dtype == torch.float32 else wide.div_(steps)
-    return steps_away.round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
+    integers, first, steps = torch.empty(x.shape, dtype=torch.int8, device=x.device), 0, scales[:, None, None]
+    for part in in_parts(x):
+        steps_away = part / steps if x.dtype == torch.float32 else part.float().div_(steps)
+        integers[:, first : first + part.shape[1]] = steps_away.round_().clamp_(-INT8_MAX, INT8_MAX)
+        first += part.shape[1]
+    return integers
 
 
 def products(q8: Tensor, k8: Tensor) -> Tensor:

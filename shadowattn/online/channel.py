@@ -13,6 +13,7 @@ class ClosedError(Exception):
 
 class Channel:
     """Holds at most `capacity` items, for one side that feeds and one that iterates. Anyone may close it, and then neither waits.
+    With a capacity of 0 an item is passed on when the other side asks for it.
 
     Made of the one queue whose calls an interruption cannot leave half done.
     """
@@ -39,11 +40,11 @@ class Channel:
         """What the other side feeds, until it ends. Raises `ClosedError` as soon as the channel is closed."""
         while True:
             self._check()
+            self._room.put(None)  # for what it waits for: a capacity counts what nobody has asked for yet
             item = self._items.get()
             self._check()
             if item is _END:
                 return
-            self._room.put(None)
             yield item
 
     def close(self) -> None:

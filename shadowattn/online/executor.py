@@ -5,6 +5,7 @@ between two of them they overlap. Whichever it is, a head meets the same code wi
 selected.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -53,30 +54,42 @@ class Ran:
 
 
 class ScorePool:
-    """Memory for scores that outlive their launch, kept between calls: first touching fresh memory costs more than the copy."""
+    """Memory for scores that outlive their launch, kept between calls: first touching fresh memory costs more than a copy."""
 
     def __init__(self):
         self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
+        self._heads: dict[int, int] = {}  # that are not given back yet, by the address of the memory they share
 
-    def copy(self, scores: Tensor) -> Tensor:
-        """A copy in memory of its own."""
+    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory for scores [h, rows, K] of h heads, which are given back head by head or together."""
+        nbytes = math.prod(shape) * dtype.itemsize
         try:
             kept = self._free.pop()
         except IndexError:
-            kept = torch.UntypedStorage(scores.nbytes)
-        if kept.nbytes() < scores.nbytes:
-            kept = torch.UntypedStorage(scores.nbytes)
-        return scores.new_empty(0).set_(kept, 0, scores.shape).copy_(scores)
+            kept = torch.UntypedStorage(nbytes)
+        if kept.nbytes() < nbytes:
+            kept = torch.UntypedStorage(nbytes)
+        self._heads[kept.data_ptr()] = shape[0]
+        return torch.empty(0, dtype=dtype).set_(kept, 0, shape)
+
+    def copy(self, scores: Tensor) -> Tensor:
+        """A copy in memory of its own."""
+        return self.take(*scores.shape, dtype=scores.dtype).copy_(scores)
 
     def give_back(self, scores: Tensor) -> None:
-        """Takes back what `copy` returned, however much larger its memory is."""
-        self._free.append(scores.untyped_storage())
+        """Takes back heads of what was taken, and the memory with the last of them, however much larger it is."""
+        kept = scores.untyped_storage()
+        self._heads[kept.data_ptr()] -= len(scores)
+        if not self._heads[kept.data_ptr()]:
+            del self._heads[kept.data_ptr()]
+            self._free.append(kept)
 
 
 # What one launch may hold beside scores (`heads_at_once`). Lists that an estimator makes without scores should still be in the
 # last-level cache when attention reads them. An estimator that rounds keys anew holds those of a launch in float32 while it does,
 # twice at times: where no heads share them, they outgrow the scores.
 _KEY_BYTES, _LIST_BYTES = 32 << 20, 8 << 20
+_WAITING_BYTES = 32 << 20  # of the scores that wait for their selection
 
 
 def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
@@ -174,9 +187,12 @@ def run_overlapped(
     Scores live from their launch until their head is selected: those of at most `queue_heads` heads in the queue, of one being
     selected, and of all that were launched before their turn in `order`, which nothing else bounds. Where the order is
     that of the launches these are one launch's; an order that begins with the last launch keeps the scores of every head.
+    Fewer wait in a queue whose scores would take more than 32 MiB, or lists more than 8 MiB; none where a head's alone would.
     """
     run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool)
-    scores, selections = Channel(queue_heads), Channel(queue_heads)
+    scores_bytes, list_bytes = stages.bytes_of_head()
+    scores = Channel(min(queue_heads, _WAITING_BYTES // scores_bytes))
+    selections = Channel(min(queue_heads, _LIST_BYTES // list_bytes))
     channels = (scores, selections)
     failures: list[BaseException] = []
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -267,9 +283,9 @@ class _Run:
                     outputs = [stages.choose(_places(some)) for some in parts]
                     span.bytes = sum(selection.indices.nbytes for selection in outputs)
                 else:
-                    scores = stages.estimate(group) if self._batched else stages.launch(group)
+                    scores = stages.estimate(group) if self._batched else stages.launch(group, self._pool and self._pool.take)
                     outputs = scores.split([len(some) for some in parts])
-                    if self._pool is not None:
+                    if self._pool is not None and not stages.computes_into:
                         outputs = [self._pool.copy(some) for some in outputs]
                     span.bytes = scores.nbytes
                 span.bytes += len(group.heads) * chunk.q[0].nbytes

@@ -3,6 +3,7 @@
 A head is named by its place in the chunk. Whatever heads a stage is asked for together, each gets what it would get alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +44,16 @@ class Stages:
         return not self.estimator.selects and self.estimator.reuses_scores
 
     @property
+    def computes_into(self) -> bool:
+        """Whether a launch can write its scores where it is told to."""
+        return self.estimator.computes_into
+
+    def bytes_of_head(self) -> tuple[int, int]:
+        """The most that the float32 scores and the lists of a head take."""
+        lists = self._lists.indptr[:: len(self._lists.candidates)].diff()
+        return 4 * self._asked.q.shape[1] * self.chunk.keys, 4 * max(1, int(lists.max()))
+
+    @property
     def attends_at_once(self) -> bool:
         """Whether there is one stage, in which rows attend to what they choose."""
         return self.estimator.attends(self.rule, self.kernels)
@@ -62,9 +73,14 @@ class Stages:
         """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
         return self.estimator.launches(self._asked)
 
-    def launch(self, group: Group) -> Tensor:
-        """Scores [h, rows, K] of a group of `launches`, or of a part of one. The next launch may overwrite them."""
-        return check_scores(self.estimator.launch(self._asked, group), self.estimator, self._asked[group.heads])
+    def launch(self, group: Group, take: Callable[..., Tensor] | None = None) -> Tensor:
+        """Scores [h, rows, K] of a group of `launches`, or of a part of one. The next launch may overwrite them, but where the
+        estimator computes into memory, float32 of the shape that `take` is called with.
+        """
+        part, into = self._asked[group.heads], {}
+        if take is not None and self.computes_into:
+            into = {"out": take(*part.q.shape[:2], part.keys)}
+        return check_scores(self.estimator.launch(self._asked, group, **into), self.estimator, part)
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of any neighbouring heads, in as many launches as that takes."""

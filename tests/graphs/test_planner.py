@@ -118,14 +118,14 @@ def test_without_folding_every_head_brings_its_keys():
 
 def test_heads_share_launches_on_as_many_keys_as_memory_allows():
     """By hand, of 1024 rows of 64 dimensions: a launch of one head takes 4 · 1088 bytes a key, of two that fold 4 · 2112."""
-    plan = ShapePlan((256, 1024), (11915, 11916, 1 << 20), 0.0, "single")
+    plan = ShapePlan((256, 1024), (5957, 5958, 1 << 20), 0.0, "single")
     folded = plan_shapes(plan, heads=4, kv_heads=2, head_dim=64, launch_heads=(1, 2))
-    assert 4 * 2112 * 11915 <= 96 << 20 < 4 * 2112 * 11916
-    assert {(s.rows, s.keys) for s in folded if s.heads == 2} == {(256, 11915), (1024, 11915)}
+    assert 4 * 2112 * 5957 <= 48 << 20 < 4 * 2112 * 5958
+    assert {(s.rows, s.keys) for s in folded if s.heads == 2} == {(256, 5957), (1024, 5957)}
     assert {(s.rows, s.keys) for s in folded if s.heads == 1} == {(rows, keys) for rows in plan.rows for keys in plan.keys}
-    own_keys = plan_shapes(replace(plan, keys=(11565, 11566)), heads=4, kv_heads=4, head_dim=64, launch_heads=(1, 2))
-    assert 4 * 2 * 1088 * 11565 <= 96 << 20 < 4 * 2 * 1088 * 11566
-    assert {s.keys for s in own_keys if s.heads == 2} == {11565}
+    own_keys = plan_shapes(replace(plan, keys=(5782, 5783)), heads=4, kv_heads=4, head_dim=64, launch_heads=(1, 2))
+    assert 4 * 2 * 1088 * 5782 <= 48 << 20 < 4 * 2 * 1088 * 5783
+    assert {s.keys for s in own_keys if s.heads == 2} == {5782}
 
 
 def test_no_launch_is_wider_than_the_model():

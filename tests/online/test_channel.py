@@ -35,6 +35,19 @@ def test_feeding_waits_at_capacity(capacity):
     assert not feeder.is_alive()
 
 
+def test_without_room_an_item_goes_from_hand_to_hand():
+    channel, asked = Channel(0), []
+    feeder = start(lambda: channel.feed(asked_for(asked, 4)))
+    taken = iter(channel)
+    for step in range(4):
+        time.sleep(0.05)
+        assert asked == list(range(step + 1))  # that which is in the feeder's hand
+        assert next(taken) == step
+    assert list(taken) == []
+    feeder.join(5)
+    assert not feeder.is_alive()
+
+
 def test_closing_ends_both_waits():
     full, empty, closed = Channel(1), Channel(1), []
 

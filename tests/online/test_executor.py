@@ -18,6 +18,7 @@ from shadowattn.errors import InputError, StageError
 from shadowattn.graphs import GraphBank, GraphShape, buckets
 from shadowattn.kernels import choose
 from shadowattn.online import executor
+from shadowattn.online.channel import Channel
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_graph import Int8Graph
@@ -401,6 +402,53 @@ def test_the_pool_keeps_the_largest_memory():
             seen.append(copy.data_ptr())
             pool.give_back(copy)
     assert len(set(seen)) == 1
+
+
+def test_heads_that_share_memory_give_it_back_with_the_last_of_them():
+    pool = ScorePool()
+    taken = pool.take(3, 2, 8)
+    at = taken.data_ptr()
+    pool.give_back(taken[1:2])
+    pool.give_back(taken[2:3])
+    assert pool.take(1, 2, 8).data_ptr() != at
+    pool.give_back(taken[:1])
+    assert pool.take(3, 2, 8).data_ptr() == at
+
+
+@pytest.mark.parametrize("mode", ["overlap", "grouped"])
+def test_scores_that_are_computed_into_the_pools_memory_are_not_copied(mode, monkeypatch):
+    stages, pipeline = make_stages(Int8Tensor), Pipeline(mode)
+    monkeypatch.setattr(ScorePool, "copy", lambda *_: pytest.fail("copied"))
+    for _ in range(2):
+        ran = pipeline.run(stages, keep_lists=True)
+    assert not pipeline._pool._heads
+    monkeypatch.undo()
+    assert_same(ran, stages)
+
+
+def test_a_launch_of_ones_own_is_not_told_where_to_compute():
+    class Doubled(Int8Tensor):
+        def launch(self, chunk, group):
+            return 2 * super().launch(chunk, group)
+
+    assert not Doubled.computes_into
+    stages = make_stages(Doubled)
+    assert_same(Pipeline("grouped").run(stages, keep_lists=True), stages)
+
+
+@pytest.mark.parametrize("limit", ["_WAITING_BYTES", "_LIST_BYTES"])
+@pytest.mark.parametrize("mode", ["overlap", "grouped"])
+def test_no_heads_wait_whose_scores_or_lists_are_large(mode, limit, monkeypatch):
+    """What a queue of no room does not hold: every head is handed over, and the order stays."""
+    stages, most, rooms = make_stages(Int8Tensor), 4 * ROWS * KEYS, []
+    longest = 4 * max(stages._lists[head : head + 1].size for head in range(HEADS))
+    monkeypatch.setattr(executor, "Channel", lambda capacity: rooms.append(capacity) or Channel(capacity))
+    for room in (0, 1, 5):
+        monkeypatch.setattr(executor, limit, room * {"_WAITING_BYTES": most, "_LIST_BYTES": longest}[limit])
+        assert_same(Pipeline(mode).run(stages, keep_lists=True), stages)
+        scores, lists = rooms[-2:]
+        assert (scores if limit == "_WAITING_BYTES" else lists) == min(2, room)
+        assert (lists if limit == "_WAITING_BYTES" else scores) == 2
 
 
 def test_the_pools_memory_outlives_inference_mode():

@@ -23,7 +23,7 @@ GRANULARITIES = ("head", "group", "layer")
 SEES = ("row", "earlier_rows", "chunk")
 
 # What a class says of its own scores and lists.
-_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "single_rows", "is_native")
+_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "single_rows", "is_native", "computes_into")
 
 
 class FirstLook(NamedTuple):
@@ -57,6 +57,7 @@ class Estimator(ABC):
     - `single_rows`: its lists are of single rows; a rule by which rows share them is refused.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `is_native`: the native kernels do its arithmetic, and what torch computes beside them is small.
+    - `computes_into`: `launch` takes an argument `out`, memory of the scores' shape, in which it then returns them.
     - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
     - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
@@ -78,6 +79,7 @@ class Estimator(ABC):
     sets_budgets: ClassVar[bool] = False
     single_rows: ClassVar[bool] = False
     is_native: ClassVar[bool] = False
+    computes_into: ClassVar[bool] = False
     is_papers: ClassVar[bool] = False
     short_name: ClassVar[str] = ""
     reads_cpu_memory: ClassVar[bool] = False
@@ -94,6 +96,8 @@ class Estimator(ABC):
             cls.lists_are_sound = False
         if not {"select", "attend"}.isdisjoint(vars(cls)) and "is_native" not in vars(cls):
             cls.is_native = False
+        if "launch" in vars(cls) and "computes_into" not in vars(cls):
+            cls.computes_into = False
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
         if "shared_scores" in vars(cls) and "attend_shared" not in vars(cls):

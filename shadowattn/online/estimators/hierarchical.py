@@ -135,9 +135,9 @@ class Hierarchical(Int8Fused):
         )
         key = torch.arange(chunk.keys, device=chunk.q.device)
         members = _members(best, len(chunk.heads), chunk.keys) | (key < rule.sinks) | (key >= seen[:, None] - self._near(rule))
-        members = members.repeat_interleave(self.block_rows, 1)[:, : chunk.q.shape[1]]
+        hidden = (~members).repeat_interleave(self.block_rows, 1)[:, : chunk.q.shape[1]]
         scores = keys.products(chunk, q_scales)
-        return kernels.select(scores.masked_fill_(~members, scores.amin() - 1), lists)
+        return kernels.select(scores.masked_fill_(hidden, scores.amin() - 1), lists)
 
     def _near(self, rule: Rule) -> int:
         """How many keys up to a block's first row are let through anyway: what the first look sees worst, and the window."""

@@ -21,6 +21,7 @@ from shadowattn.graphs.estimation import GraphForm, estimation_graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, products, quantise, shifted
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator, check_scales
+from shadowattn.online.plan import Group
 from shadowattn.threads import compile_hints, current_budget, thread_budget
 from shadowattn.types import EstimateCost, KeyOffset
 
@@ -65,6 +66,7 @@ class Int8Tensor(Estimator):
     _memory: _ScoreMemory = field(default_factory=_ScoreMemory, init=False, repr=False, compare=False)
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
+    computes_into: ClassVar[bool] = True
     is_papers: ClassVar[bool] = True
     short_name: ClassVar[str] = "int8_graph"
 
@@ -88,9 +90,16 @@ class Int8Tensor(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         """The integer products, exact in float32."""
+        sizes = (*chunk.q.shape[:2], chunk.keys)
+        on_cpu = chunk.q.device.type == "cpu"
+        return self._into(self._memory.scores(*sizes) if on_cpu else torch.empty(sizes, device=chunk.q.device), chunk)
+
+    def launch(self, chunk: Chunk, group: Group, *, out: Tensor | None = None) -> Tensor:
+        part = chunk[group.heads]
+        return self.scores(part) if out is None else self._into(out, part)
+
+    def _into(self, scores: Tensor, chunk: Chunk) -> Tensor:
         q, k, heads = chunk.q, chunk.k, chunk.heads
-        sizes = (*q.shape[:2], k.shape[1])
-        scores = self._memory.scores(*sizes) if q.device.type == "cpu" else torch.empty(sizes, device=q.device)
         q_scales, k_scales = self._scales(chunk)
         q8 = quantise(q, q_scales)
         groups = [(slice(group, group + 1), part) for group, part in heads.grouped()]

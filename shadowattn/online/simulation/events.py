@@ -30,11 +30,12 @@ def simulate(
     """The timeline of one layer's chunk, marked as simulated.
 
     `serial` runs one stage at a time, launch by launch and head by head; `overlap` all three at once (grouped and planned runs
-    too, with their launches and order in `work` and `plan`). Selection and attention take a core each, and so does the estimate
-    where `device` is `CPU`; with fewer `cores` than stages at work, all slow down alike. `queue_heads` may be infinite: the end
-    is then `makespan` on three machines. A stage that had to wait for its head takes `wakeup_latency_us` longer, where stages
-    have threads; every launch and head of a stage takes `task_overhead_us` longer, which is what the executor itself costs.
-    Raises `InputError` where the plan is not one of the work.
+    too, with their launches and order in `work` and `plan`). Selection and attention take a core each, and so does the
+    estimate where `device` is `CPU`; with fewer `cores` than stages at work, all slow down alike. `queue_heads` may be
+    infinite: the end is then `makespan` on three machines. That long chunks leave no room in a queue
+    (`executor.run_overlapped`) is not simulated. A stage that had to wait for its head takes `wakeup_latency_us` longer, where
+    stages have threads; every launch and head of a stage takes `task_overhead_us` longer, which is what the executor itself
+    costs. Raises `InputError` where the plan is not one of the work.
     """
     check_plan(work, plan)
     if mode not in MODES:
