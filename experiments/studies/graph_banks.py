@@ -3,6 +3,7 @@
 Each phase runs in a process of its own, as it would for a user; imports are not counted. Linux only, for the memory.
 """
 
+import math
 import re
 import shutil
 import statistics
@@ -47,7 +48,9 @@ class Recipe:
         """9 buckets; launches of one head and of all heads of a model's shape that can be folded."""
         heads, kv_heads, head_dim = SHAPES[model]
         plan = ShapePlan((rows,), tuple(keys), 0.0, "powers")
-        shapes = plan_shapes(plan, heads=heads, kv_heads=kv_heads, head_dim=head_dim, launch_heads=(1, heads))
+        shapes = plan_shapes(
+            plan, heads=heads, kv_heads=kv_heads, head_dim=head_dim, launch_heads=(1, heads), shared_bytes=math.inf
+        )
         return cls(ScaleGrid((0.05, 0.1, 0.2), (0.05, 0.1, 0.2)), tuple(shapes), GraphForm())
 
     def bank(self) -> GraphBank:

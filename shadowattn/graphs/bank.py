@@ -249,10 +249,10 @@ class GraphBank:
         """The numbers of heads that can share a launch."""
         return sorted({shape.heads for shape in self.shapes})
 
-    def launch_heads_for(self, keys: int) -> list[int]:
-        """Those for which there is a graph of so many keys; all where there is none, which `lookup` refuses."""
-        fitting = {shape.heads for shape in self.shapes if shape.keys >= keys}
-        return sorted(fitting) or self.launch_heads
+    def launch_heads_for(self, rows: int, keys: int, head_dim: int) -> list[int]:
+        """Those for which there is a graph of so many rows and keys; all where there is none, which `lookup` refuses."""
+        fitting = (s.heads for s in self.shapes if s.rows >= rows and s.keys >= keys and s.head_dim == head_dim)
+        return sorted(set(fitting)) or self.launch_heads
 
     @property
     def group(self) -> int:

@@ -14,7 +14,6 @@ from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import GraphShape
 
 POLICIES = ("planned", "powers", "multiples", "single")
-_SHARED_BYTES = 48 << 20  # of a launch that several heads share: every graph's inputs and outputs count, whichever runs
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,20 @@ def launch_sizes(launch_heads: Sequence[int], *, heads: int, kv_heads: int, fold
 
 
 def plan_shapes(
-    plan: ShapePlan, *, heads: int, kv_heads: int, head_dim: int, launch_heads: Sequence[int], fold: bool = True
+    plan: ShapePlan,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    launch_heads: Sequence[int],
+    fold: bool = True,
+    shared_bytes: float = 48 << 20,
 ) -> tuple[GraphShape, ...]:
     """A graph shape for each of the plan's capacities and each number of heads that may share a launch.
 
-    Several share one on no more keys than leave a launch of the plan's most rows in 48 MiB. `fold`: with GQA, the heads of a
-    launch read one key head, which is passed once; else every head brings its own copy.
+    More than the least number share one on no more keys than leave a launch of the plan's most rows in `shared_bytes`, since the
+    inputs and outputs of every graph count, whichever runs. `fold`: with GQA, the heads of a launch read one key head, which is
+    passed once; else every head brings its own copy.
     """
     folded, sizes = fold and kv_heads < heads, launch_sizes(launch_heads, heads=heads, kv_heads=kv_heads, fold=fold)
     shapes = [
@@ -92,7 +99,7 @@ def plan_shapes(
         for rows in plan.rows
         for keys in plan.keys
     ]
-    return tuple(shape for shape in shapes if shape.heads == sizes[0] or _bytes(shape, max(plan.rows)) <= _SHARED_BYTES)
+    return tuple(shape for shape in shapes if shape.heads == sizes[0] or _bytes(shape, max(plan.rows)) <= shared_bytes)
 
 
 def _bytes(shape: GraphShape, rows: int) -> int:

@@ -34,6 +34,7 @@ class Channel:
             self._room.get()
             self._check()
             self._items.put(item)
+            del item  # which may be large, and would live while the next one is made
         self._items.put(_END)
 
     def __iter__(self) -> Iterator[Any]:
@@ -45,7 +46,9 @@ class Channel:
             self._check()
             if item is _END:
                 return
-            yield item
+            held = [item]
+            del item
+            yield held.pop()  # whoever iterates is the only one to hold it
 
     def close(self) -> None:
         """Stops both sides, at whatever they wait for."""

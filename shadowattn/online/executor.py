@@ -58,10 +58,9 @@ class ScorePool:
 
     def __init__(self):
         self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
-        self._heads: dict[int, int] = {}  # that are not given back yet, by the address of the memory they share
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory for scores [h, rows, K] of h heads, which are given back head by head or together."""
+        """Memory for scores [h, rows, K]."""
         nbytes = math.prod(shape) * dtype.itemsize
         try:
             kept = self._free.pop()
@@ -69,20 +68,15 @@ class ScorePool:
             kept = torch.UntypedStorage(nbytes)
         if kept.nbytes() < nbytes:
             kept = torch.UntypedStorage(nbytes)
-        self._heads[kept.data_ptr()] = shape[0]
-        return torch.empty(0, dtype=dtype).set_(kept, 0, shape)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(kept, 0, shape)
 
     def copy(self, scores: Tensor) -> Tensor:
         """A copy in memory of its own."""
         return self.take(*scores.shape, dtype=scores.dtype).copy_(scores)
 
     def give_back(self, scores: Tensor) -> None:
-        """Takes back heads of what was taken, and the memory with the last of them, however much larger it is."""
-        kept = scores.untyped_storage()
-        self._heads[kept.data_ptr()] -= len(scores)
-        if not self._heads[kept.data_ptr()]:
-            del self._heads[kept.data_ptr()]
-            self._free.append(kept)
+        """Takes back what `take` or `copy` returned, however much larger its memory is."""
+        self._free.append(scores.untyped_storage())
 
 
 # What one launch may hold beside scores (`heads_at_once`). Lists that an estimator makes without scores should still be in the
@@ -190,9 +184,8 @@ def run_overlapped(
     Fewer wait in a queue whose scores would take more than 32 MiB, or lists more than 8 MiB; none where a head's alone would.
     """
     run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool)
-    scores_bytes, list_bytes = stages.bytes_of_head()
-    scores = Channel(min(queue_heads, _WAITING_BYTES // scores_bytes))
-    selections = Channel(min(queue_heads, _LIST_BYTES // list_bytes))
+    scores = Channel(min(queue_heads, _WAITING_BYTES // (4 * math.prod(stages.scores_of_head))))
+    selections = Channel(min(queue_heads, _LIST_BYTES // (4 * max(1, stages.most_listed()))))
     channels = (scores, selections)
     failures: list[BaseException] = []
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -283,15 +276,18 @@ class _Run:
                     outputs = [stages.choose(_places(some)) for some in parts]
                     span.bytes = sum(selection.indices.nbytes for selection in outputs)
                 else:
-                    scores = stages.estimate(group) if self._batched else stages.launch(group, self._pool and self._pool.take)
+                    # Heads that are launched together would give their memory back together.
+                    direct = self._pool is not None and stages.computes_into and len(group.heads) == 1
+                    out = self._pool.take(1, *stages.scores_of_head) if direct else None
+                    scores = stages.estimate(group) if self._batched else stages.launch(group, out)
                     outputs = scores.split([len(some) for some in parts])
-                    if self._pool is not None and not stages.computes_into:
+                    if self._pool is not None and not direct:
                         outputs = [self._pool.copy(some) for some in outputs]
                     span.bytes = scores.nbytes
                 span.bytes += len(group.heads) * chunk.q[0].nbytes
                 span.bytes += len({kv_head[head] for head in group.heads}) * chunk.k[0].nbytes
             ready.update(zip(parts, outputs, strict=True))
-            scores = outputs = None  # or they would live beside the next launch's
+            scores = outputs = out = None  # or they would live beside the next launch's
             while following in ready:
                 yield _places(following), ready.pop(following)
                 following = next(order, None)
@@ -309,6 +305,7 @@ class _Run:
                 self._pool.give_back(scores)
             del scores
             yield heads, selection
+            del selection  # or it would live beside the next one
 
     def attend(self, source: Iterable[tuple[slice, Selection]]) -> None:
         """All heads' outputs."""
@@ -321,6 +318,7 @@ class _Run:
                 self._lists[heads.start] = selection
             else:
                 self._kept += selection.kept()
+            del selection
 
     def result(self) -> Ran:
         selected = Selection.cat([self._lists[head] for head in sorted(self._lists)]) if self._keep_lists else self._kept

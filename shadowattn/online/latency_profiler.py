@@ -82,10 +82,12 @@ class LatencyProfiler:
         return binding(*parts, **shape, dtype=self.dtype)
 
     def sizes(self, keys: int) -> list[int]:
-        """Heads that may share a launch on so many keys; without a bank one head, and all that read the same keys."""
+        """Heads that may share a launch on so many keys; without a bank one head, and all that read the same keys, even on more
+        keys than `Estimator.launches` has them share one, since a chunk of fewer rows may.
+        """
         if self.bank is None:
             return sorted({1, self.heads // self.kv_heads})
-        return sorted({min(size, self.heads) for size in self.bank.launch_heads_for(keys)})
+        return sorted({min(size, self.heads) for size in self.bank.launch_heads_for(self.rows, keys, self.head_dim)})
 
     def key_lengths(self, longest: int) -> list[int]:
         """Both ends and two inner points of every step of the bank's capacities (or of doubling), from `rows` on."""

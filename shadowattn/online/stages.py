@@ -3,12 +3,12 @@
 A head is named by its place in the chunk. Whatever heads a stage is asked for together, each gets what it would get alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
 
+from shadowattn.errors import InputError
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator, check_lists, check_scores, logit_scales
@@ -48,10 +48,14 @@ class Stages:
         """Whether a launch can write its scores where it is told to."""
         return self.estimator.computes_into
 
-    def bytes_of_head(self) -> tuple[int, int]:
-        """The most that the float32 scores and the lists of a head take."""
-        lists = self._lists.indptr[:: len(self._lists.candidates)].diff()
-        return 4 * self._asked.q.shape[1] * self.chunk.keys, 4 * max(1, int(lists.max()))
+    @property
+    def scores_of_head(self) -> tuple[int, int]:
+        """Rows and keys that a head has scores of."""
+        return self._asked.q.shape[1], self.chunk.keys
+
+    def most_listed(self) -> int:
+        """Length of the longest lists of a head."""
+        return int(self._lists.indptr[:: len(self._lists.candidates)].diff().max())
 
     @property
     def attends_at_once(self) -> bool:
@@ -73,14 +77,18 @@ class Stages:
         """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
         return self.estimator.launches(self._asked)
 
-    def launch(self, group: Group, take: Callable[..., Tensor] | None = None) -> Tensor:
-        """Scores [h, rows, K] of a group of `launches`, or of a part of one. The next launch may overwrite them, but where the
-        estimator computes into memory, float32 of the shape that `take` is called with.
+    def launch(self, group: Group, out: Tensor | None = None) -> Tensor:
+        """Scores [h, rows, K] of a group of `launches`, or of a part of one. The next launch may overwrite them, unless they are
+        in `out`, which is for one head of an estimator that `computes_into` it.
         """
-        part, into = self._asked[group.heads], {}
-        if take is not None and self.computes_into:
-            into = {"out": take(*part.q.shape[:2], part.keys)}
-        return check_scores(self.estimator.launch(self._asked, group, **into), self.estimator, part)
+        part, into = self._asked[group.heads], {} if out is None else {"out": out}
+        scores = check_scores(self.estimator.launch(self._asked, group, **into), self.estimator, part)
+        if out is not None and scores.data_ptr() != out.data_ptr():
+            raise InputError(
+                f"{type(self.estimator).__name__}: says that it computes_into memory, and returned scores in other memory than "
+                "launch got as out; correct launch, or say computes_into = False"
+            )
+        return scores
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of any neighbouring heads, in as many launches as that takes."""

@@ -1,3 +1,4 @@
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -123,6 +124,7 @@ def test_heads_share_launches_on_as_many_keys_as_memory_allows():
     assert 4 * 2112 * 5957 <= 48 << 20 < 4 * 2112 * 5958
     assert {(s.rows, s.keys) for s in folded if s.heads == 2} == {(256, 5957), (1024, 5957)}
     assert {(s.rows, s.keys) for s in folded if s.heads == 1} == {(rows, keys) for rows in plan.rows for keys in plan.keys}
+    assert len(plan_shapes(plan, heads=4, kv_heads=2, head_dim=64, launch_heads=(1, 2), shared_bytes=math.inf)) == 12
     own_keys = plan_shapes(replace(plan, keys=(5782, 5783)), heads=4, kv_heads=4, head_dim=64, launch_heads=(1, 2))
     assert 4 * 2 * 1088 * 5782 <= 48 << 20 < 4 * 2 * 1088 * 5783
     assert {s.keys for s in own_keys if s.heads == 2} == {5782}

@@ -404,26 +404,39 @@ def test_the_pool_keeps_the_largest_memory():
     assert len(set(seen)) == 1
 
 
-def test_heads_that_share_memory_give_it_back_with_the_last_of_them():
-    pool = ScorePool()
-    taken = pool.take(3, 2, 8)
-    at = taken.data_ptr()
-    pool.give_back(taken[1:2])
-    pool.give_back(taken[2:3])
-    assert pool.take(1, 2, 8).data_ptr() != at
-    pool.give_back(taken[:1])
-    assert pool.take(3, 2, 8).data_ptr() == at
-
-
-@pytest.mark.parametrize("mode", ["overlap", "grouped"])
-def test_scores_that_are_computed_into_the_pools_memory_are_not_copied(mode, monkeypatch):
-    stages, pipeline = make_stages(Int8Tensor), Pipeline(mode)
+def test_scores_of_one_head_are_computed_into_the_pools_memory(monkeypatch):
+    stages, pipeline = make_stages(Int8Tensor), Pipeline("overlap")
     monkeypatch.setattr(ScorePool, "copy", lambda *_: pytest.fail("copied"))
     for _ in range(2):
         ran = pipeline.run(stages, keep_lists=True)
-    assert not pipeline._pool._heads
     monkeypatch.undo()
     assert_same(ran, stages)
+
+
+def test_scores_that_are_elsewhere_than_it_was_told_are_refused():
+    class Elsewhere(Int8Tensor):
+        computes_into = True
+
+        def launch(self, chunk, group, *, out=None):
+            return super().launch(chunk, group)
+
+    with pytest.raises(InputError, match="Elsewhere: says that it computes_into memory, and returned scores in other memory"):
+        Pipeline("overlap").run(make_stages(Elsewhere), keep_lists=True)
+
+
+@pytest.mark.parametrize("query_block", [1, 8])
+def test_few_heads_scores_are_alive_where_none_may_wait(monkeypatch, query_block):
+    """One being selected, one in the estimate's hand, though scores of exact products are of nobody's memory."""
+    monkeypatch.setattr(executor, "_WAITING_BYTES", 0)
+    stages, deadline = make_stages(ScoresAlive(), query_block=query_block), time.monotonic() + 10
+
+    def until_the_estimate_is_ahead(method: str, call: int) -> None:
+        while method == "select" and len(stages.estimator.launched) < min(call + 2, HEADS) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    ahead = with_parts(stages, kernels=Watched(stages.kernels, until_the_estimate_is_ahead))
+    Pipeline("overlap").run(ahead, keep_lists=False)
+    assert max(stages.estimator.alive) == 1  # when the next one begins
 
 
 def test_a_launch_of_ones_own_is_not_told_where_to_compute():

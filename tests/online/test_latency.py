@@ -244,6 +244,17 @@ def test_heads_of_a_key_head_go_alone_where_their_scores_are_too_many(monkeypatc
         assert_same(ran, stages)
 
 
+def test_a_ranking_that_heads_share_is_made_once_however_large(monkeypatch):
+    class OfGroup(Oracle):
+        granularity = "group"
+
+        def scores(self, chunk):
+            return torch.zeros(len(chunk.heads.grouped()), chunk.q.shape[1], chunk.keys)
+
+    monkeypatch.setattr(buckets, "SCORE_BYTES", 0)
+    assert [group.heads for group in make_stages(OfGroup()).launches()] == [(0, 1, 2), (3, 4, 5)]
+
+
 def test_a_foreign_profile_is_refused(bank):
     stages = make_stages(Int8Graph(bank))
     profile = measured(stages)

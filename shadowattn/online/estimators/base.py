@@ -57,7 +57,7 @@ class Estimator(ABC):
     - `single_rows`: its lists are of single rows; a rule by which rows share them is refused.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `is_native`: the native kernels do its arithmetic, and what torch computes beside them is small.
-    - `computes_into`: `launch` takes an argument `out`, memory of the scores' shape, in which it then returns them.
+    - `computes_into`: `launch` of one head takes an argument `out`, float32 [1, Q, K], in which it then returns the scores.
     - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
     - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
@@ -162,9 +162,10 @@ class Estimator(ABC):
     def launches(self, chunk: Chunk) -> list[Group]:
         """Every head in exactly one group, by its place in q: those that one launch serves.
 
-        By default those of one key head, or each alone where these have more scores than a launch may hold (`heads_at_once`).
+        By default those of one key head, or each alone where they have more scores of their own than a launch may hold
+        (`heads_at_once`).
         """
-        most = heads_at_once(chunk.q.shape[1], chunk.keys)
+        most = heads_at_once(chunk.q.shape[1], chunk.keys) if self.granularity == "head" else len(chunk.heads)
         groups = [tuple(range(part.start, part.stop)) for _, part in chunk.heads.grouped()]
         return [Group(some) for heads in groups for some in ([heads] if len(heads) <= most else [(head,) for head in heads])]
 

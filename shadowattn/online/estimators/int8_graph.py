@@ -49,7 +49,7 @@ class Buckets:
         for head, (pair, kv) in enumerate(zip(self.pairs, chunk.heads.kv.tolist(), strict=True)):
             keys = (kv, bank.pairs[pair][1]) if bank.group > 1 else None
             together[bank.slot(pair), keys, kind[head] if kind else None].append(head)
-        plan, sizes = [], bank.launch_heads_for(chunk.keys)
+        plan, sizes = [], _sizes(bank, chunk)
         for members in together.values():
             for taken, size in launches(len(members), sizes):
                 plan.append((members[:taken], size))
@@ -138,13 +138,19 @@ class Int8Graph(OfBank, Estimator):
         return [Group(tuple(members), self.bank.slot(buckets.pairs[members[0]])) for members, _ in plan]
 
     def launch(self, chunk: Chunk, group: Group) -> Tensor:
-        ((_, size),) = launches(len(group.heads), self.bank.launch_heads_for(chunk.keys))
+        ((_, size),) = launches(len(group.heads), _sizes(self.bank, chunk))
         with self.use() as outermost:
             buckets = self._buckets(chunk)
             self.launched += 1
             self.clipped += sum(buckets.clipped[head] for head in group.heads)
             scores = launch(self.bank, list(group.heads), size, chunk, buckets)
             return scores.clone() if outermost else scores
+
+
+def _sizes(bank: GraphBank, chunk: Chunk) -> list[int]:
+    """How many of the chunk's heads may share a launch."""
+    _, rows, dim = chunk.q.shape
+    return bank.launch_heads_for(rows, chunk.keys, dim)
 
 
 def launch(bank: GraphBank, members: list[int], size: int, chunk: Chunk, buckets: Buckets, *, top_k: int = 0) -> Tensor:

@@ -250,6 +250,7 @@ def test_the_peak_of_every_whole_path_is_measured():
     pipelines = [f"total (int8_graph), per row, pipeline {mode}" for mode in ("serial", "overlap", "grouped")]
     pipelines += [f"total (int8_fused), per row, pipeline {mode}" for mode in ("serial", "overlap")]
     others = ["total (int8_fused), 32-row blocks, probability, torch kernels", "total (int8_graph), per row, a bank's graphs"]
+    others += ["total (int8_graph), per row, a bank's graphs, pipeline grouped"]
     others += ["decode step (int8_fused), shared list"]
     assert set(known) == {*paths, *torch_kernels, *pipelines, *others}
     peaks = {name: peak_beyond_output(name, case, 32) for name in known}
