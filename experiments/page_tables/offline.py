@@ -102,8 +102,9 @@ _SPREAD = {"main": "waterfill", "paper": "paper", "artifact": "artifact"}
 
 def stability() -> str:
     """How far importance and what follows from it depend on the calibration's windows."""
-    lines, sources = [], {"offline": "bundled model", "offline_smollm2": "SmolLM2"}
-    for name, label in sources.items():
+    lines = []
+    labels = {"offline": "bundled model", "offline_smollm2": "SmolLM2, WikiText-2", "offline_stdlib": "SmolLM2, standard library"}
+    for name, label in labels.items():
         rows = rows_of(name)
         allocators = rows[rows.metric == "largest_spread"].method
         lines.append([
@@ -113,7 +114,34 @@ def stability() -> str:
         ])  # fmt: skip
     header = ["", "rank correlation of heads", "of layers", *(f"largest spread, `{words}`" for words in _SPREAD.values())]
     n = "even against odd windows; spread: standard deviation of a head's retention over resampled windows, at a mean of 0.2"
-    return f"{table(header, lines, 'offline', n + '; the first line')}\n\n{source('offline_smollm2', 'the second line')}"
+    others = source("offline_smollm2", "the second line"), source("offline_stdlib", "the third line")
+    return "\n\n".join([table(header, lines, "offline", n + "; the first line"), *others])
+
+
+_OF_HEADS = {
+    ("loss_increase", 1.0): "loss increase without the head, or the layer",
+    ("sensitivity_divergence", 0.1): "estimated KL divergence where the head keeps 10 % of its keys",
+    ("sensitivity_error", 0.1): "output error where the head keeps 10 % of its keys",
+    ("effective_keys", 1.0): "number of keys that the head's attention is spread over",
+}
+
+
+def across_texts() -> str:
+    """How alike SmolLM2's heads and layers are ranked on calibration texts of two corpora, by each thing that was measured."""
+    names, lines, counts = ("offline_smollm2", "offline_stdlib"), [], {}
+    for (metric, at), words in _OF_HEADS.items():
+        rows = (rows_of(name) for name in names)
+        values = [some[(some.metric == metric) & (some.retention == at)].set_index(["layer", "head"]).value for some in rows]
+        both = pd.concat(values, axis=1, join="inner", keys=names, verify_integrity=True)
+        of_layers = both.index.get_level_values("head") < 0  # rows of whole layers
+        line = [words]
+        for of, some in {"heads": both[~of_layers], "layers": both[of_layers]}.items():
+            line.append(f"{some.corr('spearman').iloc[0, 1]:+.2f}" if len(some) else "")
+            counts.setdefault(of, len(some))
+        lines.append(line)
+    header = ["rank correlation between the two texts, by", *counts]
+    n = f"Spearman, n = {counts['heads']} heads and {counts['layers']} layers; WikiText-2"
+    return f"{table(header, lines, names[0], n)}\n\n{source(names[1], 'the standard library')}"
 
 
 def importance_speed() -> str:
