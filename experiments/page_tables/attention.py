@@ -494,7 +494,9 @@ def _peak_memory(name: str, target: float, *, shorter: tuple[str, ...] = ()) -> 
         most, height = rows.groupby("method").value.max(), int(rows.chunk_rows.max())
         lines = [[*line, shown(most[line[0]])] for line in lines]
         header.append(f"{height} rows, largest")
-        sources.append(source(other, f"chunks of {height} rows, the largest of the eight"))
+        sources.append(
+            source(other, f"chunks of {height} rows, {int(rows.context_tokens.iloc[0])} keys, the largest of the eight cases")
+        )
     return "\n\n".join([table(header, lines, name, notes), *sources])
 
 

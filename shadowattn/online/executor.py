@@ -80,8 +80,8 @@ class ScorePool:
 
 
 # What one launch may hold beside scores (`heads_at_once`). Lists that an estimator makes without scores should still be in the
-# last-level cache when attention reads them. An estimator that rounds keys anew holds those of a launch in float32 while it does,
-# twice at times: where no heads share them, they outgrow the scores.
+# last-level cache when attention reads them. An estimator that rounds keys anew may hold those of a launch in float32 while it
+# does: where no heads share them, they outgrow the scores.
 _KEY_BYTES, _LIST_BYTES = 32 << 20, 8 << 20
 _WAITING_BYTES = 32 << 20  # of the scores that wait for their selection
 

@@ -74,7 +74,9 @@ class Stages:
         _ = None if self.selects_in_estimate else self._logit_scales
 
     def launches(self) -> list[Group]:
-        """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys."""
+        """The heads that may share a launch: those of one scale bucket, or without buckets those that read the same keys, where
+        their scores fit.
+        """
         return self.estimator.launches(self._asked)
 
     def launch(self, group: Group, out: Tensor | None = None) -> Tensor:
