@@ -228,6 +228,11 @@ def allocators_stdlib() -> str:
     return _losses("study_allocators_stdlib")
 
 
+def allocators_stdlib_more() -> str:
+    """The same at the smallest and at the larger shares of the keys."""
+    return _losses("study_allocators_stdlib_more", most=0.7)
+
+
 def allocators_min_16() -> str:
     """Allocators with a least budget of 16 keys a row and without, of other runs of the same windows: loss and density."""
     lines = []

@@ -83,7 +83,7 @@ class ScorePool:
 # last-level cache when attention reads them. An estimator that rounds keys anew may hold those of a launch in float32 while it
 # does: where no heads share them, they outgrow the scores.
 _KEY_BYTES, _LIST_BYTES = 32 << 20, 8 << 20
-_WAITING_BYTES = 32 << 20  # of the scores that wait for their selection
+_WAITING_BYTES = 48 << 20  # of the scores that wait for their selection
 
 
 def run_batched(stages: Stages, *, threads: Threads, keep_lists: bool) -> Ran:
@@ -181,7 +181,7 @@ def run_overlapped(
     Scores live from their launch until their head is selected: those of at most `queue_heads` heads in the queue, of one being
     selected, and of all that were launched before their turn in `order`, which nothing else bounds. Where the order is
     that of the launches these are one launch's; an order that begins with the last launch keeps the scores of every head.
-    Fewer wait in a queue whose scores would take more than 32 MiB, or lists more than 8 MiB; none where a head's alone would.
+    Fewer wait in a queue whose scores would take more than 48 MiB, or lists more than 8 MiB; none where a head's alone would.
     """
     run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool)
     scores = Channel(min(queue_heads, _WAITING_BYTES // (4 * math.prod(stages.scores_of_head))))
