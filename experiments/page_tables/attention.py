@@ -480,7 +480,10 @@ def _peak_memory(name: str, target: float, *, shorter: tuple[str, ...] = ()) -> 
     """`shorter`: files of shorter chunks, of whose cases the largest peak is shown."""
     rows = rows_of(name)
     cases = list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
-    shown = lambda value: f"{value:.0f}" if value <= target else f"**{value:.0f}**"  # noqa: E731
+
+    def shown(value: float) -> str:
+        return f"{value:.0f}" if value <= target else f"**{value:.0f}**"
+
     lines = [
         [method, *(shown(one(rows, method=method, model=model, dtype=dtype)) for model, dtype in cases)]
         for method in dict.fromkeys(rows.method)
@@ -494,9 +497,8 @@ def _peak_memory(name: str, target: float, *, shorter: tuple[str, ...] = ()) -> 
         most, height = rows.groupby("method").value.max(), int(rows.chunk_rows.max())
         lines = [[*line, shown(most[line[0]])] for line in lines]
         header.append(f"{height} rows, largest")
-        sources.append(
-            source(other, f"chunks of {height} rows, {int(rows.context_tokens.iloc[0])} keys, the largest of the eight cases")
-        )
+        keys = int(rows.context_tokens.iloc[0])
+        sources.append(source(other, f"chunks of {height} rows, {keys} keys, the largest of the eight cases"))
     return "\n\n".join([table(header, lines, name, notes), *sources])
 
 

@@ -27,9 +27,7 @@ from shadowattn.types import RetentionProfile, ScaleGrid
 _EVERY = (*candidates.ESTIMATORS, "hierarchical")
 # In which stages go head by head. `int8_fused` chooses keys without scores, so that there are no launches to group.
 _PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}
-_OF_BANK = {
-    f"total (int8_graph), per row, a bank's graphs{of}": mode for of, mode in (("", "batched"), (", pipeline grouped", "grouped"))
-}
+_OF_BANK = "total (int8_graph), per row, a bank's graphs"
 _DECODE = "decode step (int8_fused), shared list"
 
 
@@ -53,8 +51,8 @@ def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
     for estimator, modes in _PIPELINES.items():
         for mode in modes:
             paths[f"total ({estimator}), per row, pipeline {mode}"] = partial(_path, estimator=estimator, mode=mode)
-    for name, mode in _OF_BANK.items():
-        paths[name] = partial(_bank_path, mode=mode)
+    paths[_OF_BANK] = partial(_bank_path, mode="batched")
+    paths[f"{_OF_BANK}, pipeline grouped"] = partial(_bank_path, mode="grouped")
     return paths | {_DECODE: _decode}
 
 
