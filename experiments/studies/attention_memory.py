@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 from experiments.own_process import peak_bytes
 from experiments.random_layers import Case, Tensors
@@ -19,14 +20,18 @@ from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
-from shadowattn.online.pipeline import Pipeline
+from shadowattn.online.latency import Latency, LatencyProfile
+from shadowattn.online.latency_profiler import LatencyProfiler
+from shadowattn.online.pipeline import MODES, Pipeline
+from shadowattn.online.plan import Plan, Work
 from shadowattn.online.selection import BLOCK_SCORES, Rule
 from shadowattn.online.stages import Parts, Stages
+from shadowattn.threads import thread_budget
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 _EVERY = (*candidates.ESTIMATORS, "hierarchical")
 # In which stages go head by head. `int8_fused` chooses keys without scores, so that there are no launches to group.
-_PIPELINES = {"int8_graph": ("serial", "overlap", "grouped"), "int8_fused": ("serial", "overlap")}
+_PIPELINES = {"int8_graph": MODES[1:], "int8_fused": ("serial", "overlap")}
 _OF_BANK = "total (int8_graph), per row, a bank's graphs"
 _DECODE = "decode step (int8_fused), shared list"
 
@@ -52,7 +57,8 @@ def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
         for mode in modes:
             paths[f"total ({estimator}), per row, pipeline {mode}"] = partial(_path, estimator=estimator, mode=mode)
     paths[_OF_BANK] = partial(_bank_path, mode="batched")
-    paths[f"{_OF_BANK}, pipeline grouped"] = partial(_bank_path, mode="grouped")
+    for mode in _PIPELINES["int8_graph"]:
+        paths[f"{_OF_BANK}, pipeline {mode}"] = partial(_bank_path, mode=mode)
     return paths | {_DECODE: _decode}
 
 
@@ -78,13 +84,36 @@ def _bank_path(t: Tensors, *, mode: str) -> Call:
     plan = ShapePlan((rows,), (t.case.keys,), 0.0, "single")
     shapes = plan_shapes(plan, heads=heads, kv_heads=len(t.k), head_dim=dim, launch_heads=(1, 2, 4))
     bank = GraphBank.build(profile, shapes)
-    bank.compile()
+    with thread_budget(
+        Pipeline("overlap" if mode == "planned" else mode).budgets("CPU").estimate
+    ):  # a run, too, compiles for the stage's threads
+        bank.compile()
     return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), mode)
 
 
 def _attend(t: Tensors, estimator: Estimator, rule: Rule, kernels: Kernels, mode: str) -> Call:
-    pipeline, parts = Pipeline(mode), Parts(estimator, rule, kernels)
+    parts = Parts(estimator, rule, kernels)
+    pipeline = _planned(t, parts) if mode == "planned" else Pipeline(mode)
     return lambda: pipeline.run(Stages(t.chunk(), parts), keep_lists=False)
+
+
+def _planned(t: Tensors, parts: Parts) -> Pipeline:
+    """The mode in which a scheduler orders heads, with one that asks for most memory and with costs that it does not look at."""
+    heads, rows, dim = t.q.shape
+    threads, bank, keys = Pipeline("overlap").budgets("CPU"), parts.estimator.graphs, t.case.keys
+    of = LatencyProfiler(heads, len(t.k), dim, rows, t.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
+    bucket, capacity = (-1, 0) if bank is None else (0, keys)
+    costs = [Latency("estimate", size, bucket, capacity, 1.0, keys, 1.0, 1.0, 1.0, 1) for size in of.sizes(keys)]
+    costs += [Latency(stage, 1, -1, 0, t.case.retention, keys, 1.0, 1.0, 1.0, 1) for stage in ("select", "attend")]
+    return Pipeline("planned", threads=threads, scheduler=_InTurns(), profile=LatencyProfile(of.binding(), tuple(costs)))
+
+
+class _InTurns:
+    """The first head of every launch, then the second: scores of all launches are there at once, where they may be."""
+
+    def plan(self, work: Work) -> Plan:
+        turns = zip_longest(*(launch.heads for launch in work.launches))
+        return Plan(tuple(range(len(work.launches))), tuple(head for turn in turns for head in turn if head is not None))
 
 
 def _decode(t: Tensors) -> Call:

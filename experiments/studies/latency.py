@@ -12,7 +12,7 @@ from experiments.studies.base import Study
 from shadowattn.artifacts import Stage, sha256
 from shadowattn.errors import InputError
 from shadowattn.kernels import choose
-from shadowattn.online.executor import ScorePool
+from shadowattn.online.executor import Pool
 from shadowattn.online.latency import SCHEMA_VERSION, Latency, LatencyProfile
 from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
@@ -77,5 +77,5 @@ def make_profiler(lab: Lab, pipeline: Pipeline) -> LatencyProfiler:
         kernels=choose(lab.kernel, head_dim=lab.shape.head_dim, dtype=dtype),
         threads=pipeline.budgets(lab.device.name),
         seed=lab.seed,
-        pool=None if pipeline.mode == "serial" else ScorePool(),
+        pool=None if pipeline.mode == "serial" else Pool(),
     )

@@ -353,7 +353,7 @@ def _predictions(
         }
         plan = Plan(tuple(range(len(launches))), tuple(head for group in launches for head in group.heads))
         if mode == "planned":
-            plan = base.scheduler.plan(planned_by.work(launches, retention, keys=keys))
+            plan = base.plan(stages, planned_by.work(launches, retention, keys=keys))
         how = {"mode": "serial" if mode == "serial" else "overlap", "queue_heads": base.queue_heads, "device": lab.device.name}
         how["task_overhead_us"] = mode_costs.profile.call_us("task_overhead", keys)
         for by, work in works.items():

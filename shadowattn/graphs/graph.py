@@ -10,7 +10,7 @@ from shadowattn.errors import InputError
 from shadowattn.exclusive import Exclusive
 from shadowattn.graphs.buckets import GraphShape
 from shadowattn.graphs.estimation import GraphForm
-from shadowattn.graphs.symmetric_int8 import quantise
+from shadowattn.graphs.symmetric_int8 import in_parts, quantise
 
 _TORCH = {"f32": torch.float32, "f16": torch.float16, "i8": torch.int8, "i32": torch.int32}
 
@@ -23,22 +23,25 @@ class Arena:
     """
 
     def __init__(self, models: Iterable[ov.Model | ov.CompiledModel], exclusive: Exclusive | None = None):
-        self.exclusive = exclusive or Exclusive()
+        self.exclusive, models = exclusive or Exclusive(), list(models)
         sizes: dict[str, int] = {}
         for model in models:
             for port in (*model.inputs, *model.outputs):
                 sizes[port.any_name] = max(sizes.get(port.any_name, 0), _bytes(port))
-        with torch.inference_mode(False):  # memory first used there would stay of that mode, and be refused outside
-            self._blocks = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+        self._outputs = {port.any_name for model in models for port in model.outputs}
+        self._blocks = {name: _memory(size) if name in self._outputs else _memory(size).zero_() for name, size in sizes.items()}
 
     def view(self, port) -> Tensor:
         """The tensor of a graph's input or output."""
-        with torch.inference_mode(False):
-            return self._blocks[port.any_name][: _bytes(port)].view(_TORCH[port.element_type.get_type_name()]).view(*port.shape)
+        return view_as(port, self._blocks[port.any_name])
+
+    def renew_outputs(self) -> None:
+        """Hands the outputs' memory back, for memory that takes no room until a graph writes there."""
+        self._blocks |= {name: _memory(self._blocks[name].numel()) for name in self._outputs}
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
+        """Memory that inputs and outputs take once all of it was written."""
         return sum(block.numel() for block in self._blocks.values())
 
 
@@ -55,28 +58,46 @@ class Graph:
     ):
         self.model, self.shape, self.form = model, shape, form
         self.q_scale, self.k_scale = scales
-        self._exclusive = arena.exclusive
+        self._arena, self._exclusive = arena, arena.exclusive
         self._request = model.create_infer_request()
         self._inputs = {port.any_name: arena.view(port) for port in model.inputs}
-        self._output = arena.view(model.output(0))
         for index, port in enumerate(model.inputs):
             self._request.set_input_tensor(index, ov.Tensor(self._inputs[port.any_name].numpy(), shared_memory=True))
-        self._request.set_output_tensor(0, ov.Tensor(self._output.numpy(), shared_memory=True))
 
     def run(
-        self, q: Tensor, k: Tensor, *, q_scales: Tensor | None = None, k_scales: Tensor | None = None, first_position: int = 0
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        q_scales: Tensor | None = None,
+        k_scales: Tensor | None = None,
+        k_offset: Tensor | None = None,
+        first_position: int = 0,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Scores [heads, Q, K], or indices [heads, Q, top_k], for q [heads, Q, D] and k [kv_heads, K, D]; fewer where pooled.
 
-        At most the graph's heads, rows and keys. Where the graph has no scales of its own, `q_scales` [heads] and `k_scales`
-        [kv_heads] are what quantises; where it masks, the first row has position `first_position`. The result is a copy; for
-        work that holds the arena (`Exclusive.use`) it is a view of memory that the next run of any graph of the bank overwrites.
+        At most the graph's heads, rows and keys. `k_offset` [kv_heads, D] is subtracted from k first. Where the graph has no
+        scales of its own, `q_scales` [heads] and `k_scales` [kv_heads] are what quantises; where it masks, the first row has
+        position `first_position`. The result is a view of `out`, uint8 [`output_bytes`], where that is given. Else it is a
+        copy; for work that holds the arena (`Exclusive.use`) it is a view of memory that the next run of any graph of the bank
+        overwrites.
         """
         with self._exclusive.use() as outermost:
-            scores = self._run(q, k, q_scales, k_scales, first_position)
-            return scores.clone() if outermost else scores
+            output = view_as(self.model.output(0), out) if out is not None else self._arena.view(self.model.output(0))
+            scores = self._run(q, k, q_scales, k_scales, k_offset, first_position, output)
+            return scores.clone() if outermost and out is None else scores
 
-    def _run(self, q: Tensor, k: Tensor, q_scales: Tensor | None, k_scales: Tensor | None, first_position: int) -> Tensor:
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_scales: Tensor | None,
+        k_scales: Tensor | None,
+        k_offset: Tensor | None,
+        first_position: int,
+        output: Tensor,
+    ) -> Tensor:
         heads, rows, dim = q.shape
         kv_heads, keys, k_dim = k.shape
         sizes, room = (heads, rows, dim, kv_heads, keys, k_dim), self.shape
@@ -85,10 +106,13 @@ class Graph:
             raise InputError(f"expected q and k that fit a graph of {room}, got {list(q.shape)} and {list(k.shape)}")
         # Heads, rows and keys past the given ones keep what an earlier run left: their scores are computed, never read.
         by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)
-        if self.form.takes_int8:
-            q, k = quantise(q, q_scales), quantise(k, k_scales)
-        by_head[:heads, :rows] = q
-        self._inputs["k"][0, :kv_heads, :keys] = k
+        by_head[:heads, :rows] = quantise(q, q_scales) if self.form.takes_int8 else q
+        first = 0
+        for part in in_parts(k):  # what is made of keys on the way is as small as a part
+            part = part if k_offset is None else part.float() - k_offset[:, None]
+            into = self._inputs["k"][0, :kv_heads, first : first + part.shape[1]]
+            into.copy_(quantise(part, k_scales) if self.form.takes_int8 else part)
+            first += part.shape[1]
         if self.form.inputs == "runtime":
             self._inputs["q_steps"].view(self.shape.heads, -1)[:heads] = 1 / q_scales[:, None]
             self._inputs["k_steps"][0, :kv_heads, 0, 0] = 1 / k_scales
@@ -98,20 +122,40 @@ class Graph:
         if self.form.mask:
             by_head[:heads, rows:] = by_head[:heads, rows - 1 : rows]  # a pooled block must not see what an earlier run left
             self._inputs["positions"][:] = torch.tensor([first_position, first_position + rows - 1], dtype=torch.int32)
-        self._request.infer(share_outputs=True)
+        self._infer(output)
         row_block, key_block = self.form.pool
-        out = self._output.view(self.shape.heads, self.shape.rows // row_block, -1)[:heads, : -(-rows // row_block)]
+        out = output.view(self.shape.heads, self.shape.rows // row_block, -1)[:heads, : -(-rows // row_block)]
         out = out if self.form.indices else out[..., : -(-keys // key_block)]
         return out
 
     def infer(self) -> None:
         """One inference on whatever the inputs hold: what a call costs without the copies."""
         with self._exclusive.use():
-            self._request.infer(share_outputs=True)
+            self._infer(self._arena.view(self.model.output(0)))
+
+    def _infer(self, output: Tensor) -> None:
+        self._request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
+        self._request.infer(share_outputs=True)
+
+    @property
+    def output_bytes(self) -> int:
+        """Memory that a run writes."""
+        return _bytes(self.model.output(0))
 
     def release(self) -> None:
         """Hands back the memory between inputs and output; the next run allocates it again."""
         self.model.release_memory()
+
+
+def view_as(port, memory: Tensor) -> Tensor:
+    """The first bytes of uint8 memory as the tensor of a graph's input or output."""
+    with torch.inference_mode(False):
+        return memory[: _bytes(port)].view(_TORCH[port.element_type.get_type_name()]).view(*port.shape)
+
+
+def _memory(size: int) -> Tensor:
+    with torch.inference_mode(False):  # memory first used there would stay of that mode, and be refused outside
+        return torch.empty(size, dtype=torch.uint8)
 
 
 def _bytes(port) -> int:

@@ -73,14 +73,22 @@ def shifted(k: Tensor, key_offset: KeyOffset | None, layer: int, groups: slice |
 
     Raises `InputError` where the offset was calibrated for another number of layers, of heads or of dimensions.
     """
-    if key_offset is None:
+    offset = offset_of(k, key_offset, layer)
+    if offset is None:
         return k[groups]
+    keys, offset = k[groups].float(), offset[groups, None]
+    copied = isinstance(groups, Tensor) or k.dtype != torch.float32
+    return keys.sub_(offset) if copied else keys - offset
+
+
+def offset_of(k: Tensor, key_offset: KeyOffset | None, layer: int) -> Tensor | None:
+    """The layer's offset [G, D], where k [G, K, D] is; None where there is none. Raises `InputError` as `shifted` does."""
+    if key_offset is None:
+        return None
     offset = key_offset.of(layer).to(k.device)
     if offset.shape != (k.shape[0], k.shape[2]):
         raise InputError(
             f"key_offset: expected [G, D] = {[k.shape[0], k.shape[2]]} for layer {layer}, got {list(offset.shape)}; calibrate a "
             "key offset on this model"
         )
-    keys, offset = k[groups].float(), offset[groups, None]
-    copied = isinstance(groups, Tensor) or k.dtype != torch.float32
-    return keys.sub_(offset) if copied else keys - offset
+    return offset

@@ -45,8 +45,11 @@ class Kernels(Protocol):
         """`attend` on the lists that `tiles` are of. NaN and infinity in V reach every row of a tile that keeps the key."""
         ...
 
-    def select(self, scores: Tensor, lists: Lists) -> Selection:
-        """The best keys of every list by scores [H, B, K], float32, float16 or int8 and free of NaN, ties to the lower key."""
+    def select(self, scores: Tensor, lists: Lists, *, out: Tensor | None = None) -> Selection:
+        """The best keys of every list by scores [H, B, K], float32, float16 or int8 and free of NaN, ties to the lower key.
+
+        The lists go into `out` int32 [lists.size], if given.
+        """
         ...
 
 

@@ -46,9 +46,8 @@ class NativeKernels:
         positions = causal_offset + torch.arange(rows)
         return ops.attend(q, k, v, heads.kv, positions, None, None, 1, scale)
 
-    def select(self, scores: Tensor, lists: Lists) -> Selection:
+    def select(self, scores: Tensor, lists: Lists, *, out: Tensor | None = None) -> Selection:
         """Bisection over bytes, then full comparisons of what is left."""
-        indices = ops.select(
-            scores, lists.candidates, lists.tail, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first
-        )
+        indices = torch.empty(lists.size, dtype=torch.int32) if out is None else out
+        ops.select(scores, lists.candidates, lists.tail, lists.indptr, indices, lists.sinks, lists.recent, lists.self_first)
         return Selection(indices, lists.indptr, lists.positions, lists.query_block)

@@ -141,25 +141,24 @@ def _(q, k, v, kv_head, positions, indices, members, starts, ends, tile_rows, sc
     return q.new_empty(q.shape)
 
 
-@operator()
+@operator(mutates=("indices",))
 def select(
-    scores: Tensor, candidates: Tensor, tail: Tensor, indptr: Tensor, size: int, sinks: int, recent: int, self_first: bool
-) -> Tensor:
-    """Indices int32 [size] of all lists, from scores [H, B, K]; arguments as in `Lists`."""
+    scores: Tensor, candidates: Tensor, tail: Tensor, indptr: Tensor, indices: Tensor, sinks: int, recent: int, self_first: bool
+) -> None:
+    """All lists one after another into `indices` int32, from scores [H, B, K]; arguments as in `Lists`."""
     checks.tensors((torch.float32, torch.float16, torch.int8), scores=scores)
     checks.placed(checks.CPU, scores=scores)
     if scores.dim() != 3 or scores.shape[0] < 1:
         raise InputError(f"scores: expected [H, B, K], got {list(scores.shape)}")
-    _check_budgets(candidates, tail, indptr, size, sinks, recent, *scores.shape)
-    indices = torch.empty(size, dtype=torch.int32)
+    checks.vector("indices", indices, len(indices), dtype=torch.int32)
+    _check_budgets(candidates, tail, indptr, len(indices), sinks, recent, *scores.shape)
     lists = {"candidates": candidates, "tail": tail, "indptr": indptr, "indices": indices}
     native.select(_rows(scores), **lists, sinks=sinks, recent=recent, self_first=self_first)
-    return indices
 
 
 @select.register_fake
-def _(scores, candidates, tail, indptr, size, sinks, recent, self_first):
-    return scores.new_empty(size, dtype=torch.int32)
+def _(scores, candidates, tail, indptr, indices, sinks, recent, self_first):
+    return None
 
 
 @operator(mutates=("packed", "by_key"))

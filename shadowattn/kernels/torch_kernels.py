@@ -80,14 +80,14 @@ class TorchKernels:
         parts = [(q[part], k[g : g + 1], v[g : g + 1]) for g, part in groups]
         return torch.cat([dense(*part, causal_offset=causal_offset, scale=scale) for part in parts])
 
-    def select(self, scores: Tensor, lists: Lists) -> Selection:
+    def select(self, scores: Tensor, lists: Lists, *, out: Tensor | None = None) -> Selection:
         """torch.topk for the k-th value, then ties in key order."""
         heads, blocks, keys = scores.shape
         counts = lists.indptr.diff().view(heads, blocks) - lists.tail
         # All heads at once where their copies are small, else some lists of one head.
         most = _MOST_SCORES if scores.device.type == "cpu" else _GPU_SCORE_BYTES // _SCORE_BYTES
         at_once, step = (heads, blocks) if heads * blocks * keys <= most else (1, max(1, most // keys))
-        indices = torch.empty(lists.size, dtype=torch.int32, device=scores.device)
+        indices = torch.empty(lists.size, dtype=torch.int32, device=scores.device) if out is None else out
         for head in range(0, heads, at_once):
             some = slice(head, head + at_once)
             for first in range(0, blocks, step):

@@ -53,30 +53,31 @@ class Ran:
     timeline: Timeline
 
 
-class ScorePool:
-    """Memory for scores that outlive their launch, kept between calls: first touching fresh memory costs more than a copy."""
+class Pool:
+    """Memory of scores, or of lists, that go from one stage to the next. It is kept between calls: first touching fresh memory
+    costs more than a copy, and of what is taken from the heap anew each time the heap keeps more than is in use.
+    """
 
     def __init__(self):
         self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
 
-    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory for scores [h, rows, K]."""
-        nbytes = math.prod(shape) * dtype.itemsize
+    def take(self, nbytes: int) -> Tensor:
+        """Memory uint8 [nbytes]."""
         try:
             kept = self._free.pop()
         except IndexError:
             kept = torch.UntypedStorage(nbytes)
         if kept.nbytes() < nbytes:
             kept = torch.UntypedStorage(nbytes)
-        return torch.empty(0, dtype=dtype, device="cpu").set_(kept, 0, shape)
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(kept, 0, (nbytes,))
 
     def copy(self, scores: Tensor) -> Tensor:
         """A copy in memory of its own."""
-        return self.take(*scores.shape, dtype=scores.dtype).copy_(scores)
+        return self.take(scores.numel() * scores.itemsize).view(scores.dtype).view(scores.shape).copy_(scores)
 
-    def give_back(self, scores: Tensor) -> None:
-        """Takes back what `take` or `copy` returned, however much larger its memory is."""
-        self._free.append(scores.untyped_storage())
+    def give_back(self, memory: Tensor) -> None:
+        """Takes back what `take` or `copy` returned, or a view of it, however much larger its memory is."""
+        self._free.append(memory.untyped_storage())
 
 
 # What one launch may hold beside scores (`heads_at_once`). Lists that an estimator makes without scores should still be in the
@@ -146,9 +147,7 @@ def batches(stages: Stages) -> list[Group]:
     return [Group(tuple(range(at, min(at + count, heads)))) for at in range(0, heads, count)]
 
 
-def run_serial(
-    stages: Stages, launches: Sequence[Group], *, threads: Threads, keep_lists: bool, pool: ScorePool | None = None
-) -> Ran:
+def run_serial(stages: Stages, launches: Sequence[Group], *, threads: Threads, keep_lists: bool, pool: Pool | None = None) -> Ran:
     """Launch by launch and head by head in the calling thread; arguments as in `run_overlapped`.
 
     Without a pool scores are read where the launch left them: no head outlives its launch.
@@ -168,7 +167,8 @@ def run_overlapped(
     threads: Threads,
     queue_heads: int,
     keep_lists: bool,
-    pool: ScorePool,
+    pool: Pool,
+    list_pool: Pool | None = None,
 ) -> Ran:
     """The three stages at the same time, on different heads.
 
@@ -183,7 +183,7 @@ def run_overlapped(
     that of the launches these are one launch's; an order that begins with the last launch keeps the scores of every head.
     Fewer wait in a queue whose scores would take more than 48 MiB, or lists more than 8 MiB; none where a head's alone would.
     """
-    run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool)
+    run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool, list_pool)
     scores = Channel(min(queue_heads, _WAITING_BYTES // (4 * math.prod(stages.scores_of_head))))
     selections = Channel(min(queue_heads, _LIST_BYTES // (4 * max(1, stages.most_listed()))))
     channels = (scores, selections)
@@ -244,7 +244,8 @@ class _Run:
         order: Sequence[tuple[int, ...]],
         threads: Threads,
         keep_lists: bool,
-        pool: ScorePool | None,
+        pool: Pool | None,
+        list_pool: Pool | None = None,
         *,
         batched: bool = False,
     ):
@@ -255,6 +256,7 @@ class _Run:
         self._stages, self._launches, self._order = stages, launches, order
         self._threads, self._keep_lists, self._batched = threads, keep_lists, batched
         self._pool = pool if stages.reuses_scores else None
+        self._list_pool = None if keep_lists or stages.selects_in_estimate else list_pool
         self._out = torch.empty_like(stages.chunk.q, memory_format=torch.contiguous_format)
         self._lists: dict[int, Selection] = {}
         self._kept = 0
@@ -277,11 +279,11 @@ class _Run:
                     span.bytes = sum(selection.indices.nbytes for selection in outputs)
                 else:
                     # Heads that are launched together would give their memory back together.
-                    direct = self._pool is not None and stages.computes_into and len(group.heads) == 1
-                    out = self._pool.take(1, *stages.scores_of_head) if direct else None
+                    room = stages.room(group) if self._pool is not None else None
+                    out = None if room is None else self._pool.take(room)
                     scores = stages.estimate(group) if self._batched else stages.launch(group, out)
                     outputs = scores.split([len(some) for some in parts])
-                    if self._pool is not None and not direct:
+                    if self._pool is not None and out is None:
                         outputs = [self._pool.copy(some) for some in outputs]
                     span.bytes = scores.nbytes
                 span.bytes += len(group.heads) * chunk.q[0].nbytes
@@ -299,13 +301,14 @@ class _Run:
             return
         for heads, scores in source:
             with self._stage("select", range(heads.start, heads.stop), "CPU", self._threads.select) as span:
-                selection = self._stages.select(scores, heads)
+                memory = None if self._list_pool is None else self._list_pool.take(4 * self._stages.listed(heads))
+                selection = self._stages.select(scores, heads, None if memory is None else memory.view(torch.int32))
                 span.bytes = scores.nbytes + selection.indices.nbytes
             if self._pool is not None:
                 self._pool.give_back(scores)
             del scores
             yield heads, selection
-            del selection  # or it would live beside the next one
+            del selection, memory  # or they would live beside the next ones
 
     def attend(self, source: Iterable[tuple[slice, Selection]]) -> None:
         """All heads' outputs."""
@@ -318,6 +321,8 @@ class _Run:
                 self._lists[heads.start] = selection
             else:
                 self._kept += selection.kept()
+            if self._list_pool is not None:
+                self._list_pool.give_back(selection.indices)
             del selection
 
     def result(self) -> Ran:

@@ -22,7 +22,7 @@ from shadowattn.kernels import Kernels, native
 from shadowattn.machine import cores, processor
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
-from shadowattn.online.executor import ScorePool, Threads, run_serial
+from shadowattn.online.executor import Pool, Threads, run_serial
 from shadowattn.online.latency import Latency, without_slowest
 from shadowattn.online.plan import Group
 from shadowattn.online.selection import Rule
@@ -45,7 +45,7 @@ class Layout:
 class LatencyProfiler:
     """What is measured: chunks of `rows` rows of a layer with such heads, by these parts.
 
-    `pool` is where scores are copied to, as pipelines that overlap do; None: read where the launch left them, as `serial` does.
+    `pool` is where scores go, as in pipelines that overlap; None: read where the launch left them, as `serial` does.
     """
 
     heads: int
@@ -58,7 +58,7 @@ class LatencyProfiler:
     kernels: Kernels
     threads: Threads
     seed: int = 0
-    pool: ScorePool | None = field(default_factory=ScorePool, repr=False, compare=False)
+    pool: Pool | None = field(default_factory=Pool, repr=False, compare=False)
 
     def __post_init__(self):
         if self.estimator.selects:

@@ -6,15 +6,16 @@ import torch
 
 from shadowattn import checks
 from shadowattn.errors import InputError
-from shadowattn.online.executor import Ran, ScorePool, Threads, run_batched, run_listed, run_overlapped, run_serial
+from shadowattn.online.executor import Pool, Ran, Threads, run_batched, run_listed, run_overlapped, run_serial
 from shadowattn.online.latency import REMEDY, LatencyProfile
 from shadowattn.online.latency_profiler import binding
-from shadowattn.online.plan import Group
+from shadowattn.online.plan import Group, Plan, Work
 from shadowattn.online.schedulers import Scheduler
 from shadowattn.online.stages import Stages
 from shadowattn.types import Selection
 
 MODES = ("batched", "serial", "overlap", "grouped", "planned")
+_MOST_SCORE_BYTES = 128 << 20  # of the heads of a chunk, which an order of the scheduler may keep all at once
 
 
 @dataclass
@@ -36,7 +37,8 @@ class Pipeline:
     threads: Threads = field(default_factory=Threads)
     scheduler: Scheduler | None = None
     profile: LatencyProfile | None = None
-    _pool: ScorePool = field(default_factory=ScorePool, init=False, repr=False)
+    _pool: Pool = field(default_factory=Pool, init=False, repr=False)  # of scores
+    _list_pool: Pool = field(default_factory=Pool, init=False, repr=False)
 
     def __post_init__(self):
         checks.one_of("pipeline", self.mode, MODES)
@@ -70,8 +72,9 @@ class Pipeline:
         if self.mode == "serial":
             return run_serial(stages, launches, threads=threads, keep_lists=keep_lists)
         return run_overlapped(
-            stages, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool
-        )
+            stages, launches, order, threads=threads, queue_heads=self.queue_heads, keep_lists=keep_lists, pool=self._pool,
+            list_pool=self._list_pool,
+        )  # fmt: skip
 
     def budgets(self, device: str, *, stages: int = 3) -> Threads:
         """The threads of each stage; what was left open is an equal share where `stages` overlap, the estimate on `device`."""
@@ -79,6 +82,15 @@ class Pipeline:
             return self.threads
         share = max(1, torch.get_num_threads() // (stages - (device != "CPU")))
         return Threads(*(threads or share for threads in vars(self.threads).values()))
+
+    def plan(self, stages: Stages, work: Work) -> Plan:
+        """The order of `planned`: the scheduler's, with launches as their heads are wanted.
+
+        Heads of a launch stay together where the scores of all heads would take more than 128 MiB: an order that takes them apart
+        may keep all of them.
+        """
+        plan, (rows, keys) = self.scheduler.plan(work).launched_as_wanted(work), stages.scores_of_head
+        return plan.launch_by_launch(work) if 4 * rows * keys * len(stages.chunk.heads) > _MOST_SCORE_BYTES else plan
 
     def _arrange(self, stages: Stages, threads: Threads) -> tuple[list[Group], list[int]]:
         """The launches in their order, and the order of the heads behind them."""
@@ -94,5 +106,5 @@ class Pipeline:
             groups = sorted((Group((head,), group.bucket) for group in groups for head in group.heads), key=lambda g: g.heads)
         if self.mode != "planned":
             return groups, [head for group in groups for head in group.heads]
-        plan = self.scheduler.plan(self.profile.work(groups, chunk.retention.tolist(), keys=chunk.keys))
+        plan = self.plan(stages, self.profile.work(groups, chunk.retention.tolist(), keys=chunk.keys))
         return [groups[launch] for launch in plan.launches], list(plan.heads)

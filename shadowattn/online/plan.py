@@ -41,3 +41,19 @@ class Plan:
 
     launches: tuple[int, ...]
     heads: tuple[int, ...]
+
+    def launched_as_wanted(self, work: Work) -> "Plan":
+        """The same order of heads, each launch when the first head of it is next.
+
+        No head is taken later than before: whatever order launches are in, those of the heads up to it come first. And the scores
+        of fewer heads wait.
+        """
+        place = {head: at for at, head in enumerate(self.heads)}
+        first = [min(place[head] for head in launch.heads) for launch in work.launches]
+        return Plan(tuple(sorted(self.launches, key=first.__getitem__)), self.heads)
+
+    def launch_by_launch(self, work: Work) -> "Plan":
+        """The same order of launches, and of the heads of each, which no head of another comes between."""
+        place = {head: at for at, head in enumerate(self.heads)}
+        heads = (head for launch in self.launches for head in sorted(work.launches[launch].heads, key=place.__getitem__))
+        return Plan(self.launches, tuple(heads))

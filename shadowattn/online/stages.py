@@ -44,11 +44,6 @@ class Stages:
         return not self.estimator.selects and self.estimator.reuses_scores
 
     @property
-    def computes_into(self) -> bool:
-        """Whether a launch can write its scores where it is told to."""
-        return self.estimator.computes_into
-
-    @property
     def scores_of_head(self) -> tuple[int, int]:
         """Rows and keys that a head has scores of."""
         return self._asked.q.shape[1], self.chunk.keys
@@ -81,26 +76,35 @@ class Stages:
 
     def launch(self, group: Group, out: Tensor | None = None) -> Tensor:
         """Scores [h, rows, K] of a group of `launches`, or of a part of one. The next launch may overwrite them, unless they are
-        in `out`, which is for one head of an estimator that `computes_into` it.
+        in `out`, which is uint8 of as many bytes as `room` says.
         """
         part, into = self._asked[group.heads], {} if out is None else {"out": out}
         scores = check_scores(self.estimator.launch(self._asked, group, **into), self.estimator, part)
-        if out is not None and scores.data_ptr() != out.data_ptr():
+        if out is not None and scores.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
             raise InputError(
-                f"{type(self.estimator).__name__}: says that it computes_into memory, and returned scores in other memory than "
-                "launch got as out; correct launch, or say computes_into = False"
+                f"{type(self.estimator).__name__}: expected scores in the memory that launch got as out, got them in other "
+                "memory; correct launch, or let room return None"
             )
         return scores
+
+    def room(self, group: Group) -> int | None:
+        """Bytes that a launch of one head can be given for its scores; None where it returns memory of its own."""
+        return self.estimator.room(self._asked, group) if len(group.heads) == 1 else None
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of any neighbouring heads, in as many launches as that takes."""
         part = self._asked[group.heads]
         return check_scores(self.estimator.scores(part), self.estimator, part)
 
-    def select(self, scores: Tensor, heads: slice) -> Selection:
-        """The lists of some heads from their scores [h, rows, K]."""
+    def select(self, scores: Tensor, heads: slice, out: Tensor | None = None) -> Selection:
+        """The lists of some heads from their scores [h, rows, K]; in `out` int32 [`listed(heads)`], if given."""
         to_logits = None if self._logit_scales is None else self._logit_scales[heads]
-        return self.kernels.select(self.rule.pool(scores, self.chunk.positions, to_logits), self._lists[heads])
+        into = {} if out is None else {"out": out}
+        return self.kernels.select(self.rule.pool(scores, self.chunk.positions, to_logits), self._lists[heads], **into)
+
+    def listed(self, heads: slice) -> int:
+        """Length of the lists of some heads together."""
+        return self._lists[heads].size
 
     def choose(self, heads: slice) -> Selection:
         """The lists of some heads where the estimator selects."""

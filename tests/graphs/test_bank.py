@@ -12,18 +12,18 @@ import torch
 from shadowattn import attach
 from shadowattn.artifacts import content_hash, sha256
 from shadowattn.errors import InputError
-from shadowattn.graphs import GraphBank, GraphForm, GraphShape
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape, symmetric_int8
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
 from shadowattn.graphs.estimation import INPUTS
 from shadowattn.graphs.graph import Graph
-from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise
+from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise, shifted
 from shadowattn.kernels import choose
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.selection import Rule
 from shadowattn.reference import select
 from shadowattn.threads import thread_budget
-from shadowattn.types import Requant, ScaleGrid
+from shadowattn.types import Heads, Requant, RetentionProfile, ScaleGrid
 from tests.profiles import GRID, bank_for, key_offset, profile_for
 from tests.tensors import qkv
 from tests.tiny import tiny_model
@@ -294,6 +294,41 @@ def test_one_launch_returns_the_banks_own_memory(bank):
     assert first.data_ptr() == second.data_ptr()
     copies = [estimator.scores(Chunk.of(q, k)) for _ in range(2)]
     assert len({scores.data_ptr() for scores in (first, *copies)}) == 3
+
+
+def test_scores_are_written_where_they_are_wanted(bank):
+    """And stay there, whatever the bank's own memory is used for."""
+    q, k, _ = qkv(2, 1, 20, 50, 64)
+    q[1] = q[0].flip(0)
+    estimator, chunk = Int8Graph(bank), Chunk.of(q, k)
+    expected = estimator.scores(chunk)
+    (group,) = estimator.launches(chunk)
+    out = torch.full((estimator.room(chunk, group) + 8,), 77, dtype=torch.uint8)
+    with estimator.use():
+        scores = estimator.launch(chunk, group, out=out)
+        estimator.scores(Chunk.of(2 * q, k))
+    bank.compile()
+    assert scores.equal(expected)
+    assert scores.untyped_storage().data_ptr() == out.data_ptr()
+    assert out[-8:].tolist() == [77] * 8
+    assert estimator.scores(chunk).equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", ["static", "unit", "runtime"])
+@pytest.mark.parametrize("kv_heads", [[0, 1], [1], [0, 2], [0, 0, 2]])
+def test_keys_are_shifted_part_by_part_wherever_they_lie(monkeypatch, inputs, dtype, kv_heads):
+    """As if `shifted` had done it for all at once: of neighbouring key heads, and of any."""
+    monkeypatch.setattr(symmetric_int8, "_PART_BYTES", 4096)
+    offset, count = key_offset(1, 3, 16), len(kv_heads)
+    q, k, v = (x.to(dtype) for x in qkv(3, 3, 20, 50, 16))
+    heads, scores = Heads(torch.arange(count), torch.tensor(kv_heads)), []
+    for keys, subtracted in ((k, offset), (shifted(k, offset, 0), None)):
+        grid = ScaleGrid((0.02,), (0.03,), key_offset=subtracted)
+        profile = RetentionProfile(((0.2,) * count,), grid, 16, "", "", "")
+        bank = GraphBank.build(profile, (GraphShape(count, 20, 16, 64),), form=GraphForm(inputs))
+        scores.append(Int8Graph(bank).scores(Chunk.of(q[:count], keys, v, heads=heads)))
+    assert scores[0].equal(scores[1])
 
 
 def test_int8_scores_go_into_selection_as_they_are():

@@ -495,11 +495,15 @@ def test_operators_are_what_torch_expects_of_them():
     kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)
     lists = Rule().lists(torch.full((4,), 0.3, dtype=torch.float64), positions)
     plan = (lists.candidates, lists.tail, lists.indptr, lists.size, 0, 0, False)
-    indices = ops.select(torch.rand(4, 6, 40), *plan)
+    ranked, indices = (
+        (*plan[:3], torch.empty(lists.size, dtype=torch.int32), *plan[4:]),
+        torch.empty(lists.size, dtype=torch.int32),
+    )
+    ops.select(torch.rand(4, 6, 40), *plan[:3], indices, *plan[4:])
     packed = torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(ops.attend.operator, (q, k, v, kv, positions, indices, lists.indptr, 1, 0.25), test_utils=checks)
-    torch.library.opcheck(ops.select.operator, (torch.rand(4, 6, 40), *plan), test_utils=checks)
+    torch.library.opcheck(ops.select.operator, (torch.rand(4, 6, 40), *ranked), test_utils=checks)
     torch.library.opcheck(ops.unite.operator, (indices, lists.indptr, 6, 4), test_utils=checks)
     tiles = NativeKernels().unite(Selection(indices, lists.indptr, positions, 1), 4)
     unions = (tiles.indices, tiles.members, tiles.starts, tiles.ends, 4)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowattn.errors import InputError, StageError
-from shadowattn.graphs import GraphBank, GraphShape, buckets
+from shadowattn.graphs import GraphBank, GraphForm, GraphShape, buckets
 from shadowattn.kernels import choose
 from shadowattn.online import executor
 from shadowattn.online.channel import Channel
@@ -24,7 +24,7 @@ from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_graph import Int8Graph
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.estimators.oracle import Oracle
-from shadowattn.online.executor import ScorePool, Threads, batches, run_overlapped, run_serial
+from shadowattn.online.executor import Pool, Threads, batches, run_overlapped, run_serial
 from shadowattn.online.pipeline import Pipeline
 from shadowattn.online.plan import Group, Plan
 from shadowattn.online.selection import Rule
@@ -278,7 +278,7 @@ def test_each_stage_runs_on_its_budget(torch_threads, budgets, mode):
             first_select.set()
 
     launches = [Group((head,)) for head in range(HEADS)]
-    how = {"threads": Threads(*budgets), "keep_lists": False, "pool": ScorePool()}
+    how = {"threads": Threads(*budgets), "keep_lists": False, "pool": Pool()}
     if mode == "serial":
         run_serial(watched(stages, watch), launches, **how)
     else:
@@ -315,19 +315,19 @@ def test_an_interrupted_end_of_a_budget_is_made_up_for(torch_threads, monkeypatc
     assert torch.get_num_threads() == torch_threads
 
 
-class Counting(ScorePool):
-    """Counts the copies that have not been given back."""
+class Counting(Pool):
+    """Counts the memories that have not been given back."""
 
     def __init__(self):
         super().__init__()
         self.alive = self.most = 0
         self._counted = threading.Lock()
 
-    def copy(self, scores):
+    def take(self, nbytes):
         with self._counted:
             self.alive += 1
             self.most = max(self.most, self.alive)
-        return super().copy(scores)
+        return super().take(nbytes)
 
     def give_back(self, scores):
         with self._counted:
@@ -392,7 +392,7 @@ def test_workers_inherit_torchs_modes():
 
 def test_the_pool_keeps_the_largest_memory():
     """A second prompt starts with short chunks again."""
-    pool, seen = ScorePool(), []
+    pool, seen = Pool(), []
     for keys in (64, 16, 64):
         for dtype in (torch.float32, torch.float16, torch.int8):
             scores = torch.arange(2 * keys).view(1, 2, keys).to(dtype)
@@ -404,23 +404,59 @@ def test_the_pool_keeps_the_largest_memory():
     assert len(set(seen)) == 1
 
 
-def test_scores_of_one_head_are_computed_into_the_pools_memory(monkeypatch):
-    stages, pipeline = make_stages(Int8Tensor), Pipeline("overlap")
-    monkeypatch.setattr(ScorePool, "copy", lambda *_: pytest.fail("copied"))
+@pytest.mark.parametrize("query_block", [1, 8])
+@pytest.mark.parametrize("form", [None, GraphForm("static"), GraphForm("unit"), GraphForm("runtime")])
+def test_scores_of_one_head_are_computed_into_the_pools_memory(monkeypatch, form, query_block):
+    """By a graph of more rows and keys than are asked for, too: there is room for what it computes."""
+    estimator = Int8Tensor
+    if form is not None:
+        profile = RetentionProfile(((0.2,) * HEADS,), GRID, DIM, "", "", "")
+        estimator = Int8Graph(GraphBank.build(profile, (GraphShape(1, ROWS + 3, DIM, KEYS + 7),), form=form))
+    stages, pipeline = make_stages(estimator, query_block=query_block), Pipeline("overlap")
+    monkeypatch.setattr(Pool, "copy", lambda *_: pytest.fail("copied"))
     for _ in range(2):
         ran = pipeline.run(stages, keep_lists=True)
     monkeypatch.undo()
     assert_same(ran, stages)
 
 
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("query_block", [1, 8])
+def test_lists_that_nobody_keeps_share_memory(bank, monkeypatch, query_block, kernel):
+    stages, given = make_stages(Int8Graph(bank), query_block=query_block, kernel=kernel), []
+    plain = Pipeline("batched").run(stages, keep_lists=True)
+    pipeline, take = Pipeline("overlap"), Pool.take
+    pipeline._list_pool = Counting()
+    monkeypatch.setattr(Pool, "take", lambda pool, nbytes: given.append((pool, nbytes)) or take(pool, nbytes))
+    for _ in range(2):
+        ran = pipeline.run(stages, keep_lists=False)
+        torch.testing.assert_close(ran.out, plain.out, atol=1e-6, rtol=1e-6)
+        assert ran.selected == plain.selected.kept()
+    lengths = [stages.listed(slice(head, head + 1)) for head in range(HEADS)]
+    assert [nbytes for pool, nbytes in given if pool is pipeline._list_pool] == 2 * [4 * length for length in lengths]
+    assert pipeline._list_pool.alive == 0
+    assert pipeline._list_pool.most <= 4  # one being made, two in the queue, one being read
+    kept = pipeline.run(stages, keep_lists=True)
+    pipeline.run(make_stages(Int8Graph(bank), query_block=query_block, kernel=kernel, seed=1), keep_lists=False)
+    assert kept.selected.indices.equal(plain.selected.indices)
+
+
+def test_no_other_device_than_a_cpu_is_given_memory_for_scores(bank, monkeypatch):
+    stages, alone = make_stages(Int8Graph(bank)), Group((0,), 0)
+    assert stages.room(alone) == 4 * ROWS * KEYS
+    assert stages.room(Group((0, 1), 0)) is None
+    monkeypatch.setattr(bank, "device", "NPU")
+    assert stages.room(alone) is None
+
+
 def test_scores_that_are_elsewhere_than_it_was_told_are_refused():
     class Elsewhere(Int8Tensor):
-        computes_into = True
+        room = Int8Tensor.room
 
         def launch(self, chunk, group, *, out=None):
             return super().launch(chunk, group)
 
-    with pytest.raises(InputError, match="Elsewhere: says that it computes_into memory, and returned scores in other memory"):
+    with pytest.raises(InputError, match="Elsewhere: expected scores in the memory that launch got as out, got them in other"):
         Pipeline("overlap").run(make_stages(Elsewhere), keep_lists=True)
 
 
@@ -444,8 +480,8 @@ def test_a_launch_of_ones_own_is_not_told_where_to_compute():
         def launch(self, chunk, group):
             return 2 * super().launch(chunk, group)
 
-    assert not Doubled.computes_into
     stages = make_stages(Doubled)
+    assert stages.room(Group((0,))) is None
     assert_same(Pipeline("grouped").run(stages, keep_lists=True), stages)
 
 
@@ -465,7 +501,7 @@ def test_no_heads_wait_whose_scores_or_lists_are_large(mode, limit, monkeypatch)
 
 
 def test_the_pools_memory_outlives_inference_mode():
-    pool = ScorePool()
+    pool = Pool()
     with torch.inference_mode():
         pool.give_back(pool.copy(torch.zeros(1, 2, 3)))
     assert pool.copy(torch.ones(1, 2, 3)).equal(torch.ones(1, 2, 3))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphShape, buckets
 from shadowattn.kernels import native
+from shadowattn.online import pipeline as pipelines
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.int8_fused import Int8Fused
@@ -22,7 +24,7 @@ from shadowattn.online.executor import Threads
 from shadowattn.online.latency import Latency, LatencyProfile
 from shadowattn.online.latency_profiler import LatencyProfiler
 from shadowattn.online.pipeline import Pipeline
-from shadowattn.online.plan import Group
+from shadowattn.online.plan import Group, Plan
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
 from shadowattn.types import RetentionProfile, ScaleGrid
@@ -214,6 +216,27 @@ def test_planned_runs_what_the_scheduler_says(bank):
     assert launched == [group.heads for group in reversed(stages.launches())]
     for stage in ("select", "attend"):
         assert [span.heads for span in ran.timeline.spans if span.stage == stage] == [(h,) for h in reversed(range(HEADS))]
+
+
+class InTurns:
+    """The last launch first, and a head of every launch, then the next of each."""
+
+    def plan(self, work):
+        turns = zip_longest(*(launch.heads for launch in work.launches))
+        return Plan(tuple(reversed(range(len(work.launches)))), tuple(h for turn in turns for h in turn if h is not None))
+
+
+def test_heads_of_a_launch_stay_together_where_all_scores_would_be_large(bank, monkeypatch):
+    stages = make_stages(Oracle())
+    launches = [group.heads for group in stages.launches()]
+    assert launches == [(0, 1, 2), (3, 4, 5)]
+    planned = Pipeline("planned", threads=THREADS, scheduler=InTurns(), profile=measured(stages))
+    for most, heads in ((4 * ROWS * KEYS * HEADS, [0, 3, 1, 4, 2, 5]), (4 * ROWS * KEYS * HEADS - 1, list(range(HEADS)))):
+        monkeypatch.setattr(pipelines, "_MOST_SCORE_BYTES", most)
+        ran = planned.run(stages, keep_lists=True)
+        assert_same(ran, stages)
+        assert [span.heads for span in ran.timeline.spans if span.stage == "estimate"] == launches  # as they are wanted
+        assert [span.heads for span in ran.timeline.spans if span.stage == "attend"] == [(head,) for head in heads]
 
 
 @pytest.mark.parametrize("mode", ["batched", "serial", "overlap", "grouped", "planned"])

@@ -39,6 +39,36 @@ def test_no_plan_beats_the_bounds_nor_takes_longer_than_no_overlap(data):
     assert makespan(work, plan) <= makespan(work, plan, machines=2) * (1 + 1e-9)
 
 
+def kept(work: Work, plan: Plan) -> int:
+    """Most heads that are launched and not yet taken, when the launches of the next head are over."""
+    launched, most, launches = set(), 0, list(plan.launches)
+    for taken, head in enumerate(plan.heads):
+        while head not in launched:
+            launched |= set(work.launches[launches.pop(0)].heads)
+        most = max(most, len(launched) - taken)
+    return most
+
+
+@given(st.data())
+def test_launches_as_they_are_wanted_end_no_later_and_keep_no_more(data):
+    work = data.draw(works())
+    plan = data.draw(plans_of(work))
+    tidy = plan.launched_as_wanted(work)
+    assert tidy.heads == plan.heads
+    for machines in (2, 3):
+        assert makespan(work, tidy, machines=machines) <= makespan(work, plan, machines=machines) * (1 + 1e-12)
+    assert kept(work, tidy) <= kept(work, plan)
+    assert tidy.launched_as_wanted(work) == tidy
+
+
+@given(st.data())
+def test_launch_by_launch_keeps_the_heads_of_one(data):
+    work = data.draw(works())
+    plan = data.draw(plans_of(work)).launch_by_launch(work)
+    assert kept(work, plan) == max(len(launch.heads) for launch in work.launches)
+    assert plan.launched_as_wanted(work) == plan == plan.launch_by_launch(work)
+
+
 @pytest.mark.parametrize(
     ("work", "message"),
     [

@@ -23,7 +23,7 @@ GRANULARITIES = ("head", "group", "layer")
 SEES = ("row", "earlier_rows", "chunk")
 
 # What a class says of its own scores and lists.
-_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "single_rows", "is_native", "computes_into")
+_FLAGS = ("sees", "selects", "scores_are_finite", "lists_are_sound", "sets_budgets", "single_rows", "is_native")
 
 
 class FirstLook(NamedTuple):
@@ -57,7 +57,6 @@ class Estimator(ABC):
     - `single_rows`: its lists are of single rows; a rule by which rows share them is refused.
     - `scores_are_finite`: every score is finite, whatever finite q and k it is given: then nobody looks.
     - `is_native`: the native kernels do its arithmetic, and what torch computes beside them is small.
-    - `computes_into`: `launch` of one head takes an argument `out`, float32 [1, Q, K], in which it then returns the scores.
     - `is_papers`: it is the paper's estimate, so that a method with it is called `shadowattn`; never inherited.
     - `short_name`: what `sparse_attention` calls it, where that is not its file's name.
     - `reads_cpu_memory`: q and k have to be there, as OpenVINO's graphs read them; refused where a model is elsewhere. All others
@@ -67,7 +66,7 @@ class Estimator(ABC):
     - `check_settings`: which of its settings no model of a certain shape allows; asked before what it needs is made.
 
     A class that derives from one of ours and defines `scores` is asked for those, and inherits neither these flags nor `units`,
-    `launches`, `launch`, `select`, `shared_scores`, `attend_shared`, `attends`, `look_of` and `goes_by`.
+    `launches`, `launch`, `room`, `select`, `shared_scores`, `attend_shared`, `attends`, `look_of` and `goes_by`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -79,7 +78,6 @@ class Estimator(ABC):
     sets_budgets: ClassVar[bool] = False
     single_rows: ClassVar[bool] = False
     is_native: ClassVar[bool] = False
-    computes_into: ClassVar[bool] = False
     is_papers: ClassVar[bool] = False
     short_name: ClassVar[str] = ""
     reads_cpu_memory: ClassVar[bool] = False
@@ -96,8 +94,8 @@ class Estimator(ABC):
             cls.lists_are_sound = False
         if not {"select", "attend"}.isdisjoint(vars(cls)) and "is_native" not in vars(cls):
             cls.is_native = False
-        if "launch" in vars(cls) and "computes_into" not in vars(cls):
-            cls.computes_into = False
+        if "launch" in vars(cls) and "room" not in vars(cls):
+            cls.room = Estimator.room
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
         if "shared_scores" in vars(cls) and "attend_shared" not in vars(cls):
@@ -108,6 +106,7 @@ class Estimator(ABC):
                 "units",
                 "launches",
                 "launch",
+                "room",
                 "select",
                 "shared_scores",
                 "attend_shared",
@@ -172,6 +171,12 @@ class Estimator(ABC):
     def launch(self, chunk: Chunk, group: Group) -> Tensor:
         """Scores [h, Q, K] of one group of `launches`, or of a part of one. The next launch may overwrite them."""
         return self.scores(chunk[group.heads])
+
+    def room(self, chunk: Chunk, group: Group) -> int | None:
+        """Bytes that a launch of one head computes its scores in, wherever they are: `launch` then takes an argument `out`, uint8
+        [bytes], and returns a view of it. None: its scores are in memory of its own, and `launch` takes no such argument.
+        """
+        return None
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """The lists that `rule` and `lists` call for: by default scores, pooled and ranked."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
-from shadowattn.graphs.symmetric_int8 import absmax_scales, shifted
+from shadowattn.graphs.graph import Graph
+from shadowattn.graphs.symmetric_int8 import absmax_scales, offset_of
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.plan import Group
@@ -137,14 +138,23 @@ class Int8Graph(OfBank, Estimator):
         plan = buckets.launches(self.bank, chunk)
         return [Group(tuple(members), self.bank.slot(buckets.pairs[members[0]])) for members, _ in plan]
 
-    def launch(self, chunk: Chunk, group: Group) -> Tensor:
-        ((_, size),) = launches(len(group.heads), _sizes(self.bank, chunk))
+    def launch(self, chunk: Chunk, group: Group, *, out: Tensor | None = None) -> Tensor:
         with self.use() as outermost:
             buckets = self._buckets(chunk)
             self.launched += 1
             self.clipped += sum(buckets.clipped[head] for head in group.heads)
-            scores = launch(self.bank, list(group.heads), size, chunk, buckets)
-            return scores.clone() if outermost else scores
+            scores = launch(self.bank, list(group.heads), self._size(chunk, group), chunk, buckets, out=out)
+            return scores.clone() if outermost and out is None else scores
+
+    def room(self, chunk: Chunk, group: Group) -> int | None:
+        """On a CPU, what its graph computes, padding included. Another device's driver would map every new memory first."""
+        if self.bank.device != "CPU":
+            return None
+        return graph_for(self.bank, list(group.heads), self._size(chunk, group), chunk, self._buckets(chunk)).output_bytes
+
+    def _size(self, chunk: Chunk, group: Group) -> int:
+        ((_, size),) = launches(len(group.heads), _sizes(self.bank, chunk))
+        return size
 
 
 def _sizes(bank: GraphBank, chunk: Chunk) -> list[int]:
@@ -153,16 +163,37 @@ def _sizes(bank: GraphBank, chunk: Chunk) -> list[int]:
     return bank.launch_heads_for(rows, chunk.keys, dim)
 
 
-def launch(bank: GraphBank, members: list[int], size: int, chunk: Chunk, buckets: Buckets, *, top_k: int = 0) -> Tensor:
-    """One launch: what the graph for these heads of the chunk returns, see `Graph.run`."""
-    count, rows, dim = chunk.q.shape
-    pair = buckets.pairs[members[0]]
-    graph = bank.lookup(*bank.pairs[pair], heads=size, rows=rows, keys=chunk.keys, head_dim=dim, top_k=top_k)
+def graph_for(bank: GraphBank, members: list[int], size: int, chunk: Chunk, buckets: Buckets, *, top_k: int = 0) -> Graph:
+    """The graph of one launch, of so many heads, for some of the chunk's."""
+    _, rows, dim = chunk.q.shape
+    pair = bank.pairs[buckets.pairs[members[0]]]
+    return bank.lookup(*pair, heads=size, rows=rows, keys=chunk.keys, head_dim=dim, top_k=top_k)
+
+
+def launch(
+    bank: GraphBank,
+    members: list[int],
+    size: int,
+    chunk: Chunk,
+    buckets: Buckets,
+    *,
+    top_k: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """One launch: what the graph for these heads of the chunk returns, in `out` if given, see `Graph.run`."""
+    graph = graph_for(bank, members, size, chunk, buckets, top_k=top_k)
     read = members[:1] if graph.shape.group > 1 else members
+    groups = chunk.heads.kv[read]
+    first, last = int(groups[0]), int(groups[-1])
+    if torch.equal(groups, torch.arange(first, last + 1)):
+        groups = slice(first, last + 1)  # neighbours are read where they are
+    offset = offset_of(chunk.k, bank.key_offset, chunk.layer)
     return graph.run(
-        chunk.q if len(members) == count else chunk.q[members],
-        shifted(chunk.k, bank.key_offset, chunk.layer, chunk.heads.kv[read]),
+        chunk.q if len(members) == len(chunk.heads) else chunk.q[members],
+        chunk.k[groups],
         q_scales=buckets.q_scales[members],
         k_scales=buckets.k_scales[read],
+        k_offset=None if offset is None else offset[groups],
         first_position=chunk.first_position,
+        out=out,
     )

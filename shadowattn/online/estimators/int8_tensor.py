@@ -66,7 +66,6 @@ class Int8Tensor(Estimator):
     _memory: _ScoreMemory = field(default_factory=_ScoreMemory, init=False, repr=False, compare=False)
     needs: ClassVar[frozenset[str]] = frozenset({"key_offset"})
     scores_are_finite: ClassVar[bool] = True  # products of integers
-    computes_into: ClassVar[bool] = True
     is_papers: ClassVar[bool] = True
     short_name: ClassVar[str] = "int8_graph"
 
@@ -96,7 +95,10 @@ class Int8Tensor(Estimator):
 
     def launch(self, chunk: Chunk, group: Group, *, out: Tensor | None = None) -> Tensor:
         part = chunk[group.heads]
-        return self.scores(part) if out is None else self._into(out, part)
+        return self.scores(part) if out is None else self._into(out.view(torch.float32).view(*part.q.shape[:2], part.keys), part)
+
+    def room(self, chunk: Chunk, group: Group) -> int:
+        return 4 * chunk.q.shape[1] * chunk.keys
 
     def _into(self, scores: Tensor, chunk: Chunk) -> Tensor:
         q, k, heads = chunk.q, chunk.k, chunk.heads
