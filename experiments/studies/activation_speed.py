@@ -26,6 +26,7 @@ from experiments.refusals import check_choice, check_count
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.base import Study
 from experiments.studies.estimator_speed import break_even_keys, said_break_even
+from shadowattn import checks
 from shadowattn.engine.observe import observe_prefill
 from shadowattn.errors import InputError
 from shadowattn.interleave import Timing, interleave, ratio
@@ -62,10 +63,11 @@ class Captured(Tensors):
 
 
 class Calibrated(NamedTuple):
-    """What a first look costs each head, and what is taken off K before it is quantised."""
+    """What a first look costs each head, what is taken off K before it is quantised, and how many heads are spared the look."""
 
     first_look: FirstLookLosses
     key_offset: KeyOffset | None = None
+    flat_share: float = candidates.LOOKED["flat_share"]
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,12 @@ class ActivationSpeed(Study):
     """The last `rows` rows of the first `lengths` tokens of every held-out window, in a dense prefill, of every layer.
 
     At each of `retentions`: lists for every row, by `int8_fused` and by `hierarchical`, whose first look lets `through` times
-    the budget through and spares the heads that lose most by it on calibration text, and for blocks of `query_blocks` rows by
-    estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the median over rounds of the
-    sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and `choose`, products and
-    selection. `estimate`, the products alone, which no path computes apart, takes its turns apart. So do the paths once more, of
-    whose stages clocks in the kernels then say how long they take. `mass_recall` is
-    the share of exact attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
+    the budget through and spares `flat_share` of the heads, those that lose most by it on calibration text, and for blocks of
+    `query_blocks` rows by estimated probabilities. Candidates take turns layer by layer for `rounds` rounds; a time is the
+    median over rounds of the sum over layers and windows. Among them are two parts of the path of `int8_fused`: `quantise`, and
+    `choose`, products and selection. `estimate`, the products alone, which no path computes apart, takes its turns apart. So do
+    the paths once more, of whose stages clocks in the kernels then say how long they take. `mass_recall` is the share of exact
+    attention that stands on the lists of single rows, the mean over rows, heads, layers and windows.
     Kernels are those of `level` where it names one, as another processor would run them, on this one's caches and clock.
     """
 
@@ -89,6 +91,7 @@ class ActivationSpeed(Study):
     rows: int = 512
     rounds: int = 7
     through: float = candidates.LOOKED["candidates"]
+    flat_share: float = candidates.LOOKED["flat_share"]
     level: str | None = None
     needs: ClassVar[tuple[str, ...]] = ("model", "data", "evaluation", "seed", "threads", "key_offset")
     headline: ClassVar[tuple[str, ...]] = (
@@ -108,6 +111,7 @@ class ActivationSpeed(Study):
         check_count("study.rounds", self.rounds)
         if not 1 <= self.through < math.inf:
             raise InputError(f"study.through: expected 1 or more times the budget, got {self.through}")
+        checks.number("study.flat_share", self.flat_share, least=0, most=1)
         for length in self.lengths:
             if length < self.rows or length % self.rows:
                 raise InputError(f"study.lengths: expected multiples of study.rows={self.rows}, got {length}")
@@ -157,7 +161,7 @@ class ActivationSpeed(Study):
             key_offset = lab.stage("key_offset", inputs).result(KeyOffset, measure)
         look = FirstLook(tokens, _LOOK_WINDOWS, self.rows, self.through, candidates.LOOKED["block_rows"])
         first_look = look.losses(lab, key_offset)
-        return Calibrated(first_look, key_offset)
+        return Calibrated(first_look, key_offset, self.flat_share)
 
     def _measured(self, lab: Lab, window: Tensor, calibrated: Calibrated) -> dict[str, dict[str, list]]:
         """`seconds` of each round in each layer, and of `stages` in each round, and each layer's mean `mass` on lists of single

@@ -134,11 +134,12 @@ def totals(
     estimators: tuple[str, ...] = ESTIMATORS,
     first_look: FirstLookLosses | None = None,
     key_offset: KeyOffset | None = None,
+    flat_share: float = LOOKED["flat_share"],
 ) -> dict[str, Call]:
     """Quantise, estimate, select, attend, as `SparseAttention` runs them, by each estimator in `estimators`. All but `int8_graph`
     take `key_offset` off the keys.
 
-    `hierarchical` spares its share of the heads a first look: those that lose most by `first_look`; without it, as on random
+    `hierarchical` spares `flat_share` of the heads a first look: those that lose most by `first_look`; without it, as on random
     tensors, where no head is worse than another, the first ones, rounded up to a whole head.
     """
     rule = Rule(block, block_score)
@@ -147,7 +148,7 @@ def totals(
         return (
             _graph_total(t, rule)
             if estimator == "int8_graph"
-            else _fused_total(t, rule, fused(t, estimator, first_look, key_offset))
+            else _fused_total(t, rule, fused(t, estimator, first_look, key_offset, flat_share))
         )
 
     return {total_name(estimator, block, block_score): total(estimator) for estimator in estimators}
@@ -158,11 +159,13 @@ def total_name(estimator: str, block: int, block_score: str) -> str:
     return f"total ({estimator}), {_rows(block)}" + ("" if block == 1 else f", {block_score}")
 
 
-def row_lists(t: Tensors, estimator: str, first_look: FirstLookLosses, key_offset: KeyOffset | None) -> Selection:
+def row_lists(
+    t: Tensors, estimator: str, first_look: FirstLookLosses, key_offset: KeyOffset | None, flat_share: float
+) -> Selection:
     """The lists of single rows by which `totals` attends, by `int8_fused` or `hierarchical`."""
     rule, chunk = Rule(), t.chunk()
     lists = rule.lists(t.retention, t.positions)
-    return fused(t, estimator, first_look, key_offset).attend(chunk, rule, lists, listed=True)[1]
+    return fused(t, estimator, first_look, key_offset, flat_share).attend(chunk, rule, lists, listed=True)[1]
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:
@@ -171,13 +174,19 @@ def _graph_total(t: Tensors, rule: Rule) -> Call:
     return lambda: _attend(t.chunk(), rule, estimator)
 
 
-def fused(t: Tensors, name: str, first_look: FirstLookLosses | None = None, key_offset: KeyOffset | None = None) -> Int8Fused:
+def fused(
+    t: Tensors,
+    name: str,
+    first_look: FirstLookLosses | None = None,
+    key_offset: KeyOffset | None = None,
+    flat_share: float = LOOKED["flat_share"],
+) -> Int8Fused:
     """`int8_fused` or `hierarchical` with scales of q and k, as `totals` has them."""
     how = {"key_offset": key_offset, "layer": t.layer}
     if name == "int8_fused":
         return Int8Fused.of(t.q, t.k, **how)
     first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
-    settings = LOOKED | {"candidates": first_look.candidates, "block_rows": first_look.block_rows}
+    settings = LOOKED | {"candidates": first_look.candidates, "block_rows": first_look.block_rows, "flat_share": flat_share}
     return replace(Hierarchical.of(t.q, t.k, **how), first_look=first_look, **settings)
 
 

@@ -15,6 +15,7 @@ from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import Kernels
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
+from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_fused import Int8Fused
@@ -59,6 +60,7 @@ def every_path(block: int) -> dict[str, Callable[[Tensors], Call]]:
     paths[_OF_BANK] = partial(_bank_path, mode="batched")
     for mode in _PIPELINES["int8_graph"]:
         paths[f"{_OF_BANK}, pipeline {mode}"] = partial(_bank_path, mode=mode)
+    paths[f"{_OF_BANK}, a third of their rows, pipeline overlap"] = partial(_bank_path, mode="overlap", of=3)
     return paths | {_DECODE: _decode}
 
 
@@ -76,8 +78,11 @@ def _path(t: Tensors, *, estimator: str, rule: Rule | None = None, kernels: Kern
     return _attend(t, made, rule or Rule(), kernels or NativeKernels(), mode)
 
 
-def _bank_path(t: Tensors, *, mode: str) -> Call:
-    """By graphs of one pair of scales, compiled ahead, for launches of as many heads as a configuration has by default."""
+def _bank_path(t: Tensors, *, mode: str, of: int = 1) -> Call:
+    """By graphs of one pair of scales, compiled ahead, for launches of as many heads as a configuration has by default.
+
+    `of`: the last 1 / `of` of the chunk's rows alone, for which the graphs have room that stays empty.
+    """
     heads, rows, dim = t.q.shape
     scales = ScaleGrid(*((float(absmax_scales(x).max()),) for x in (t.q, t.k)))
     profile = RetentionProfile(((t.case.retention,) * heads,), scales, dim, "", t.case.shape, "")
@@ -88,16 +93,26 @@ def _bank_path(t: Tensors, *, mode: str) -> Call:
         Pipeline("overlap" if mode == "planned" else mode).budgets("CPU").estimate
     ):  # a run, too, compiles for the stage's threads
         bank.compile()
-    return _attend(t, Int8Graph(bank), Rule(), NativeKernels(), mode)
+    return _attend(_Fewer(t, rows // of), Int8Graph(bank), Rule(), NativeKernels(), mode)
 
 
-def _attend(t: Tensors, estimator: Estimator, rule: Rule, kernels: Kernels, mode: str) -> Call:
+class _Fewer:
+    """The last rows of a chunk."""
+
+    def __init__(self, t: Tensors, rows: int):
+        self.case, self.q, self.k, self.v, self.retention, self.scale = t.case, t.q[:, -rows:], t.k, t.v, t.retention, t.scale
+
+    def chunk(self) -> Chunk:
+        return Chunk.of(self.q, self.k, self.v, retention=self.retention, scale=self.scale)
+
+
+def _attend(t: "Tensors | _Fewer", estimator: Estimator, rule: Rule, kernels: Kernels, mode: str) -> Call:
     parts = Parts(estimator, rule, kernels)
     pipeline = _planned(t, parts) if mode == "planned" else Pipeline(mode)
     return lambda: pipeline.run(Stages(t.chunk(), parts), keep_lists=False)
 
 
-def _planned(t: Tensors, parts: Parts) -> Pipeline:
+def _planned(t: "Tensors | _Fewer", parts: Parts) -> Pipeline:
     """The mode in which a scheduler orders heads, with one that asks for most memory and with costs that it does not look at."""
     heads, rows, dim = t.q.shape
     threads, bank, keys = Pipeline("overlap").budgets("CPU"), parts.estimator.graphs, t.case.keys

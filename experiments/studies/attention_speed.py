@@ -17,7 +17,7 @@ from rich.table import Table
 
 from experiments.lab import Lab
 from experiments.levels import at_level, check_level
-from experiments.machine_peaks import PEAKS, peak_calls, peak_flag
+from experiments.machine_peaks import CACHES, PEAKS, cache_calls, peak_calls, peak_flag
 from experiments.own_process import check_memory, in_own_process
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
@@ -65,11 +65,11 @@ class AttentionSpeed(Study):
     """`parts` on layers of `shapes`: the last `rows` rows of `keys` keys at `retention`, where a part varies nothing of that.
 
     chunk: all there is, with lists of one row and of `query_block` rows by every block score. stages: where the time of whole
-    paths goes, by clocks in the kernels, against each of `retentions`. machine: the roofs, torch's matrix
-    products and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of
-    `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of each.
-    retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks;
-    compiles for minutes. memory: the peak at `memory_keys` keys.
+    paths goes, by clocks in the kernels, against each of `retentions`. machine: the roofs, torch's matrix products and the sums
+    of a large array and of small ones, which caches hold. gather: what a user would write without kernels of his own,
+    `gather_rows` rows of `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps
+    `kept_keys` keys of each. retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's
+    flex_attention on the same blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     A decode step finds its keys in no cache, since other memory is read before it, as other layers are; all else finds them
@@ -239,7 +239,7 @@ class AttentionSpeed(Study):
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
         block = self.query_block
         if part == "machine":
-            return peak_calls()
+            return peak_calls() | cache_calls()
         if part == "decode":
             return candidates.decode(t)
         if part == "flex":
@@ -286,7 +286,7 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         return
     if part == "machine":
         for name, timing in timings.items():
-            peak = PEAKS[name]
+            peak = (PEAKS | CACHES)[name]
             of = one("machine", peak.metric, peak.rates(timing)[0], peak.unit, len(timing.seconds))
             yield replace(of, flag=peak_flag(name))
         return

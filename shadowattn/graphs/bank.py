@@ -190,7 +190,7 @@ class GraphBank:
 
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
             graphs = dict(zip(todo, progress(pool.map(compiled, todo)), strict=True))
-        self._arena.renew_outputs()  # written by what ran here, and perhaps by nothing else: scores may go elsewhere
+        self._arena.renew_outputs()  # the runs wrote to them, and launches may write their scores elsewhere
         self._graphs |= {(*key, budget): graph for key, graph in graphs.items()}
         if store and len(cached_blobs) < len(todo):
             store.write({key: self._graphs[*key, budget].model for key in self.keys})

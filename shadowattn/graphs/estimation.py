@@ -74,6 +74,11 @@ class GraphForm:
             return np.int8
         return np.float16 if self.inputs == "int8" else np.float32
 
+    def output_bytes(self, shape: GraphShape) -> int:
+        """Of what a graph of this shape puts out."""
+        rows, keys = shape.rows // self.pool[0], shape.top_k if self.indices else shape.keys // self.pool[1]
+        return shape.heads * rows * keys * np.dtype(self.score_dtype).itemsize
+
     @property
     def takes_int8(self) -> bool:
         """Whether q and k are given as integers of 8 bits."""

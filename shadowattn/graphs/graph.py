@@ -1,6 +1,7 @@
 """One compiled graph with its tensors bound: a call copies the inputs in and infers, nothing else."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import openvino as ov
 import torch
@@ -31,9 +32,9 @@ class Arena:
         self._outputs = {port.any_name for model in models for port in model.outputs}
         self._blocks = {name: _memory(size) if name in self._outputs else _memory(size).zero_() for name, size in sizes.items()}
 
-    def view(self, port) -> Tensor:
-        """The tensor of a graph's input or output."""
-        return view_as(port, self._blocks[port.any_name])
+    def block(self, name: str) -> Tensor:
+        """Memory uint8 of all graphs' inputs or outputs of one name. Nobody should keep an output's: `renew_outputs`."""
+        return self._blocks[name]
 
     def renew_outputs(self) -> None:
         """Hands the outputs' memory back, for memory that takes no room until a graph writes there."""
@@ -60,7 +61,10 @@ class Graph:
         self.q_scale, self.k_scale = scales
         self._arena, self._exclusive = arena, arena.exclusive
         self._request = model.create_infer_request()
-        self._inputs = {port.any_name: arena.view(port) for port in model.inputs}
+        with torch.inference_mode(False):  # as in `_memory`
+            self._inputs = {port.any_name: _Layout.of(port).view(arena.block(port.any_name)) for port in model.inputs}
+        self._output, self._output_name = _Layout.of(model.output(0)), model.output(0).any_name
+        self._written = 0  # the address of the memory that the request writes to
         for index, port in enumerate(model.inputs):
             self._request.set_input_tensor(index, ov.Tensor(self._inputs[port.any_name].numpy(), shared_memory=True))
 
@@ -84,7 +88,7 @@ class Graph:
         overwrites.
         """
         with self._exclusive.use() as outermost:
-            output = view_as(self.model.output(0), out) if out is not None else self._arena.view(self.model.output(0))
+            output = self._output.view(self._arena.block(self._output_name) if out is None else out)
             scores = self._run(q, k, q_scales, k_scales, k_offset, first_position, output)
             return scores.clone() if outermost and out is None else scores
 
@@ -108,7 +112,7 @@ class Graph:
         by_head = self._inputs["q"].view(self.shape.heads, self.shape.rows, dim)
         by_head[:heads, :rows] = quantise(q, q_scales) if self.form.takes_int8 else q
         first = 0
-        for part in in_parts(k):  # what is made of keys on the way is as small as a part
+        for part in in_parts(k):  # of which quantising and subtracting make copies
             part = part if k_offset is None else part.float() - k_offset[:, None]
             into = self._inputs["k"][0, :kv_heads, first : first + part.shape[1]]
             into.copy_(quantise(part, k_scales) if self.form.takes_int8 else part)
@@ -131,26 +135,41 @@ class Graph:
     def infer(self) -> None:
         """One inference on whatever the inputs hold: what a call costs without the copies."""
         with self._exclusive.use():
-            self._infer(self._arena.view(self.model.output(0)))
+            self._infer(self._output.view(self._arena.block(self._output_name)))
 
     def _infer(self, output: Tensor) -> None:
-        self._request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
+        if output.data_ptr() != self._written:  # telling OpenVINO takes as long as a small graph
+            self._request.set_output_tensor(0, ov.Tensor(output.numpy(), shared_memory=True))
+            self._written = output.data_ptr()
         self._request.infer(share_outputs=True)
 
     @property
     def output_bytes(self) -> int:
         """Memory that a run writes."""
-        return _bytes(self.model.output(0))
+        return self._output.bytes
 
     def release(self) -> None:
         """Hands back the memory between inputs and output; the next run allocates it again."""
         self.model.release_memory()
 
 
-def view_as(port, memory: Tensor) -> Tensor:
-    """The first bytes of uint8 memory as the tensor of a graph's input or output."""
-    with torch.inference_mode(False):
-        return memory[: _bytes(port)].view(_TORCH[port.element_type.get_type_name()]).view(*port.shape)
+@dataclass(frozen=True)
+class _Layout:
+    """How a graph's input or output lies in memory. Asking the graph each time takes longer than a small inference."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bytes: int
+
+    @classmethod
+    def of(cls, port) -> "_Layout":
+        return cls(_TORCH[port.element_type.get_type_name()], tuple(port.shape), _bytes(port))
+
+    def view(self, memory: Tensor) -> Tensor:
+        """The first bytes of memory uint8. Raises `InputError` where there are too few."""
+        if len(memory) < self.bytes:
+            raise InputError(f"out: expected {self.bytes} bytes of memory for what the graph computes, got {len(memory)}")
+        return memory[: self.bytes].view(self.dtype).view(self.shape)
 
 
 def _memory(size: int) -> Tensor:

@@ -5,7 +5,6 @@ between two of them they overlap. Whichever it is, a head meets the same code wi
 selected.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -57,6 +56,9 @@ class Pool:
     """Memory of scores, or of lists, that go from one stage to the next. It is kept between calls: first touching fresh memory
     costs more than a copy, and of what is taken from the heap anew each time the heap keeps more than is in use.
     """
+
+    def __reduce__(self):
+        return Pool, ()  # a copy keeps memory of its own
 
     def __init__(self):
         self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
@@ -184,7 +186,7 @@ def run_overlapped(
     Fewer wait in a queue whose scores would take more than 48 MiB, or lists more than 8 MiB; none where a head's alone would.
     """
     run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool, list_pool)
-    scores = Channel(min(queue_heads, _WAITING_BYTES // (4 * math.prod(stages.scores_of_head))))
+    scores = Channel(min(queue_heads, _WAITING_BYTES // max(map(stages.waiting_bytes, launches))))
     selections = Channel(min(queue_heads, _LIST_BYTES // (4 * max(1, stages.most_listed()))))
     channels = (scores, selections)
     failures: list[BaseException] = []

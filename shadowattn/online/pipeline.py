@@ -9,6 +9,7 @@ from shadowattn.errors import InputError
 from shadowattn.online.executor import Pool, Ran, Threads, run_batched, run_listed, run_overlapped, run_serial
 from shadowattn.online.latency import REMEDY, LatencyProfile
 from shadowattn.online.latency_profiler import binding
+from shadowattn.online.makespan import check_plan
 from shadowattn.online.plan import Group, Plan, Work
 from shadowattn.online.schedulers import Scheduler
 from shadowattn.online.stages import Stages
@@ -26,7 +27,7 @@ class Pipeline:
     - `serial`: head by head, one stage after the other, on all cores;
     - `overlap`: head by head, the stages at the same time on different heads;
     - `grouped`: the same, and heads of one scale bucket share a launch of the estimate;
-    - `planned`: the same in the order that `scheduler` finds best for the latencies of `profile`.
+    - `planned`: the same with heads in the order that `scheduler` finds best for the latencies of `profile` (`plan`).
 
     None of them changes which keys are selected. `threads` left open: all of torch's where one stage runs at a time, an equal
     share where several do. At most `queue_heads` heads wait between two stages.
@@ -89,7 +90,9 @@ class Pipeline:
         Heads of a launch stay together where the scores of all heads would take more than 128 MiB: an order that takes them apart
         may keep all of them.
         """
-        plan, (rows, keys) = self.scheduler.plan(work).launched_as_wanted(work), stages.scores_of_head
+        plan, (rows, keys) = self.scheduler.plan(work), stages.scores_of_head
+        check_plan(work, plan)
+        plan = plan.launched_as_wanted(work)
         return plan.launch_by_launch(work) if 4 * rows * keys * len(stages.chunk.heads) > _MOST_SCORE_BYTES else plan
 
     def _arrange(self, stages: Stages, threads: Threads) -> tuple[list[Group], list[int]]:

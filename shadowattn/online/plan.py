@@ -45,8 +45,8 @@ class Plan:
     def launched_as_wanted(self, work: Work) -> "Plan":
         """The same order of heads, each launch when the first head of it is next.
 
-        No head is taken later than before: whatever order launches are in, those of the heads up to it come first. And the scores
-        of fewer heads wait.
+        No more scores wait. By `makespan`, whose queues hold every head, none is taken later: those of the heads up to it come
+        before it in any order. A queue that is full may delay a launch that was to come earlier.
         """
         place = {head: at for at, head in enumerate(self.heads)}
         first = [min(place[head] for head in launch.heads) for launch in work.launches]

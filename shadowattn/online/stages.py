@@ -3,6 +3,7 @@
 A head is named by its place in the chunk. Whatever heads a stage is asked for together, each gets what it would get alone.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,7 +90,12 @@ class Stages:
 
     def room(self, group: Group) -> int | None:
         """Bytes that a launch of one head can be given for its scores; None where it returns memory of its own."""
-        return self.estimator.room(self._asked, group) if len(group.heads) == 1 else None
+        alone = len(group.heads) == 1 and self.reuses_scores and self.estimator.granularity == "head"
+        return self.estimator.room(self._asked, group) if alone else None
+
+    def waiting_bytes(self, group: Group) -> int:
+        """Of the scores of one head of a launch, or of the memory that they are in, which may have room for more."""
+        return self.room(group) or 4 * math.prod(self.scores_of_head)
 
     def estimate(self, group: Group) -> Tensor:
         """Scores [h, rows, K] of any neighbouring heads, in as many launches as that takes."""
@@ -100,7 +106,10 @@ class Stages:
         """The lists of some heads from their scores [h, rows, K]; in `out` int32 [`listed(heads)`], if given."""
         to_logits = None if self._logit_scales is None else self._logit_scales[heads]
         into = {} if out is None else {"out": out}
-        return self.kernels.select(self.rule.pool(scores, self.chunk.positions, to_logits), self._lists[heads], **into)
+        selection = self.kernels.select(self.rule.pool(scores, self.chunk.positions, to_logits), self._lists[heads], **into)
+        if out is not None and selection.indices.data_ptr() != out.data_ptr():
+            raise InputError(f"{type(self.kernels).__name__}.select: expected lists in the memory that it got as out")
+        return selection
 
     def listed(self, heads: slice) -> int:
         """Length of the lists of some heads together."""

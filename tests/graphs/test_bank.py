@@ -1,4 +1,5 @@
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from shadowattn.artifacts import content_hash, sha256
 from shadowattn.errors import InputError
 from shadowattn.graphs import GraphBank, GraphForm, GraphShape, symmetric_int8
 from shadowattn.graphs.cpu import multiplies_exactly, runs_in_int8
-from shadowattn.graphs.estimation import INPUTS
+from shadowattn.graphs.estimation import INPUTS, estimation_graph
 from shadowattn.graphs.graph import Graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, quantise, shifted
 from shadowattn.kernels import choose
@@ -307,11 +308,35 @@ def test_scores_are_written_where_they_are_wanted(bank):
     with estimator.use():
         scores = estimator.launch(chunk, group, out=out)
         estimator.scores(Chunk.of(2 * q, k))
-    bank.compile()
+    with pytest.raises(InputError, match="out: expected 16384 bytes of memory for what the graph computes, got 16383"):
+        estimator.launch(chunk, group, out=out[: estimator.room(chunk, group) - 1])
     assert scores.equal(expected)
     assert scores.untyped_storage().data_ptr() == out.data_ptr()
     assert out[-8:].tolist() == [77] * 8
     assert estimator.scores(chunk).equal(expected)
+
+
+def test_compiling_leaves_no_scores_behind():
+    """Every graph runs once then, and pipelines may let all others write elsewhere."""
+    bank = bank_for(tiny_model())
+    written = bank._arena.block("scores")
+    bank.compile()
+    assert bank._arena.block("scores") is not written
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *(GraphForm(inputs) for inputs in INPUTS),
+        GraphForm(requant=Requant("target_requant", 3e-3)),
+        GraphForm(mask=True, pool=(4, 2)),
+        GraphForm(mask=True, indices=True),
+    ],
+)
+def test_what_a_graph_puts_out_is_known_without_it(form):
+    shape = GraphShape(2, 8, 16, 32, 2, top_k=5 if form.indices else 0)
+    model = estimation_graph(shape, form)
+    assert form.output_bytes(shape) == math.prod(model.output(0).shape) * model.output(0).element_type.size
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,6 +1,8 @@
 """Pipelines: the same keys and outputs as without one, errors that name stage and heads, and no thread left."""
 
 import _thread
+import copy as copies
+import pickle
 import sys
 import threading
 import time
@@ -476,13 +478,26 @@ def test_few_heads_scores_are_alive_where_none_may_wait(monkeypatch, query_block
 
 
 def test_a_launch_of_ones_own_is_not_told_where_to_compute():
+    """Be it the class's, or that of one which it derives from beside ours."""
+
+    class Doubles:
+        def launch(self, chunk, group):
+            return 2 * super().launch(chunk, group)
+
     class Doubled(Int8Tensor):
         def launch(self, chunk, group):
             return 2 * super().launch(chunk, group)
 
-    stages = make_stages(Doubled)
-    assert stages.room(Group((0,))) is None
-    assert_same(Pipeline("grouped").run(stages, keep_lists=True), stages)
+    class Mixed(Doubles, Int8Tensor):
+        pass
+
+    class Unused(Int8Tensor, Doubles):
+        pass
+
+    for estimator in (Doubled, Mixed, Unused):
+        stages = make_stages(estimator)
+        assert (stages.room(Group((0,))) is None) == (estimator is not Unused)
+        assert_same(Pipeline("grouped").run(stages, keep_lists=True), stages)
 
 
 @pytest.mark.parametrize("limit", ["_WAITING_BYTES", "_LIST_BYTES"])
@@ -498,6 +513,39 @@ def test_no_heads_wait_whose_scores_or_lists_are_large(mode, limit, monkeypatch)
         scores, lists = rooms[-2:]
         assert (scores if limit == "_WAITING_BYTES" else lists) == min(2, room)
         assert (lists if limit == "_WAITING_BYTES" else scores) == 2
+
+
+def test_what_waits_counts_with_the_padding_that_it_has_room_for(monkeypatch):
+    """A graph of more rows than the chunk has writes more than the chunk's scores."""
+    profile = RetentionProfile(((0.2,) * HEADS,), GRID, DIM, "", "", "")
+    stages, rooms = make_stages(Int8Graph(GraphBank.build(profile, (GraphShape(1, 3 * ROWS, DIM, KEYS),)))), []
+    monkeypatch.setattr(executor, "Channel", lambda capacity: rooms.append(capacity) or Channel(capacity))
+    for nbytes, room in ((2 * 3 * 4 * ROWS * KEYS, 2), (2 * 3 * 4 * ROWS * KEYS - 1, 1), (3 * 4 * ROWS * KEYS - 1, 0)):
+        monkeypatch.setattr(executor, "_WAITING_BYTES", nbytes)
+        assert_same(Pipeline("overlap").run(stages, keep_lists=True), stages)
+        assert rooms[-2] == room
+
+
+def test_kernels_that_put_lists_elsewhere_than_they_were_told_are_refused(bank):
+    stages = make_stages(Int8Graph(bank))
+
+    class Elsewhere:
+        name, attend = "elsewhere", stages.kernels.attend
+
+        def select(self, scores, lists, *, out=None):
+            return stages.kernels.select(scores, lists)
+
+    with pytest.raises(InputError, match=r"Elsewhere\.select: expected lists in the memory that it got as out"):
+        Pipeline("overlap").run(with_parts(stages, kernels=Elsewhere()), keep_lists=False)
+
+
+def test_a_copy_of_a_pipeline_has_memory_of_its_own(bank):
+    pipeline, stages = Pipeline("overlap"), make_stages(Int8Graph(bank))
+    pipeline.run(stages, keep_lists=False)
+    for copy in (copies.deepcopy(pipeline), pickle.loads(pickle.dumps(pipeline))):
+        assert not copy._pool._free
+        assert not copy._list_pool._free
+        assert_same(copy.run(stages, keep_lists=True), stages)
 
 
 def test_the_pools_memory_outlives_inference_mode():

@@ -239,6 +239,17 @@ def test_heads_of_a_launch_stay_together_where_all_scores_would_be_large(bank, m
         assert [span.heads for span in ran.timeline.spans if span.stage == "attend"] == [(head,) for head in heads]
 
 
+@pytest.mark.parametrize("heads", [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5, 5), (0, 1, 2, 3, 4, 6)])
+def test_a_plan_of_other_heads_is_refused(monkeypatch, heads):
+    stages = make_stages(Oracle())
+    scheduler = SimpleNamespace(plan=lambda work: Plan((0, 1), heads))
+    planned = Pipeline("planned", threads=THREADS, scheduler=scheduler, profile=measured(stages))
+    for most in (0, 1 << 30):
+        monkeypatch.setattr(pipelines, "_MOST_SCORE_BYTES", most)
+        with pytest.raises(InputError, match="plan: expected an order of 6 heads, got"):
+            planned.run(stages, keep_lists=True)
+
+
 @pytest.mark.parametrize("mode", ["batched", "serial", "overlap", "grouped", "planned"])
 def test_heads_share_launches_where_the_bank_has_room_for_them(mode, bank):
     """Graphs of two heads up to half of the keys: a chunk beyond these runs head by head, and is planned so."""

@@ -94,7 +94,7 @@ class Estimator(ABC):
             cls.lists_are_sound = False
         if not {"select", "attend"}.isdisjoint(vars(cls)) and "is_native" not in vars(cls):
             cls.is_native = False
-        if "launch" in vars(cls) and "room" not in vars(cls):
+        if _place(cls, "launch") < _place(cls, "room"):  # a launch of one's own may not know that it is given memory
             cls.room = Estimator.room
         if "select" in vars(cls) and "attends" not in vars(cls):
             cls.attends = Estimator.attends
@@ -173,8 +173,8 @@ class Estimator(ABC):
         return self.scores(chunk[group.heads])
 
     def room(self, chunk: Chunk, group: Group) -> int | None:
-        """Bytes that a launch of one head computes its scores in, wherever they are: `launch` then takes an argument `out`, uint8
-        [bytes], and returns a view of it. None: its scores are in memory of its own, and `launch` takes no such argument.
+        """Bytes that a launch of one head computes its scores in, where an estimator that `reuses_scores` can be told in which
+        memory: `launch` is then given it as `out`, uint8 [bytes], and returns a view of it. None: it is not given any.
         """
         return None
 
@@ -270,6 +270,11 @@ class Estimator(ABC):
         For work that holds it, scores are what a launch left in that memory; else they are copies.
         """
         return nullcontext() if self.graphs is None else self.graphs.exclusive.use()
+
+
+def _place(kind: type, name: str) -> int:
+    """How far up the class that defines a method is."""
+    return next(at for at, parent in enumerate(kind.__mro__) if name in vars(parent))
 
 
 def check_estimator_type(estimator: Estimator) -> Estimator:

@@ -10,7 +10,6 @@ from torch import Tensor
 from shadowattn import checks
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
-from shadowattn.graphs.graph import Graph
 from shadowattn.graphs.symmetric_int8 import absmax_scales, offset_of
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
@@ -147,10 +146,11 @@ class Int8Graph(OfBank, Estimator):
             return scores.clone() if outermost and out is None else scores
 
     def room(self, chunk: Chunk, group: Group) -> int | None:
-        """On a CPU, what its graph computes, padding included. Another device's driver would map every new memory first."""
+        """On a CPU, what the graph computes, padding included. Another device's driver would map every new memory first."""
         if self.bank.device != "CPU":
             return None
-        return graph_for(self.bank, list(group.heads), self._size(chunk, group), chunk, self._buckets(chunk)).output_bytes
+        (_, rows, dim), size = chunk.q.shape, self._size(chunk, group)
+        return self.bank.form.output_bytes(self.bank.shape_for(heads=size, rows=rows, keys=chunk.keys, head_dim=dim))
 
     def _size(self, chunk: Chunk, group: Group) -> int:
         ((_, size),) = launches(len(group.heads), _sizes(self.bank, chunk))
@@ -161,13 +161,6 @@ def _sizes(bank: GraphBank, chunk: Chunk) -> list[int]:
     """How many of the chunk's heads may share a launch."""
     _, rows, dim = chunk.q.shape
     return bank.launch_heads_for(rows, chunk.keys, dim)
-
-
-def graph_for(bank: GraphBank, members: list[int], size: int, chunk: Chunk, buckets: Buckets, *, top_k: int = 0) -> Graph:
-    """The graph of one launch, of so many heads, for some of the chunk's."""
-    _, rows, dim = chunk.q.shape
-    pair = bank.pairs[buckets.pairs[members[0]]]
-    return bank.lookup(*pair, heads=size, rows=rows, keys=chunk.keys, head_dim=dim, top_k=top_k)
 
 
 def launch(
@@ -181,7 +174,9 @@ def launch(
     out: Tensor | None = None,
 ) -> Tensor:
     """One launch: what the graph for these heads of the chunk returns, in `out` if given, see `Graph.run`."""
-    graph = graph_for(bank, members, size, chunk, buckets, top_k=top_k)
+    count, rows, dim = chunk.q.shape
+    pair = bank.pairs[buckets.pairs[members[0]]]
+    graph = bank.lookup(*pair, heads=size, rows=rows, keys=chunk.keys, head_dim=dim, top_k=top_k)
     read = members[:1] if graph.shape.group > 1 else members
     groups = chunk.heads.kv[read]
     first, last = int(groups[0]), int(groups[-1])
@@ -189,7 +184,7 @@ def launch(
         groups = slice(first, last + 1)  # neighbours are read where they are
     offset = offset_of(chunk.k, bank.key_offset, chunk.layer)
     return graph.run(
-        chunk.q if len(members) == len(chunk.heads) else chunk.q[members],
+        chunk.q if len(members) == count else chunk.q[members],
         chunk.k[groups],
         q_scales=buckets.q_scales[members],
         k_scales=buckets.k_scales[read],
