@@ -1,4 +1,4 @@
-"""What the machine can do: peaks of products in three arithmetics, and bandwidths of memory and of caches, as calls to time."""
+"""What the machine can do: the peaks of matrix products in three arithmetics and the bandwidth of memory, as calls to time."""
 
 import platform
 from collections.abc import Callable, Mapping
@@ -40,21 +40,6 @@ PEAKS: Mapping[str, Peak] = {
     "bfloat16": Peak("peak bfloat16", 2 * _MATRIX**3, "GFLOP/s"),
     "int8": Peak("peak int8", 2 * _MATRIX**3, "GOP/s"),
 }
-
-
-# Arrays that a core's second cache holds on many processors, and one that cores share; and the numbers that a call reads.
-_CACHED, _READ = {"bandwidth of 512 KiB": 1 << 17, "bandwidth of 4 MiB": 1 << 20}, 1 << 26
-CACHES: Mapping[str, Peak] = {name: Peak(name, 4 * _READ, "GB/s") for name in _CACHED}
-
-
-def cache_calls() -> dict[str, Callable[[], object]]:
-    """A call for each of `CACHES`: sums, by torch, of a float32 array that every thread reads again and again."""
-
-    def reads(array: Tensor) -> Callable[[], Tensor]:
-        many = array.expand(_READ // array.numel(), -1, -1)
-        return lambda: many.sum((1, 2))
-
-    return {name: reads(torch.ones(1, 128, count // 128)) for name, count in _CACHED.items()}
 
 
 def peak_calls() -> dict[str, Callable[[], object]]:

@@ -543,6 +543,27 @@ def _stages(models: tuple[str, ...]) -> str:
     return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds; {shown}")
 
 
+def reads() -> str:
+    """The rate at which lists of single rows are read at a fifth of the keys, by ours and by torch, and what the target needs."""
+    rows, lines = rows_of("attention_reads"), []
+    times = rows.set_index(["model", "dtype", "method"]).value
+    for (model, dtype), of in rows.groupby(["model", "dtype"], sort=False):
+        first, target = of.iloc[0], _PER_ROW_TARGETS[dtype, 0.2]
+        listed = first.heads * first.chunk_rows * (first.context_tokens - first.chunk_rows / 2) * first.retention
+        values = listed * first.head_dim * {"float32": 4, "bfloat16": 2}[dtype] / 1e6  # 10⁹ bytes a second, of milliseconds
+        dense, *others, attend, sums = (times[model, dtype, name] for name in _READS)
+        rates = 2 * values / attend, values / sums, 2 * values / (dense / target - sum(others))
+        at_torchs = dense / (sum(others) + 2 * sums)
+        shown = [f"{dense:.1f}", f"{sum(others):.1f}", f"{attend:.1f}", *(f"{rate:.0f}" for rate in rates)]
+        lines.append([SHAPES[model], dtype, *shown, f"{dense / (sum(others) + attend):.2f}", f"{at_torchs:.2f}", f"{target:g}"])
+    header = ["", "", "our dense attention, ms", "quantise, estimate, select, ms", "attend, per row, ms"]
+    header += ["keys and values that it reads, GB/s", "values that torch's sums read, GB/s", "what the target needs, GB/s"]
+    header += ["times faster than our dense attention, of these parts", "the same with reads at torch's rate", "target"]
+    return table(header, lines, "attention_reads", f"20% of 8192 keys, random lists, medians of {int(rows.n.min())} rounds")
+
+
+_READS = ("own dense", "quantise", "estimate + select", "attend, per row", candidates.VALUE_SUMS)
+
 # What lists for every row would gain over dense attention if all other parts took no time.
 _BOUNDS = {
     "estimate": ("estimate",),

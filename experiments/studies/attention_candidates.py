@@ -38,6 +38,9 @@ STAGES = (*native.STAGES, OUTSIDE)
 Call = Callable[[], object]
 
 
+VALUE_SUMS = "torch sums of listed values"
+
+
 def labels(candidate: str) -> dict[str, object]:
     """What of a candidate's name rows have columns for."""
     estimator, block = re.search(r"\((int8\w*|hierarchical)\)", candidate), re.search(r"(\d+)-row blocks(?:, (\w+))?", candidate)
@@ -69,6 +72,23 @@ def attend_only(t: Tensors, *blocks: int) -> dict[str, Call]:
             t.q, t.k, t.v, selection, t.heads, scale=t.scale
         )
     return calls
+
+
+def value_sums(t: Tensors) -> dict[str, Call]:
+    """torch's weighted sums of the values on lists of single rows, those of `attend_only`: what reading such rows takes a library
+    that is made for it."""
+    lists, ends = t.random_lists(1), t.case.rows
+    values = t.v.contiguous()
+
+    def head(number: int) -> Call:
+        indptr = lists.indptr[number * ends : (number + 1) * ends + 1]
+        keys, offsets = lists.indices[indptr[0] : indptr[-1]], (indptr - indptr[0]).to(torch.int32)
+        weights, of = torch.ones(len(keys), dtype=t.v.dtype), values[t.heads.kv[number]]
+        how = {"mode": "sum", "per_sample_weights": weights, "include_last_offset": True}
+        return lambda: torch.nn.functional.embedding_bag(keys, of, offsets, **how)
+
+    heads = [head(number) for number in range(len(t.heads))]
+    return {VALUE_SUMS: lambda: [sums() for sums in heads]}
 
 
 def gather(t: Tensors, block: int) -> dict[str, Call]:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from experiments.lab import Lab
 from experiments.levels import at_level, check_level
-from experiments.machine_peaks import CACHES, PEAKS, cache_calls, peak_calls, peak_flag
+from experiments.machine_peaks import PEAKS, peak_calls, peak_flag
 from experiments.own_process import check_memory, in_own_process
 from experiments.progress import bar, say
 from experiments.random_layers import SHAPES, Case, Tensors
@@ -43,7 +43,7 @@ from shadowattn.reporting.rows import SpreadRow
 
 # Of `select`, which is a difference of two times.
 _NO_DIFFERENCE = "the estimate alone took longer than with selection, so that this says nothing"
-PARTS = ("chunk", "stages", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
+PARTS = ("chunk", "stages", "reads", "machine", "gather", "keys", "retention", "decode", "flex", "memory")
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,12 @@ class AttentionSpeed(Study):
     """`parts` on layers of `shapes`: the last `rows` rows of `keys` keys at `retention`, where a part varies nothing of that.
 
     chunk: all there is, with lists of one row and of `query_block` rows by every block score. stages: where the time of whole
-    paths goes, by clocks in the kernels, against each of `retentions`. machine: the roofs, torch's matrix products and the sums
-    of a large array and of small ones, which caches hold. gather: what a user would write without kernels of his own,
-    `gather_rows` rows of `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps
-    `kept_keys` keys of each. retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's
-    flex_attention on the same blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
+    paths goes, by clocks in the kernels, against each of `retentions`. reads: the parts of the flat path, and torch's sums of
+    the values on the same lists, which read half of what attention does. machine: the roofs, torch's matrix products and the
+    sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of `gather_keys` keys.
+    keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of each. retention: against
+    each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks; compiles for minutes.
+    memory: the peak at `memory_keys` keys.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     A decode step finds its keys in no cache, since other memory is read before it, as other layers are; all else finds them
@@ -78,7 +79,7 @@ class AttentionSpeed(Study):
     """
 
     parts: list[str] = field(
-        default_factory=lambda: ["chunk", "stages", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
+        default_factory=lambda: ["chunk", "stages", "reads", "machine", "gather", "keys", "retention", "decode", "flex", "memory"]
     )
     shapes: list[str] = field(default_factory=lambda: ["smollm2-135m", "qwen2-0.5b", "qwen2-1.5b", "phonelm-1.5b"])
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])
@@ -190,6 +191,7 @@ class AttentionSpeed(Study):
         every = {
             "chunk": of([self.keys]),
             "stages": of([self.keys], retentions=self.retentions),
+            "reads": of([self.keys]),
             "machine": of([self.keys], pairs=pairs[:1]),
             "gather": of([self.gather_keys], rows=self.gather_rows, pairs=pairs[: len(self.dtypes)]),
             "keys": [case for keys in self.lengths for case in of([keys], retentions=(self._kept_of(keys),))],
@@ -239,11 +241,16 @@ class AttentionSpeed(Study):
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
         block = self.query_block
         if part == "machine":
-            return peak_calls() | cache_calls()
+            return peak_calls()
         if part == "decode":
             return candidates.decode(t)
         if part == "flex":
             return candidates.baselines(t) | candidates.flex(t)
+        if part == "reads":
+            of_path = candidates.stages(t)
+            parts = {name: of_path[name] for name in ("quantise", "estimate + select")}
+            dense = {"own dense": candidates.baselines(t)["own dense"]}
+            return dense | parts | candidates.attend_only(t, 1) | candidates.value_sums(t)
         calls = candidates.baselines(t) | candidates.attend_only(t, 1, block)
         if part == "gather":
             return calls | candidates.gather(t, 1) | candidates.gather(t, block)
@@ -286,7 +293,7 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         return
     if part == "machine":
         for name, timing in timings.items():
-            peak = (PEAKS | CACHES)[name]
+            peak = PEAKS[name]
             of = one("machine", peak.metric, peak.rates(timing)[0], peak.unit, len(timing.seconds))
             yield replace(of, flag=peak_flag(name))
         return
@@ -297,6 +304,8 @@ def rows_of(row: AttentionRow, part: str, case: Case, figures: dict[str, list[fl
         n, (low, high) = len(timing.seconds), timing.quartiles_s
         flag = _NO_DIFFERENCE if timing.median_s < 0 else ""
         yield replace(one(name, "time", timing.median_s * 1e3, "ms", n), low=low * 1e3, high=high * 1e3, flag=flag)
+        if part == "reads":
+            continue
         if name == "select":
             yield replace(one(name, "share of sdpa", 1 / ratio(timings["sdpa"], timing), "1", n), flag=flag)
             continue
