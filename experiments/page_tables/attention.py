@@ -175,13 +175,14 @@ def first_look_shapes() -> str:
             for model in models:
                 cells.append(" · ".join(f"{one(rows, model=model, dtype=dtype, method=method):.2f}" for method in _TOTALS))
             lines.append([f"{at:.0%}", dtype, *cells])
-    at, rows = 0.2, rows_of(_SHAPES_AT[0.2])
-    rows = rows[(rows.part == "keys") & rows.model.isin(models)]
-    lengths = sorted(rows.context_tokens.unique())
-    for dtype in ("float32", "bfloat16"):
-        of_model = (rows[rows.model == model] for model in models)
-        even = (_both(_faster_from(of, dtype, method, lengths) for method in _TOTALS) for of in of_model)
-        lines.append([f"{at:.0%}", f"{dtype}, break-even, keys", *even])
+    for at, name in _SHAPES_AT.items():
+        rows = rows_of(name)
+        rows = rows[(rows.part == "keys") & rows.model.isin(models)]
+        lengths = sorted(rows.context_tokens.unique())
+        for dtype in ("float32", "bfloat16"):
+            of_model = (rows[rows.model == model] for model in models)
+            even = (_both(_faster_from(of, dtype, method, lengths) for method in _TOTALS) for of in of_model)
+            lines.append([f"{at:.0%}", f"{dtype}, break-even, keys", *even])
     header = ["of the keys", "`int8_fused` · `hierarchical`", *(SHAPES[model] for model in models)]
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_SHAPES_AT.items())[1:]]
     return "\n\n".join([table(header, lines, _SHAPES_AT[0.05], "times faster than our dense attention, 32768 keys"), *others])
@@ -226,12 +227,16 @@ def per_row_targets() -> str:
         mass = {"metric": "mass_recall", "retention": at} | where
         flat, looked = (one(model, method=method, **mass) for method in ("per_row", "hierarchical"))
         loss = losses.loc["spared_10_through_1_25", "int8", at]
-        lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *shown, f"{looked / flat:.3f}", above(loss)])
+        of = {"metric": "break_even_keys", "dtype": dtype, "retention": at}
+        even = (one(model, method=method, **of) for method in ("per_row", "hierarchical"))
+        shown += [_both(_said_least(keys, model.context_tokens.unique()) for keys in even), f"{looked / flat:.3f}", above(loss)]
+        lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *shown])
     header = ["times faster than our dense attention", "target"]
     header += [
         f"{estimator}, {data}" for data in ("random tensors", "activations") for estimator in ("`int8_fused`", "`hierarchical`")
     ]
     sources = [source(random, f"{at:.0%} of the keys, random tensors") for at, random in list(_FIRST_LOOK.items())[1:]]
+    header.append("break-even of both on activations, keys")
     header.append("attention mass of `hierarchical`, of that of `int8_fused`, activations")
     header.append("loss of `hierarchical` above `int8_fused`, nat")
     sources.append(source(name, "activations"))
@@ -293,8 +298,8 @@ def per_row_targets_shapes() -> str:
 
 def first_look_recall() -> str:
     """The attention mass that a first look leaves on lists of single rows, and what it saves, on the activations of a model."""
-    tables, lines = {through: rows_of(name) for through, name in _THROUGH.items()}, []
-    for through, rows in tables.items():
+    tables, lines = {look: rows_of(name) for look, name in _LOOKS.items()}, []
+    for (through, spared), rows in tables.items():
         for keys, at in rows[rows.metric == "mass_recall"].groupby(["context_tokens", "retention"]).groups:
             where = {"context_tokens": keys, "retention": at}
             mass, times, faster = (
@@ -304,11 +309,12 @@ def first_look_recall() -> str:
             even = (one(rows, metric="break_even_keys", method=method, retention=at) for method in ("per_row", "hierarchical"))
             shown = [f"{mass[0]:.4f}", f"{mass[1]:.4f}", f"{mass[1] / mass[0]:.4f}", *(f"{ratio:.2f}" for ratio in faster)]
             shown += [f"{times[0] / times[1]:.2f}", _both(_said_least(x, rows.context_tokens.unique()) for x in even)]
-            lines.append([f"{keys}", f"{at:.0%}", f"{through:g}", *shown])
+            lines.append([f"{keys}", f"{at:.0%}", f"{through:g}", f"{spared:.0%}", *shown])
     header = [
         "keys",
         "of the keys",
         "times the budget let through",
+        "heads spared",
         "attention mass, `int8_fused`",
         "attention mass, `hierarchical`",
     ]
@@ -317,13 +323,22 @@ def first_look_recall() -> str:
         *(f"times faster than our dense attention, `{name_of}`" for name_of in _ESTIMATORS),
     ]
     header += ["`hierarchical`, times faster than `int8_fused`", "break-even of both, keys"]
-    first = tables[1.25][tables[1.25].metric == "time"].iloc[0]
+    whole = _LOOKS[1.25, 0.1]
+    first = rows_of(whole)[rows_of(whole).metric == "time"].iloc[0]
     n = f"{first['dtype']}, {first.chunk_rows} rows a layer, medians of {first.n} rounds"
-    others = [source(name, f"{through:g} times the budget") for through, name in list(_THROUGH.items())[1:]]
-    return "\n\n".join([table(header, lines, _THROUGH[1.25], n), *others])
+    others = [
+        source(name, f"{through:g} times the budget, {spared:.0%} of the heads") for (through, spared), name in _LOOKS.items()
+    ]
+    return "\n\n".join([table(header, lines, whole, n), *others[1:]])
 
 
-_THROUGH = {1.25: "study_activation_speed_qwen2_5_coder", 2.0: "study_activation_speed_qwen2_5_coder_through_2"}
+# Times the budget that a first look lets through, and the share of the heads that it spares.
+_LOOKS = {
+    (1.25, 0.1): "study_activation_speed_qwen2_5_coder",
+    (2.0, 0.1): "study_activation_speed_qwen2_5_coder_through_2",
+    (1.25, 0.06): "study_activation_speed_qwen2_5_coder_spared_06",
+    (1.25, 0.03): "study_activation_speed_qwen2_5_coder_spared_03",
+}
 _SHOWN_BLOCK = 32
 
 
@@ -543,7 +558,7 @@ def _stages(models: tuple[str, ...]) -> str:
     return table(header, lines, "attention_speed", f"medians of {int(rows.n.max())} rounds; {shown}")
 
 
-def reads() -> str:
+def row_reads() -> str:
     """The rate at which lists of single rows are read at a fifth of the keys, by ours and by torch, and what the target needs."""
     rows, lines = rows_of("attention_reads"), []
     times = rows.set_index(["model", "dtype", "method"]).value
