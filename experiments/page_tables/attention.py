@@ -45,6 +45,7 @@ def speed() -> str:
     return table(header, lines, "attention_speed", f"medians of {rounds} rounds; {_EVEN}")
 
 
+_EVEN_KEYS = "break-even: the fewest of the measured numbers of keys from which on it is faster"
 _EVEN = "break-even: share of the keys above which dense attention is faster"
 _ESTIMATORS = ("int8_fused", "hierarchical")
 _TOTALS = tuple(f"total ({estimator}), per row" for estimator in _ESTIMATORS)
@@ -125,7 +126,7 @@ def first_look_speed() -> str:
     header.append("break-even, keys")
     first = tables[0.05]
     rounds = int(first[first.metric == "time"].n.min())
-    n = f"medians of {rounds} rounds or more; break-even: the fewest of these numbers of keys from which on it is faster"
+    n = f"medians of {rounds} rounds or more; {_EVEN_KEYS}"
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_FIRST_LOOK.items())[1:]]
     return "\n\n".join([table(header, lines, _FIRST_LOOK[0.05], n), *others])
 
@@ -185,7 +186,9 @@ def first_look_shapes() -> str:
             lines.append([f"{at:.0%}", f"{dtype}, break-even, keys", *even])
     header = ["of the keys", "`int8_fused` · `hierarchical`", *(SHAPES[model] for model in models)]
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_SHAPES_AT.items())[1:]]
-    return "\n\n".join([table(header, lines, _SHAPES_AT[0.05], "times faster than our dense attention, 32768 keys"), *others])
+    return "\n\n".join(
+        [table(header, lines, _SHAPES_AT[0.05], f"times faster than our dense attention, 32768 keys; {_EVEN_KEYS}"), *others]
+    )
 
 
 _WHOLE_PATHS = {
@@ -239,7 +242,7 @@ def per_row_targets() -> str:
     header.append("break-even of both on activations, keys")
     header.append("attention mass of `hierarchical`, of that of `int8_fused`, activations")
     header.append("loss of `hierarchical` above `int8_fused`, nat")
-    sources.append(source(name, "activations"))
+    sources.append(source(name, f"activations; {_EVEN_KEYS}"))
     sources.append(source(quality, f"the loss, in windows of 2048 tokens, 95 % intervals, paired; n = {int(losses.n.iloc[0])}"))
     first = table(header, lines, _FIRST_LOOK[0.05], "5% of the keys, random tensors; below the target in bold")
     return "\n\n".join([first, *sources])

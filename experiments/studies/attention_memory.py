@@ -113,7 +113,7 @@ def _attend(t: "Tensors | _Fewer", estimator: Estimator, rule: Rule, kernels: Ke
 
 
 def _planned(t: "Tensors | _Fewer", parts: Parts) -> Pipeline:
-    """The mode in which a scheduler orders heads, with one that asks for most memory and with costs that it does not look at."""
+    """The mode in which a scheduler orders heads: one that asks for all scores at once, with costs that it does not look at."""
     heads, rows, dim = t.q.shape
     threads, bank, keys = Pipeline("overlap").budgets("CPU"), parts.estimator.graphs, t.case.keys
     of = LatencyProfiler(heads, len(t.k), dim, rows, t.q.dtype, parts.estimator, parts.rule, parts.kernels, threads)
@@ -124,7 +124,8 @@ def _planned(t: "Tensors | _Fewer", parts: Parts) -> Pipeline:
 
 
 class _InTurns:
-    """The first head of every launch, then the second: scores of all launches are there at once, where they may be."""
+    """The first head of every launch, then the second. Scores of all launches are there at once, unless they are so large that
+    the pipeline keeps the heads of a launch together."""
 
     def plan(self, work: Work) -> Plan:
         turns = zip_longest(*(launch.heads for launch in work.launches))

@@ -20,6 +20,7 @@ class Arena:
     """The inputs and outputs of all graphs of a bank, one block a name, as large as the largest graph needs.
 
     Shared, because the outputs are what takes memory, not the graphs. torch owns it, so that nothing is copied on the way out.
+    A run that is given memory writes there instead.
     `exclusive` guards it: one piece of work at a time.
     """
 
@@ -42,7 +43,7 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Memory that inputs and outputs take once all of it was written."""
+        """Bytes of inputs and outputs. Pages of an output that no graph has written take none of them."""
         return sum(block.numel() for block in self._blocks.values())
 
 

@@ -54,7 +54,7 @@ class Ran:
 
 class Pool:
     """Memory of scores, or of lists, that go from one stage to the next. It is kept between calls: first touching fresh memory
-    costs more than a copy, and of what is taken from the heap anew each time the heap keeps more than is in use.
+    costs more than a copy.
     """
 
     def __reduce__(self):
@@ -181,9 +181,10 @@ def run_overlapped(
     wait for what a stage is at: a launch cannot be stopped, and nobody may use its memory meanwhile.
 
     Scores live from their launch until their head is selected: those of at most `queue_heads` heads in the queue, of one being
-    selected, and of all that were launched before their turn in `order`, which nothing else bounds. Where the order is
+    selected, and of all that were launched before their turn in `order`, which only `Pipeline.plan` bounds. Where the order is
     that of the launches these are one launch's; an order that begins with the last launch keeps the scores of every head.
-    Fewer wait in a queue whose scores would take more than 48 MiB, or lists more than 8 MiB; none where a head's alone would.
+    Fewer wait in a queue whose scores would take more than 48 MiB, with the padding of the memory that they are in, or lists more
+    than 8 MiB; none where a head's alone would.
     """
     run = _Run(stages, launches, [(head,) for head in order], threads, keep_lists, pool, list_pool)
     scores = Channel(min(queue_heads, _WAITING_BYTES // max(map(stages.waiting_bytes, launches))))

@@ -173,8 +173,9 @@ class Estimator(ABC):
         return self.scores(chunk[group.heads])
 
     def room(self, chunk: Chunk, group: Group) -> int | None:
-        """Bytes that a launch of one head computes its scores in, where an estimator that `reuses_scores` can be told in which
-        memory: `launch` is then given it as `out`, uint8 [bytes], and returns a view of it. None: it is not given any.
+        """Bytes that a launch of one head computes its scores in, where an estimator that `reuses_scores` and ranks head by head
+        can be told in which memory: `launch` is then given it as `out`, uint8 [bytes], and returns a view of it. None: it is not
+        given any.
         """
         return None
 
