@@ -328,7 +328,7 @@ def attend_arguments() -> dict:
 def select_arguments() -> dict:
     lists = Rule().lists(torch.full((4,), 0.5, dtype=torch.float64), torch.arange(7, 10))
     return {"scores": torch.randn(4, 3, 10), "candidates": lists.candidates, "tail": lists.tail, "indptr": lists.indptr} | {
-        "size": lists.size, "sinks": 0, "recent": 0, "self_first": False,
+        "indices": torch.empty(lists.size, dtype=torch.int32), "sinks": 0, "recent": 0, "self_first": False,
     }  # fmt: skip
 
 
@@ -366,7 +366,7 @@ def other_vectors(x: torch.Tensor) -> list[torch.Tensor]:
 
 NATIVE = [
     ("attend", attend_arguments, ("kv_head", "positions", "indices", "indptr"), ("q", "k", "v"), ("query_block",)),
-    ("select", select_arguments, ("candidates", "tail", "indptr"), ("scores",), ("size", "sinks", "recent")),
+    ("select", select_arguments, ("candidates", "tail", "indptr"), ("scores",), ("sinks", "recent")),
     ("estimate", estimate_arguments, ("q_scales", "kv_head", "visible"), ("q", "packed"), ("keys", "query_block")),
     ("pack", pack_arguments, ("scales",), ("k", "packed", "by_key"), ("first_key",)),
     ("unite", unite_arguments, ("row_indptr",), (), ("rows", "tile_rows")),
@@ -393,6 +393,18 @@ def test_operators_refuse_what_native_code_would_misread(name, make, vectors, te
     for change in changes:
         with pytest.raises((InputError, NotImplementedError)):
             operator(**given | change)
+
+
+@needs_native
+def test_lists_go_into_no_memory_that_native_code_would_overrun():
+    """Whatever is in it."""
+    given = select_arguments()
+    indices = given["indices"]
+    longer = torch.empty(len(indices) + 1, dtype=torch.int32)
+    wrong = [indices.long(), indices.float(), indices[:-1], longer, indices[None], indices.repeat(2)[::2], indices.to_sparse()]
+    for one in (*wrong, indices[:0]):
+        with pytest.raises((InputError, NotImplementedError)):
+            ops.select(**given | {"indices": one})
 
 
 @needs_native

@@ -101,6 +101,7 @@ class AttentionSpeed(Study):
         "times faster than sdpa",
         "times faster than own dense",
         "peak beyond q, k, v and output",
+        "time",
     )
 
     def __post_init__(self):
