@@ -186,9 +186,8 @@ def first_look_shapes() -> str:
             lines.append([f"{at:.0%}", f"{dtype}, break-even, keys", *even])
     header = ["of the keys", "`int8_fused` · `hierarchical`", *(SHAPES[model] for model in models)]
     others = [source(name, f"{at:.0%} of the keys") for at, name in list(_SHAPES_AT.items())[1:]]
-    return "\n\n".join(
-        [table(header, lines, _SHAPES_AT[0.05], f"times faster than our dense attention, 32768 keys; {_EVEN_KEYS}"), *others]
-    )
+    n = f"times faster than our dense attention, 32768 keys; {_EVEN_KEYS}"
+    return "\n\n".join([table(header, lines, _SHAPES_AT[0.05], n), *others])
 
 
 _WHOLE_PATHS = {
@@ -232,7 +231,8 @@ def per_row_targets() -> str:
         loss = losses.loc["spared_10_through_1_25", "int8", at]
         of = {"metric": "break_even_keys", "dtype": dtype, "retention": at}
         even = (one(model, method=method, **of) for method in ("per_row", "hierarchical"))
-        shown += [_both(_said_least(keys, model.context_tokens.unique()) for keys in even), f"{looked / flat:.3f}", above(loss)]
+        shown.append(_both(_said_least(keys, model.context_tokens.unique()) for keys in even))
+        shown += [f"{looked / flat:.3f}", above(loss)]
         lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *shown])
     header = ["times faster than our dense attention", "target"]
     header += [
@@ -326,13 +326,11 @@ def first_look_recall() -> str:
         *(f"times faster than our dense attention, `{name_of}`" for name_of in _ESTIMATORS),
     ]
     header += ["`hierarchical`, times faster than `int8_fused`", "break-even of both, keys"]
-    whole = _LOOKS[1.25, 0.1]
-    first = rows_of(whole)[rows_of(whole).metric == "time"].iloc[0]
-    n = f"{first['dtype']}, {first.chunk_rows} rows a layer, medians of {first.n} rounds"
-    others = [
-        source(name, f"{through:g} times the budget, {spared:.0%} of the heads") for (through, spared), name in _LOOKS.items()
-    ]
-    return "\n\n".join([table(header, lines, whole, n), *others[1:]])
+    first = next(iter(tables.values())).query("metric == 'time'").iloc[0]
+    n = f"{first['dtype']}, {first.chunk_rows} rows a layer, medians of {first.n} rounds; {_EVEN_KEYS}"
+    (_, whole), *others = _LOOKS.items()
+    sources = [source(name, f"{through:g} times the budget, {spared:.0%} of the heads") for (through, spared), name in others]
+    return "\n\n".join([table(header, lines, whole, n), *sources])
 
 
 # Times the budget that a first look lets through, and the share of the heads that it spares.
@@ -562,7 +560,7 @@ def _stages(models: tuple[str, ...]) -> str:
 
 
 def row_reads() -> str:
-    """The rate at which lists of single rows are read at a fifth of the keys, by ours and by torch, and what the target needs."""
+    """The rate at which lists of single rows are read, by ours and by torch, and what the target at a fifth of the keys needs."""
     rows, lines = rows_of("attention_reads"), []
     times = rows.set_index(["model", "dtype", "method"]).value
     for (model, dtype), of in rows.groupby(["model", "dtype"], sort=False):

@@ -88,10 +88,8 @@ def _bank_path(t: Tensors, *, mode: str, of: int = 1) -> Call:
     profile = RetentionProfile(((t.case.retention,) * heads,), scales, dim, "", t.case.shape, "")
     plan = ShapePlan((rows,), (t.case.keys,), 0.0, "single")
     shapes = plan_shapes(plan, heads=heads, kv_heads=len(t.k), head_dim=dim, launch_heads=(1, 2, 4))
-    bank = GraphBank.build(profile, shapes)
-    with thread_budget(
-        Pipeline("overlap" if mode == "planned" else mode).budgets("CPU").estimate
-    ):  # a run, too, compiles for the stage's threads
+    bank, alike = GraphBank.build(profile, shapes), "overlap" if mode == "planned" else mode
+    with thread_budget(Pipeline(alike).budgets("CPU").estimate):  # a run, too, compiles for the stage's threads
         bank.compile()
     return _attend(_Fewer(t, rows // of), Int8Graph(bank), Rule(), NativeKernels(), mode)
 

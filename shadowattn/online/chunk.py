@@ -68,7 +68,7 @@ class Chunk:
 
     def __getitem__(self, which: slice | Sequence[int]) -> "Chunk":
         """Some heads, by their place in q. Neighbours are not copied."""
-        which = _as_slice(which, self.q.device)
+        which = as_slice(which, self.q.device)
         if isinstance(which, slice) and which.indices(len(self.heads)) == (0, len(self.heads), 1):
             return self
         return replace(self, q=self.q[which], heads=self.heads[which], retention=self.retention[which])
@@ -127,7 +127,7 @@ def largest_key_scales(chunk: Chunk, key_offset: KeyOffset | None = None) -> Ten
     return chunk.cache.derived(name, lambda: LargestKey(key_offset, chunk.layer), chunk.k).scales()
 
 
-def _as_slice(which: slice | Sequence[int], device: torch.device) -> slice | Tensor:
+def as_slice(which: slice | Sequence[int], device: torch.device) -> slice | Tensor:
     """A slice where the places are neighbours in order, which copies nothing."""
     if isinstance(which, slice):
         return which

@@ -57,11 +57,11 @@ class Pool:
     costs more than a copy.
     """
 
-    def __reduce__(self):
-        return Pool, ()  # a copy keeps memory of its own
-
     def __init__(self):
         self._free: list[torch.UntypedStorage] = []  # storages, since a tensor also remembers its size and torch's mode
+
+    def __reduce__(self):
+        return Pool, ()  # a copy keeps memory of its own
 
     def take(self, nbytes: int) -> Tensor:
         """Memory uint8 [nbytes]."""

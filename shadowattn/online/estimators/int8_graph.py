@@ -11,7 +11,7 @@ from shadowattn import checks
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import launches
 from shadowattn.graphs.symmetric_int8 import absmax_scales, offset_of
-from shadowattn.online.chunk import Chunk, largest_key_scales
+from shadowattn.online.chunk import Chunk, as_slice, largest_key_scales
 from shadowattn.online.estimators.base import Estimator
 from shadowattn.online.plan import Group
 from shadowattn.types import EstimateCost
@@ -178,10 +178,7 @@ def launch(
     pair = bank.pairs[buckets.pairs[members[0]]]
     graph = bank.lookup(*pair, heads=size, rows=rows, keys=chunk.keys, head_dim=dim, top_k=top_k)
     read = members[:1] if graph.shape.group > 1 else members
-    groups = chunk.heads.kv[read]
-    first, last = int(groups[0]), int(groups[-1])
-    if torch.equal(groups, torch.arange(first, last + 1)):
-        groups = slice(first, last + 1)  # neighbours are read where they are
+    groups = as_slice(chunk.heads.kv[read], chunk.k.device)
     offset = offset_of(chunk.k, bank.key_offset, chunk.layer)
     return graph.run(
         chunk.q if len(members) == count else chunk.q[members],
