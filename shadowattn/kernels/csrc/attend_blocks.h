@@ -103,45 +103,57 @@ void start_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
     const T* q = static_cast<const T*>(a.q.data) + b.head * a.q.head_stride + (b.first_query + min_of(lane, b.rows - 1)) * a.q.row_stride;
     m.top[lane] = kLowest;
     m.total[lane] = 0;
-    BlockMath<T>::load_query(q, a.dim, a.scale < 0, m.queries + lane, b.lanes);
+    BlockMath<T>::load_query(q, a.dim, a.scale < 0, m.queries, lane, b.lanes);
   }
   memset(m.outputs, 0, static_cast<size_t>(BlockMath<T>::padded(a.dim) * b.lanes) * 4);
 }
 
-// Scores become −∞ of the rows that do not keep a key or come before it.
-inline void hide(const SaAttend& a, const Block& b, int64_t start, int64_t keys, int64_t lane, int64_t columns, float* scores) {
+// For each of a tile's slots the lanes that have a score there: rows that keep the key and do not come before it. NULL: all have one.
+template <class T>
+const uint64_t* lanes_of(const SaAttend& a, const Block& b, const Tile<T>& tile, int64_t slots, uint64_t* lanes) {
   const int64_t* positions = a.positions + b.first_query;
-  const bool unseen = b.key(start + keys - 1) > positions[0];
-  if (!b.members && !unseen) return;
+  const bool unseen = b.key(tile.start + tile.keys - 1) > positions[0];
+  if (!unseen && tile.keys == slots) return b.members ? b.members + tile.start : nullptr;
   int64_t before = 0;  // rows
-  for (int64_t j = 0; j < keys; ++j, scores += columns) {
-    uint64_t rows = b.members ? b.members[start + j] : ~uint64_t{0};
-    if (unseen) {
-      while (before < b.rows && positions[before] < b.key(start + j)) ++before;
-      rows = before < 64 ? rows >> before << before : 0;
-    }
-    for (int64_t i = 0; i < columns; i += VL) Isa::store(scores + i, Isa::kept(Isa::load(scores + i), rows >> (lane + i)));
+  for (int64_t j = 0; j < tile.keys; ++j) {
+    lanes[j] = b.members ? b.members[tile.start + j] : ~uint64_t{0};
+    while (before < b.rows && positions[before] < b.key(tile.start + j)) ++before;
+    lanes[j] = before < 64 ? lanes[j] >> before << before : 0;
   }
+  for (int64_t j = tile.keys; j < slots; ++j) lanes[j] = 0;
+  return lanes;
 }
 
-// Rescaling factors, running maximum and total of each lane; scores become weights.
-template <class T>
-inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf factor, float* tops, float* totals, float* keep) {
+// Scores become −∞ where a lane has none.
+inline void hide(const uint64_t* lanes, int64_t slots, int64_t columns, float* scores) {
+  for (int64_t j = 0; j < slots; ++j, scores += columns)
+    for (int64_t i = 0; i < columns; i += VL) Isa::store(scores + i, Isa::kept(Isa::load(scores + i), lanes[j] >> i));
+}
+
+// Rescaling factors, running maximum and total of each lane; scores become weights. Where there are `lanes`, it takes scores that a
+// lane does not have as −∞; the first column is lane `first`.
+template <class T, bool HIDES>
+inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf factor, float* tops, float* totals, float* keep,
+                         const uint64_t* lanes, int64_t first) {
   using Math = BlockMath<T>;
   for (int64_t lane = 0; lane < columns; lane += VL) {
+    const auto score = [&](int64_t j) {
+      const vf x = Isa::load(scores + j * columns + lane);
+      return HIDES ? Isa::kept(x, lanes[j] >> (first + lane)) : x;
+    };
     const vf old = Isa::load(tops + lane);
     vf top[kStep];  // a single one would wait for itself
 #pragma GCC unroll 8
     for (int u = 0; u < kStep; ++u) top[u] = old;
     for (int64_t j = 0; j < slots; j += kStep)
 #pragma GCC unroll 8
-      for (int u = 0; u < kStep; ++u) top[u] = Isa::max(Isa::load(scores + (j + u) * columns + lane), top[u]);
+      for (int u = 0; u < kStep; ++u) top[u] = Isa::max(score(j + u), top[u]);
 #pragma GCC unroll 8
     for (int u = 1; u < kStep; ++u) top[0] = Isa::max(top[u], top[0]);
     const vf shrink = exp2_nonpositive((old - top[0]) * factor);
     Isa::store(keep + lane, shrink);
     Isa::store(tops + lane, top[0]);
-    Isa::store(totals + lane, Isa::load(totals + lane) * shrink + Math::weigh(scores + lane, slots, columns, factor, top[0]));
+    Isa::store(totals + lane, Isa::load(totals + lane) * shrink + Math::weigh(score, scores + lane, slots, columns, factor, top[0]));
   }
 }
 
@@ -152,14 +164,23 @@ void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const B
   const int64_t slots = round_up(tile.keys, Math::kKeyStep);
   const vf factor = weight_factor(a.scale);
   alignas(64) float keep[Math::kColumns];
+  uint64_t some[Math::kTile];
+  const uint64_t* lanes = lanes_of(a, b, tile, slots, some);
   FetchAhead<T> ahead(a, b, tile.start + tile.keys, min_of(tile.start + tile.keys + Math::kTile, end));
   for (int64_t lane = 0; lane < b.lanes; lane += Math::kColumns) {
     const int64_t columns = min_of(Math::kColumns, b.lanes - lane);
-    Math::scores(m.queries + lane, tile.key_rows, slots, a.dim, scores, b.lanes, columns, ahead);
-    for (int64_t i = tile.keys * columns; i < slots * columns; ++i) scores[i] = -__builtin_inff();
-    hide(a, b, tile.start, tile.keys, lane, columns, scores);
-    softmax_tile<T>(scores, slots, columns, factor, m.top + lane, m.total + lane, keep);
-    Math::add_values(m.outputs + lane, keep, scores, tile.values, slots, a.dim, b.lanes, columns);
+    Math::scores(m.queries, lane, tile.key_rows, slots, a.dim, scores, b.lanes, columns, ahead);
+    for (int64_t part = 0; part < columns; part += Math::kPanel) {
+      const int64_t width = min_of(Math::kPanel, columns - part), at = lane + part;
+      float *panel = scores + part * slots, *top = m.top + at, *total = m.total + at;
+      if (Math::kHidesOnTheWay && lanes) {
+        softmax_tile<T, true>(panel, slots, width, factor, top, total, keep + part, lanes, at);
+        continue;
+      }
+      if (lanes) hide(lanes, slots, width, panel);
+      softmax_tile<T, false>(panel, slots, width, factor, top, total, keep + part, lanes, at);
+    }
+    Math::add_values(m.outputs, lane, keep, scores, tile.values, slots, a.dim, b.lanes, columns);
   }
 }
 
@@ -190,13 +211,14 @@ void write_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
   constexpr int64_t kTogether = 8;  // divides D
   float inverse[kMaxRows];
   T scaled[kTogether][kMaxRows];
-  for (int64_t row = 0; row < b.rows; ++row) inverse[row] = 1 / m.total[row];
+  for (int64_t lane = 0; lane < b.lanes; ++lane) inverse[lane] = 1 / m.total[lane];
   T* out = static_cast<T*>(a.out.data) + b.head * a.out.head_stride + b.first_query * a.out.row_stride;
   for (int64_t from = 0; from < a.dim; from += kTogether) {
-    for (int64_t d = 0; d < kTogether; ++d) {
-      const float* of_rows = m.outputs + BlockMath<T>::output_at(from + d, a.dim) * b.lanes;
-      for (int64_t row = 0; row < b.rows; ++row) from_float(of_rows[row] * inverse[row], scaled[d] + row);
-    }
+    for (int64_t d = 0; d < kTogether; ++d)
+      for (int64_t lane = 0; lane < b.lanes; lane += VL) {
+        const float* of_rows = m.outputs + BlockMath<T>::output_at(from + d, lane, a.dim, b.lanes);
+        for (int64_t i = 0; i < VL; ++i) from_float(of_rows[i] * inverse[lane + i], scaled[d] + lane + i);
+      }
     for (int64_t row = 0; row < b.rows; ++row)
       for (int64_t d = 0; d < kTogether; ++d) out[row * a.out.row_stride + from + d] = scaled[d][row];
   }
@@ -249,8 +271,8 @@ void merge_parts(const SaAttend& a, int64_t lanes, const BlockMemory<T>& m, cons
     Isa::store(m.top + lane, both);
     Isa::store(m.total + lane, Isa::load(m.total + lane) * keep + Isa::load(totals + lane) * add);
     for (int64_t d = 0; d < dim; ++d) {
-      float* o = m.outputs + d * lanes + lane;
-      Isa::store(o, Isa::load(o) * keep + Isa::load(outputs + d * lanes + lane) * add);
+      const int64_t at = BlockMath<T>::output_at(d, lane, dim, lanes);
+      Isa::store(m.outputs + at, Isa::load(m.outputs + at) * keep + Isa::load(outputs + at) * add);
     }
   }
 }

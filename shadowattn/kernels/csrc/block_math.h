@@ -1,7 +1,7 @@
 // What attention of blocks that share a list multiplies, a tile of keys at a time: Q with keys, weights with values.
 //
 // Three forms with the same functions, BlockFloats, BlockPairs and BlockTiles: load_query(), key_row() and scores() for Q·K; weigh()
-// for the softmax; value_row(), values(), add_values() and output_at(), the place of a dimension in the outputs, for weights·V.
+// for the softmax; value_row(), values(), add_values() and output_at(), where a dimension of a row's outputs lies, for weights·V.
 #pragma once
 #include <type_traits>
 
@@ -42,6 +42,8 @@ struct BlockVectors {
   static constexpr int64_t kTile = 64;        // keys: Qᵀ, the tile's scores and the outputs fit in the first-level cache
   static constexpr int64_t kKeyStep = kStep;  // of which a tile is a multiple
   static constexpr int64_t kColumns = 64;     // rows of a block that go through a tile together
+  static constexpr int64_t kPanel = 64;       // lanes whose numbers lie together, in order
+  static constexpr bool kHidesOnTheWay = false;  // scores that a row does not have, in the softmax, and not before it
   static constexpr int64_t kDenseRows = 32;   // of a block whose list is every key
   static constexpr int64_t kTogether = 1;     // such blocks that go through a segment of the keys one after another
   struct Shapes {  // of tiles: none
@@ -53,7 +55,8 @@ struct BlockVectors {
   // [tile][lanes]: Q·K. All lanes are columns. Between its steps, of kScoreKeys keys and up to two vectors of lanes, it calls ahead().
   static constexpr int64_t kScoreKeys = kStep;
   template <class Row, class Ahead>
-  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t, Ahead& ahead) {
+  static void scores(const float* queries, int64_t, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t,
+                     Ahead& ahead) {
     by_two_vectors(lanes, [&](auto vectors, int64_t lane) {
       for (int64_t j = 0; j < tile; j += kStep) {
         Form::template some_scores<vectors>(queries + lane, keys + j, dim, to + j * lanes + lane, lanes);
@@ -64,8 +67,8 @@ struct BlockVectors {
 
   // outputs = outputs · keep + weights · values.
   template <class Values>
-  static void add_values(float* outputs, const float* keep, const float* weights, const Values& values, int64_t tile, int64_t dim,
-                         int64_t lanes, int64_t) {
+  static void add_values(float* outputs, int64_t, const float* keep, const float* weights, const Values& values, int64_t tile,
+                         int64_t dim, int64_t lanes, int64_t) {
     by_two_vectors(lanes, [&](auto vectors, int64_t lane) {
       for (int64_t d = 0; d < dim; d += kStep)
         Form::template some_outputs<vectors>(outputs + lane, keep + lane, weights + lane, values, d, tile, lanes);
@@ -87,9 +90,9 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
   using Row = const float*;  // of a tile: where it lies, or converted into a copy that stays in the cache
   using Values = const Row*;
 
-  // `to`: the query's lane of [D][lanes]. Where the scale is negative it is turned.
-  static void load_query(const T* q, int64_t dim, bool negative, float* to, int64_t lanes) {
-    for (int64_t d = 0; d < dim; ++d) to[d * lanes] = negative ? -to_float(q[d]) : to_float(q[d]);
+  // Into its lane of all queries. Where the scale is negative it is turned.
+  static void load_query(const T* q, int64_t dim, bool negative, float* queries, int64_t lane, int64_t lanes) {
+    for (int64_t d = 0; d < dim; ++d) queries[d * lanes + lane] = negative ? -to_float(q[d]) : to_float(q[d]);
   }
 
   // Number j of a tile; `copies` has room for all of it.
@@ -117,11 +120,12 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
       for (int i = 0; i < NV; ++i) Isa::store(to + u * lanes + i * VL, sums[u][i]);
   }
 
-  // The weights of a tile's scores, in place; returns their sum.
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
+  // The weights of a tile's scores, which score() reads of `scores`, and which they replace; returns their sum.
+  template <class Score>
+  static vf weigh(const Score& score, float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
     vf total = Isa::set1(0);
     for (int64_t j = 0; j < tile; ++j) {
-      const vf weight = exp2_nonpositive<kDegree>((Isa::load(scores + j * lanes) - top) * factor);
+      const vf weight = exp2_nonpositive<kDegree>((score(j) - top) * factor);
       total += weight;
       Isa::store(scores + j * lanes, weight);
     }
@@ -156,7 +160,7 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
       for (int i = 0; i < NV; ++i) add_kept(o + (d + u) * lanes + i * VL, keep + i * VL, sums[u][i]);
   }
 
-  static int64_t output_at(int64_t d, int64_t) { return d; }
+  static int64_t output_at(int64_t d, int64_t lane, int64_t, int64_t lanes) { return d * lanes + lane; }
 };
 
 // bfloat16 on a level that multiplies it: two dimensions of Q and K, or two keys' weights and values, share a lane.
@@ -171,8 +175,8 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
     int64_t dim;
   };
 
-  static void load_query(const bf16* q, int64_t dim, bool negative, float* to, int64_t lanes) {
-    load_pairs(q, dim, dim, negative, to, lanes);
+  static void load_query(const bf16* q, int64_t dim, bool negative, float* queries, int64_t lane, int64_t lanes) {
+    load_pairs(q, dim, dim, negative, queries + lane, lanes);
   }
 
   static Row key_row(const bf16* x, int64_t, int64_t, float*) { return x; }
@@ -205,11 +209,12 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
       for (int i = 0; i < NV; ++i) I::store(to + u * lanes + i * VL, sums[u][i]);
   }
 
-  static vf weigh(float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
+  template <class Score>
+  static vf weigh(const Score& score, float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
     vf total = I::set1(0);
     for (int64_t j = 0; j < tile; j += 2) {
-      const vf a = exp2_nonpositive<kDegree>((I::load(scores + j * lanes) - top) * factor);
-      const vf b = exp2_nonpositive<kDegree>((I::load(scores + (j + 1) * lanes) - top) * factor);
+      const vf a = exp2_nonpositive<kDegree>((score(j) - top) * factor);
+      const vf b = exp2_nonpositive<kDegree>((score(j + 1) - top) * factor);
       total += a + b;
       I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
     }
@@ -248,7 +253,9 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
       for (int i = 0; i < NV; ++i) add_kept(o + (d + u) * lanes + i * VL, keep + i * VL, sums[u][i]);
   }
 
-  static int64_t output_at(int64_t d, int64_t dim) { return d < dim / 32 * 32 ? I::interleaved_at(d) : d; }
+  static int64_t output_at(int64_t d, int64_t lane, int64_t dim, int64_t lanes) {
+    return (d < dim / 32 * 32 ? I::interleaved_at(d) : d) * lanes + lane;
+  }
 
  protected:
   static void load_pairs(const bf16* q, int64_t dim, int64_t padded, bool negative, float* to, int64_t lanes) {
@@ -273,42 +280,45 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
 };
 
 // bfloat16 on a level with tiles. The keys are rows of a tile and the block's rows its columns, as in the other forms, so that the
-// softmax needs no sums over lanes; V is transposed for the weights' product.
+// softmax needs no sums over lanes; V is transposed for the weights' product. All that is multiplied lies in whole tiles: Q, scores,
+// weights and sums in panels of VL lanes, [panel][…][VL], and keys and values in groups of 16 keys or dimensions.
 template <class I>
 struct BlockTiles : BlockPairs<I> {
   static constexpr int64_t kTile = 128;
   static constexpr int64_t kKeyStep = 32;
   static constexpr int64_t kColumns = 32;    // their scores are as many numbers as those of 64 rows and 64 keys
+  static constexpr int64_t kPanel = VL;
+  static constexpr bool kHidesOnTheWay = true;
   static constexpr int64_t kDenseRows = 64;  // what keys cost beside their products is shared by more rows
   static constexpr int64_t kTogether = 8;    // they bring the keys from a far cache once
   using typename BlockPairs<I>::Row;
   using typename BlockPairs<I>::pairs;
-  using Values = const bf16*;  // [padded D][kTile]
+  using Values = const bf16*;  // [padded D / 16][kTile / 32] tiles
   using Shapes = typename I::WholeTiles;
 
   static int64_t padded(int64_t dim) { return round_up(dim, 32); }
 
-  static void load_query(const bf16* q, int64_t dim, bool negative, float* to, int64_t lanes) {
-    BlockPairs<I>::load_pairs(q, dim, padded(dim), negative, to, lanes);
+  static void load_query(const bf16* q, int64_t dim, bool negative, float* queries, int64_t lane, int64_t) {
+    BlockPairs<I>::load_pairs(q, dim, padded(dim), negative, query_panel(queries, lane, dim) + lane % VL, VL);
   }
 
   static Row key_row(const bf16* x, int64_t dim, int64_t j, float* copies) {
-    bf16* copy = reinterpret_cast<bf16*>(copies) + j * padded(dim);
-    int64_t d = 0;
-    for (; d + 32 <= dim; d += 32) I::store_pairs(copy + d, I::load_pairs(x + d));
-    if (d < dim) I::store_pairs(copy + d, I::load_pairs(x + d, dim - d));
-    return copy;
+    bf16* group = reinterpret_cast<bf16*>(copies) + j / 16 * 16 * padded(dim);
+    for (int64_t d = 0; d < dim; d += 32)
+      I::store_pairs(group + 16 * d + j % 16 * 32, dim - d < 32 ? I::load_pairs(x + d, dim - d) : I::load_pairs(x + d));
+    return group;
   }
 
   static constexpr int64_t kScoreKeys = 32;
   template <class Ahead>
-  static void scores(const float* queries, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t lanes, int64_t columns,
-                     Ahead& ahead) {
-    const int64_t steps = padded(dim);
+  static void scores(const float* queries, int64_t first, const Row* keys, int64_t tile, int64_t dim, float* to, int64_t,
+                     int64_t columns, Ahead& ahead) {
     BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
+      const void* panels[] = {query_panel(queries, first + lane, dim), query_panel(queries, first + lane + VL, dim)};
       for (int64_t j = 0; j < tile; j += 32) {
-        I::template tile_products<vectors, false>(keys[j], 2 * steps, queries + lane, 4 * lanes, steps, to + j * columns + lane,
-                                                  4 * columns);
+        const void* groups[] = {keys[j], keys[j + 16]};
+        float* sums[] = {to + lane * tile + j * VL, to + (lane + VL) * tile + j * VL};
+        I::template tile_products<vectors, false>(groups, panels, padded(dim) / 32, sums);
         ahead();
       }
     });
@@ -319,7 +329,9 @@ struct BlockTiles : BlockPairs<I> {
     for (int64_t j = 0; j < tile; j += 32)
       for (int64_t d = 0; d < dim; d += 32) {
         const auto row = [&](int64_t i) { return dim - d < 32 ? I::load_pairs(rows[j + i] + d, dim - d) : I::load_pairs(rows[j + i] + d); };
-        const auto at = [&](int64_t dimension) { return transposed + (d + dimension) * kTile + j; };
+        const auto at = [&](int64_t dimension) {
+          return transposed + (d + dimension) / 16 * 16 * kTile + 16 * j + dimension % 16 * 32;
+        };
         I::transpose_16([&](int i) { return I::interleave_low(row(2 * i), row(2 * i + 1)); },
                         [&](int i, pairs x) { I::store_pairs(at(i / 4 * 8 + i % 4), x); });
         I::transpose_16([&](int i) { return I::interleave_high(row(2 * i), row(2 * i + 1)); },
@@ -328,22 +340,30 @@ struct BlockTiles : BlockPairs<I> {
     return transposed;
   }
 
-  static void add_values(float* outputs, const float* keep, const float* weights, Values values, int64_t tile, int64_t dim,
-                         int64_t lanes, int64_t columns) {
+  static void add_values(float* outputs, int64_t first, const float* keep, const float* weights, Values values, int64_t tile,
+                         int64_t dim, int64_t, int64_t columns) {
     const int64_t dims = padded(dim);
     for (int64_t lane = 0; lane < columns; lane += VL) {
       const vf factor = I::load(keep + lane);
       if (I::all_ones(factor)) continue;
-      for (int64_t d = 0; d < dims; ++d) I::store(outputs + d * lanes + lane, I::load(outputs + d * lanes + lane) * factor);
+      float* panel = outputs + (first + lane) * dims;
+      for (int64_t d = 0; d < dims; ++d) I::store(panel + d * VL, I::load(panel + d * VL) * factor);
     }
     BlockPairs<I>::by_two_vectors(columns, [&](auto vectors, int64_t lane) {
-      for (int64_t d = 0; d < dims; d += 32)
-        I::template tile_products<vectors, true>(values + d * kTile, 2 * kTile, weights + lane, 4 * columns, tile,
-                                                 outputs + d * lanes + lane, 4 * lanes);
+      const void* panels[] = {weights + lane * tile, weights + (lane + VL) * tile};
+      for (int64_t d = 0; d < dims; d += 32) {
+        const void* groups[] = {values + d * kTile, values + (d + 16) * kTile};
+        float* sums[] = {outputs + (first + lane) * dims + d * VL, outputs + (first + lane + VL) * dims + d * VL};
+        I::template tile_products<vectors, true>(groups, panels, tile / 32, sums);
+      }
     });
   }
 
-  static int64_t output_at(int64_t d, int64_t) { return d; }
+  static int64_t output_at(int64_t d, int64_t lane, int64_t dim, int64_t) { return (lane / VL * padded(dim) + d) * VL + lane % VL; }
+
+ private:
+  template <class Floats>  // of queries, which are pairs of dimensions
+  static Floats* query_panel(Floats* queries, int64_t lane, int64_t dim) { return queries + lane / VL * padded(dim) / 2 * VL; }
 };
 
 template <class T>

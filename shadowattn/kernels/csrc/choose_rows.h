@@ -48,25 +48,21 @@ struct RowBits {
   uint64_t* row(int64_t r) const { return words + r * stride; }
 };
 
-// Products of 8 rows with 32 keys, by tiles where the level has them.
+// Bytes of 8 rows for the keys 0 … `keys`, every `step`-th 32 of them; products by tiles where the level has them.
 template <class I>
-inline auto eight_products(const uint8_t* keys, int64_t quads, const int8_t* q, int64_t q_stride, const int32_t* biases,
-                           vi (*sums)[kKeysAtOncePacked / VL]) {
-  if constexpr (I::kTiles) I::eight_products(keys, quads, q, q_stride, biases, sums);
-  else I::template products<kRowsAtOnce>(keys, quads, q, q_stride, biases, sums);
-}
-
-// Bytes of 8 rows for the keys 0 … `keys`, every `step`-th 32 of them.
 inline void mapped_products(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const QuantisedRows& x,
                             const Mapping* mappings, int8_t* bytes, int64_t stride) {
   constexpr int N = kKeysAtOncePacked / VL;
   int32_t biases[kRowsAtOnce];
-  for (int r = 0; r < kRowsAtOnce; ++r) biases[r] = x.biases[r] - mappings[r].centre;
+  int shifts[kRowsAtOnce];
+  for (int r = 0; r < kRowsAtOnce; ++r) biases[r] = x.biases[r] - mappings[r].centre, shifts[r] = mappings[r].shift;
+  if constexpr (I::kTiles)
+    if (quads % 16 == 0) return I::mapped_bytes(packed, keys, step, quads, x.q, x.stride, biases, shifts, bytes, stride);
   for (int64_t key = 0, at = 0; key < keys; key += step * kKeysAtOncePacked, at += kKeysAtOncePacked) {
     vi sums[kRowsAtOnce][N];
-    eight_products<Isa>(packed + key / 16 * quads * 64, quads, x.q, x.stride, biases, sums);
+    I::template products<kRowsAtOnce>(packed + key / 16 * quads * 64, quads, x.q, x.stride, biases, sums);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRowsAtOnce; ++r) Isa::store_shifted(bytes + r * stride + at, sums[r], mappings[r].shift);
+    for (int r = 0; r < kRowsAtOnce; ++r) I::store_shifted(bytes + r * stride + at, sums[r], shifts[r]);
   }
 }
 
@@ -201,7 +197,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
   for (Mapping& mapping : mappings) mapping = seed->known ? seed->mapping : whole;
   if (pending && !seed->known && longest >= 4096) {  // a sample says where to look
     const int64_t steps = longest / kKeysAtOncePacked / kSampleStep, sampled = steps * kKeysAtOncePacked / 64 * 64;
-    mapped_products(packed, steps * kSampleStep * kKeysAtOncePacked, kSampleStep, quads, x, mappings, memory.bytes, stride);
+    mapped_products<Isa>(packed, steps * kSampleStep * kKeysAtOncePacked, kSampleStep, quads, x, mappings, memory.bytes, stride);
     laps->end(stages.products);
     for (int64_t r = 0; r < rows; ++r) {
       Threshold found;
@@ -214,7 +210,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
   }
   int32_t lowest = INT32_MAX, highest = INT32_MIN;
   while (pending) {
-    mapped_products(packed, longest, 1, quads, x, mappings, memory.bytes, stride);
+    mapped_products<Isa>(packed, longest, 1, quads, x, mappings, memory.bytes, stride);
     laps->end(stages.products);
     for (int64_t r = 0; r < rows; ++r) {
       if (!(pending >> r & 1)) continue;

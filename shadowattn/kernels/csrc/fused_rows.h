@@ -21,7 +21,9 @@ constexpr int64_t kFusedRows = 256;
 constexpr int64_t kMostWindowWords = 16;
 constexpr int64_t kVisitKeys = 144;  // of a list in a window: rows that find few keys there do not pay for going there
 constexpr int64_t kRowsAhead = 4;    // whose bits are fetched
-constexpr int64_t kLeastKeepers = 24;  // rows that make reading a key for a block of 64 lanes pay
+// Rows that make reading a key for a block of 64 lanes pay: on tiles a block takes about half as long.
+template <class T>
+constexpr int64_t kLeastKeepers = Isa::kTiles && sizeof(T) == 2 ? 12 : 24;
 constexpr int64_t kFewestCommon = 64;  // keys that make beginning with them pay
 constexpr int64_t kCopyReads = 2;      // of each key, by kCommonRows rows, that make converting it for them pay
 
@@ -41,7 +43,7 @@ void begin_rows(const SaAttend& a, const Block& b, const BlockMemory<T>& m, RowS
     state[r].top = m.top[r];
     state[r].totals[0] = m.total[r];
     for (int64_t d = 0; d < a.dim; ++d)
-      outputs[r * padded + RowMath<T>::place(d)] = m.outputs[BlockMath<T>::output_at(d, a.dim) * b.lanes + r];
+      outputs[r * padded + RowMath<T>::place(d)] = m.outputs[BlockMath<T>::output_at(d, r, a.dim, b.lanes)];
   }
 }
 
@@ -193,7 +195,7 @@ class FusedRows {
     const Values<T> values{static_cast<const T*>(v.data) + attend_.kv_head[head] * v.head_stride, v.row_stride, dim};
     for (int64_t r = 0; in_blocks && r < count; r += kCommonRows) {
       const int64_t block_rows = min_of(kCommonRows, count - r), lanes = round_up(block_rows, VL);
-      const int64_t least = ceil_div(kLeastKeepers * lanes, kCommonRows);
+      const int64_t least = ceil_div(kLeastKeepers<T> * lanes, kCommonRows);
       common.take({bits.row(r), bits.stride}, block_rows, ceil_div(visible, 64), least, kFewestCommon, values);
       if (!common.count) continue;
       const Block block{head, block_rows, from + r, common.keys, common.members, 0, common.count, lanes};
