@@ -275,6 +275,11 @@ def levels() -> str:
     return "\n\n".join([table(header, lines, f"level_{_LEVELS[0]}", n), *others])
 
 
+def activation_speed_amx() -> str:
+    """The whole path on SmolLM2's own queries, keys and values where tiles multiply bfloat16."""
+    return _activation_speed(_ACTIVATIONS_AMX)
+
+
 def activation_speed_avx2_vnni() -> str:
     """The whole path on SmolLM2's own queries, keys and values, by the kernels of level `avx2_vnni`."""
     return _activation_speed("activations_avx2_vnni")
@@ -297,6 +302,41 @@ def per_row_targets_shapes() -> str:
     rounds = int(rows.n.min())
     n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds; below the target in bold; {_EVEN}"
     return table(header, lines, "attention_speed", n)
+
+
+def tile_targets() -> str:
+    """Lists for every row beside their targets where tiles multiply bfloat16, on random tensors of all shapes."""
+    rows, lines = rows_of(_STAGES_AMX), []
+    for (dtype, at), target in _PER_ROW_TARGETS.items():
+        where, cells = {"dtype": dtype, "retention": at, "metric": "times faster than own dense"}, []
+        for shape in SHAPES:
+            values = (one(rows, method=f"total ({estimator}), per row", model=shape, **where) for estimator in _ESTIMATORS)
+            cells.append(" · ".join(f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in values))
+        lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *cells])
+    header = ["`int8_fused` · `hierarchical`", "target", *SHAPES.values()]
+    rounds = int(rows[rows.metric == "time"].n.min())
+    n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds; below the target in bold"
+    return table(header, lines, _STAGES_AMX, n)
+
+
+def tile_stages() -> str:
+    """The paths that have a target in bfloat16, where tiles multiply it: each stage as a share of our dense attention's time."""
+    rows, lines = rows_of(_STAGES_AMX), []
+    rows = rows[rows.dtype == "bfloat16"]
+    for model, (method, at) in itertools.product(SHAPES, ((_LOOKED, 0.05), (_LOOKED, 0.1), (_FLAT, 0.2))):
+        of = rows[(rows.model == model) & (rows.retention == at)]
+        dense, path = one(of, method="own dense", metric="time"), of[of.method == method].set_index("metric").value
+        shares = [path.get(STAGE + stage, 0.0) / dense for stage in candidates.STAGES]
+        target = 1 / _PER_ROW_TARGETS["bfloat16", at]
+        estimator = "`hierarchical`" if method == _LOOKED else "`int8_fused`"
+        cells = (f"{share:.0%}" if share else "" for share in shares)
+        lines.append([SHAPES[model], f"{estimator}, {at:.0%}", f"{dense:.1f}", *cells, f"{sum(shares):.0%}", f"{target:.0%}"])
+    header = ["", "of the keys", "our dense attention, ms", *candidates.STAGES, "all", "target"]
+    n = f"bfloat16, 8192 keys, shares of our dense attention's time, medians of {int(rows[rows.metric == 'time'].n.min())} rounds"
+    return table(header, lines, _STAGES_AMX, n)
+
+
+_ACTIVATIONS_AMX, _STAGES_AMX = "study_activation_speed_smollm2_amx", "attention_stages_8192_amx"
 
 
 def first_look_recall() -> str:
@@ -341,6 +381,7 @@ _LOOKS = {
     (1.25, 0.03): "study_activation_speed_qwen2_5_coder_spared_03",
 }
 _SHOWN_BLOCK = 32
+_LOOKED, _FLAT = "total (hierarchical), per row", "total (int8_fused), per row"
 
 
 def _activation_speed(name: str) -> str:
@@ -395,13 +436,23 @@ def _activation_stages(name: str, keys: int) -> str:
 
 
 _CLOCKED = {"per_row": "each row", "hierarchical": "each row, after a first look", "shared_32": "32 rows"}
-_LOOKED, _FIFTH = "total (hierarchical), per row", 0.2
+_FIFTH = 0.2
 
 
 def clocked_stages() -> str:
     """Where the time of whole paths goes on SmolLM2's activations, by clocks in the kernels."""
-    rows = rows_of("activation_stages_smollm2")
-    (keys,) = rows.context_tokens.unique()
+    return _clocked_stages("activation_stages_smollm2")
+
+
+def clocked_stages_amx() -> str:
+    """The same where tiles multiply bfloat16."""
+    return _clocked_stages(_ACTIVATIONS_AMX)
+
+
+def _clocked_stages(name: str) -> str:
+    rows = rows_of(name)
+    keys = rows.context_tokens.max()
+    rows = rows[rows.context_tokens == keys]
     stages = [STAGE + stage for stage in candidates.STAGES]
     timed = rows[rows.metric.isin(stages)].set_index(["dtype", "method", "retention", "metric"]).value.to_dict()
     lines, quotients = [], []
@@ -416,7 +467,7 @@ def clocked_stages() -> str:
     header = ["milliseconds, all layers", "a list for", "of the keys", *candidates.STAGES, "all"]
     n = f"{keys} keys, medians of {int(rows[rows.metric == 'time'].n.iloc[0])} rounds of each stage, whose sums are "
     n += f"{min(quotients):.2f} to {max(quotients):.2f} of the times without clocks"
-    return table(header, lines, "activation_stages_smollm2", n)
+    return table(header, lines, name, n)
 
 
 def looked_stages() -> str:
@@ -448,7 +499,7 @@ def looked_roofline() -> str:
     values = rows.set_index(["model", "dtype", "retention", "method", "metric"]).value.sort_index()
     first, cells = rows.iloc[0], {}
     for model, dtype, at in itertools.product(SHAPES, ("float32", "bfloat16"), sorted(rows.retention.dropna().unique())):
-        looked, flat = (values[model, dtype, at, method] for method in (_LOOKED, "total (int8_fused), per row"))
+        looked, flat = (values[model, dtype, at, method] for method in (_LOOKED, _FLAT))
         kinds = {"attend together": (4, dtype), "estimate": (2, "int8")}  # operations a key, row and dimension
         keys = _keys_of_blocks(int(first.context_tokens), int(first.chunk_rows), at)
         heads, dim = rows.loc[rows.model == model, ["heads", "head_dim"]].iloc[0]

@@ -56,8 +56,7 @@ inline void mapped_products(const uint8_t* packed, int64_t keys, int64_t step, i
   int32_t biases[kRowsAtOnce];
   int shifts[kRowsAtOnce];
   for (int r = 0; r < kRowsAtOnce; ++r) biases[r] = x.biases[r] - mappings[r].centre, shifts[r] = mappings[r].shift;
-  if constexpr (I::kTiles)
-    if (quads % 16 == 0) return I::mapped_bytes(packed, keys, step, quads, x.q, x.stride, biases, shifts, bytes, stride);
+  if constexpr (I::kTiles) return I::mapped_bytes(packed, keys, step, quads, x.q, x.stride, biases, shifts, bytes, stride);
   for (int64_t key = 0, at = 0; key < keys; key += step * kKeysAtOncePacked, at += kKeysAtOncePacked) {
     vi sums[kRowsAtOnce][N];
     I::template products<kRowsAtOnce>(packed + key / 16 * quads * 64, quads, x.q, x.stride, biases, sums);
@@ -191,7 +190,7 @@ void choose_best(const uint8_t* packed, int64_t dim, const Wanted& wanted, Seed*
     else pending |= 1 << r, longest = max_of(longest, n);
   }
   laps->end(stages.products);  // quantising too
-  const Isa::Tiles tiles;
+  const Isa::Tiles tiles(quads);
   const Mapping whole = whole_range(dim);
   Mapping mappings[kRowsAtOnce];
   for (Mapping& mapping : mappings) mapping = seed->known ? seed->mapping : whole;

@@ -1,18 +1,24 @@
-// Level `amx`, also AMX tiles: the INT8 products that rows choose their keys by, where D is a multiple of 64, and the bfloat16
-// products of attention in blocks. All else is that of avx512_bf16.h.
+// Level `amx`, also AMX tiles: the INT8 products of eight rows, and the bfloat16 products of attention in blocks. All else is that of
+// avx512_bf16.h.
 #pragma once
 #include "avx512_bf16.h"
+
+#define SA_INLINE __attribute__((always_inline))  // of what is called in the innermost loop, and would be called in memory
 
 namespace {
 
 struct Amx : Avx512Bf16 {
   static constexpr bool kTiles = true;
 
-  // The shapes of the tiles, for as long as it lives: 8 rows of products and of q, and 16 keys of 64 dimensions.
+  // The shapes of the tiles, for as long as it lives: 8 rows of products and of q, and 16 keys, of 64 dimensions or of those that are
+  // left behind the last 64 of `quads` · 4.
   struct Tiles {
-    Tiles() {
+    explicit Tiles(int64_t quads) {
       alignas(64) uint8_t config[64] = {1};
-      for (int tile = 0; tile < 6; ++tile) config[16 + 2 * tile] = 64, config[48 + tile] = tile < 4 ? 8 : 16;
+      const uint8_t left = static_cast<uint8_t>(quads % 16 ? quads % 16 : 16);
+      const uint8_t rows[] = {8, 8, 8, 8, 16, 16, left, 8};
+      for (int tile = 0; tile < 8; ++tile) config[16 + 2 * tile] = 64, config[48 + tile] = rows[tile];
+      config[16 + 2 * 7] = static_cast<uint8_t>(4 * left);
       asm volatile("" ::: "memory");  // all 64 bytes are read
       _tile_loadconfig(config);
     }
@@ -21,12 +27,41 @@ struct Amx : Avx512Bf16 {
     Tiles& operator=(const Tiles&) = delete;
   };
 
-  // Bytes (product + bias) >> shift, saturated, of 8 rows of q for the keys 0 … `keys`, every `step`-th 32 of them.
+  // Bytes (product + bias) >> shift, saturated, of 8 rows of q for the keys 0 … `keys`, every `step`-th 32 of them. The products of some
+  // keys are on their way while those of the keys before them become bytes.
   static void mapped_bytes(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q, int64_t q_stride,
                            const int32_t* biases, const int* shifts, int8_t* bytes, int64_t stride) {
-    if (quads == 16) return mapped_bytes_of<1>(packed, keys, step, quads, q, q_stride, biases, shifts, bytes, stride);
-    if (quads == 32) return mapped_bytes_of<2>(packed, keys, step, quads, q, q_stride, biases, shifts, bytes, stride);
-    return mapped_bytes_of<0>(packed, keys, step, quads, q, q_stride, biases, shifts, bytes, stride);
+    alignas(64) int32_t out[2][2][8][16];
+    int64_t made = 0;  // times 32 keys
+    const auto last_bytes = [&]() SA_INLINE {
+      if (!made) return;
+      const auto from = out[made % 2 ^ 1];
+      asm volatile("" ::: "memory");  // the tiles' stores are not seen as writes to `out`
+#pragma GCC unroll 4
+      for (int r = 0; r < 8; r += 2)
+        store_two(from[0][r], from[1][r], biases + r, shifts + r, bytes + r * stride + 32 * (made - 1), stride);
+    };
+    eight_rows<false>(packed, keys, step, quads, q, q_stride, nullptr, [&](int64_t) SA_INLINE {
+      last_bytes();
+      const auto to = out[made++ % 2];
+      _tile_stored(0, to[0], 64);
+      _tile_stored(1, to[1], 64);
+    });
+    last_bytes();
+  }
+
+  // Products + biases of 8 rows of q with the keys `from` … `to`, whole 32 of them: out[r][key].
+  static void eight_products(const uint8_t* packed, int64_t from, int64_t to, int64_t quads, const int8_t* q, int64_t q_stride,
+                             const int32_t* biases, int32_t* out, int64_t out_stride) {
+    const Tiles tiles(quads);
+    alignas(64) int32_t initial[8][16];
+    for (int r = 0; r < 8; ++r)
+      for (int i = 0; i < 16; ++i) initial[r][i] = biases[r];
+    eight_rows<true>(packed + 4 * quads * from, to - from, 1, quads, q, q_stride, initial[0], [&](int64_t key) SA_INLINE {
+      _tile_stored(0, out + from + key, 4 * out_stride);
+      _tile_stored(1, out + from + key + 16, 4 * out_stride);
+    });
+    asm volatile("" ::: "memory");  // the tiles' stores are not seen as writes to `out`
   }
 
   static bool all_ones(vf x) { return _mm512_cmp_ps_mask(x, set1(1), _CMP_EQ_OQ) == 0xffff; }
@@ -85,50 +120,63 @@ struct Amx : Avx512Bf16 {
   }
 
  private:
-  // CHUNKS: of 64 dimensions, whose tiles of q stay where they are; 0: they do not. The products of some keys are on their way while
-  // those of the keys before them become bytes.
-  template <int CHUNKS>
-  static void mapped_bytes_of(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q, int64_t q_stride,
-                              const int32_t* biases, const int* shifts, int8_t* bytes, int64_t stride) {
-    alignas(64) int32_t out[2][2][8][16];
+  // Makes the products of 8 rows of q with 16 keys and 16 more, in tiles 0 and 1, and calls take(first key), for the keys 0 … `keys`,
+  // every `step`-th 32 of them. STARTS: sums begin with `initial` [8][16].
+  template <bool STARTS, class Take>
+  SA_INLINE static void eight_rows(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q, int64_t q_stride,
+                         const int32_t* initial, const Take& take) {
+    if (quads == 16) return eight_rows_of<STARTS, 1, false>(packed, keys, step, quads, q, q_stride, initial, take);
+    if (quads == 32) return eight_rows_of<STARTS, 2, false>(packed, keys, step, quads, q, q_stride, initial, take);
+    if (quads / 16 == 2) return eight_rows_of<STARTS, 2, true>(packed, keys, step, quads, q, q_stride, initial, take);
+    return eight_rows_of<STARTS, 0, true>(packed, keys, step, quads, q, q_stride, initial, take);
+  }
+
+  // CHUNKS: whole 64 dimensions, whose tiles of q stay where they are; 0: they do not. TAIL: there are, or may be, dimensions left.
+  template <bool STARTS, int CHUNKS, bool TAIL, class Take>
+  SA_INLINE static void eight_rows_of(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q, int64_t q_stride,
+                            const int32_t* initial, const Take& take) {
+    const int64_t whole = quads / 16 * 16;
+    const bool tail = TAIL && quads > whole;
     asm volatile("" ::: "memory");  // the tiles' loads are not seen as reads
     if constexpr (CHUNKS > 0) _tile_loadd(2, q, q_stride);
     if constexpr (CHUNKS > 1) _tile_loadd(3, q + 64, q_stride);
-    const auto bytes_of = [&](const int32_t (*from)[8][16], int64_t at) {
-      asm volatile("" ::: "memory");  // the tiles' stores are not seen as writes to `out`
-#pragma GCC unroll 4
-      for (int r = 0; r < 8; r += 2) store_two(from[0][r], from[1][r], biases + r, shifts + r, bytes + r * stride + at, stride);
-    };
-    int64_t at = 0;
-    for (int64_t key = 0; key < keys; key += 32 * step, at += 32) {
+    if (tail) _tile_loadd(7, q + 4 * whole, q_stride);
+    for (int64_t key = 0; key < keys; key += 32 * step) {
       const uint8_t *low = packed + key * 4 * quads, *high = low + 64 * quads;
-      int32_t(*to)[8][16] = out[at / 32 % 2];
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_loadd(4, low, 64);
-      _tile_loadd(5, high, 64);
-      if constexpr (CHUNKS == 0) _tile_loadd(2, q, q_stride);
-      _tile_dpbsud(0, 2, 4);
-      _tile_dpbsud(1, 2, 5);
-      if constexpr (CHUNKS == 2) {
+      if constexpr (STARTS) {
+        _tile_loadd(0, initial, 64);
+        _tile_loadd(1, initial, 64);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+      }
+      if constexpr (CHUNKS > 0) {
+        _tile_loadd(4, low, 64);
+        _tile_loadd(5, high, 64);
+        _tile_dpbsud(0, 2, 4);
+        _tile_dpbsud(1, 2, 5);
+      }
+      if constexpr (CHUNKS > 1) {
         _tile_loadd(4, low + kTileBytes, 64);
         _tile_loadd(5, high + kTileBytes, 64);
         _tile_dpbsud(0, 3, 4);
         _tile_dpbsud(1, 3, 5);
       }
-      if constexpr (CHUNKS == 0)
-        for (int64_t d = 16; d < quads; d += 16) {
-          _tile_loadd(2, q + 4 * d, q_stride);
-          _tile_loadd(4, low + 64 * d, 64);
-          _tile_loadd(5, high + 64 * d, 64);
-          _tile_dpbsud(0, 2, 4);
-          _tile_dpbsud(1, 2, 5);
-        }
-      if (at) bytes_of(out[(at / 32 + 1) % 2], at - 32);
-      _tile_stored(0, to[0], 64);
-      _tile_stored(1, to[1], 64);
+      for (int64_t d = 16 * CHUNKS; d < whole; d += 16) {
+        _tile_loadd(2, q + 4 * d, q_stride);
+        _tile_loadd(4, low + 64 * d, 64);
+        _tile_loadd(5, high + 64 * d, 64);
+        _tile_dpbsud(0, 2, 4);
+        _tile_dpbsud(1, 2, 5);
+      }
+      if (tail) {
+        _tile_loadd(6, low + 64 * whole, 64);
+        _tile_dpbsud(0, 7, 6);
+        _tile_loadd(6, high + 64 * whole, 64);
+        _tile_dpbsud(1, 7, 6);
+      }
+      take(key);
     }
-    if (at) bytes_of(out[(at / 32 + 1) % 2], at - 32);
   }
 
   // Two rows' products with 16 keys and 16 more; three packs and a permutation, where each row alone takes two conversions of two steps.

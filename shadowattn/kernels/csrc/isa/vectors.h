@@ -17,7 +17,7 @@ struct Vectors {
   static constexpr int kLanes = sizeof(vf) / sizeof(float);
   static constexpr int kRegisters = 16;          // of vectors: the kernels keep their sums in half of them
   static constexpr bool kBf16Dot = false;        // products of bfloat16 pairs; see avx512_bf16.h for what comes with them
-  static constexpr bool kTiles = false;          // mapped_bytes() and tile_products(); see amx.h
+  static constexpr bool kTiles = false;          // mapped_bytes(), eight_products(), tile_products()
   static constexpr bool kSignedKeys = false;     // products are with the keys, and not with their bytes, which are 128 more
   static constexpr float kLeastExponent = -127;  // scale() gives 0 there
   static constexpr int kProductKeys = 32;        // packed keys of one products()
@@ -86,8 +86,9 @@ struct Vectors {
     return sum;
   }
 
-  // What holds for as long as eight_products() are wanted.
+  // What holds for as long as mapped products are wanted.
   struct Tiles {
+    explicit Tiles(int64_t) {}
     ~Tiles() {}  // not trivial: else an object that nobody names would be unused
   };
 
