@@ -48,6 +48,7 @@ def speed() -> str:
 _EVEN_KEYS = "break-even: the fewest of the measured numbers of keys from which on it is faster"
 _EVEN = "break-even: share of the keys above which dense attention is faster"
 _ESTIMATORS = ("int8_fused", "hierarchical")
+_LOOKED, _FLAT = "total (hierarchical), per row", "total (int8_fused), per row"
 _TOTALS = tuple(f"total ({estimator}), per row" for estimator in _ESTIMATORS)
 
 
@@ -336,6 +337,55 @@ def tile_stages() -> str:
     return table(header, lines, _STAGES_AMX, n)
 
 
+def tile_roofline() -> str:
+    """The share of the peaks that products reach where tiles multiply them, and how many times as fast as our dense attention a
+    path would be with these products at the peak and the rest as it is.
+    """
+    rows, cells = rows_of(_STAGES_AMX), {}
+    peaks = rows[rows.method == "machine"].set_index("metric").value
+    rows = rows[rows.dtype == "bfloat16"]
+    values = rows.set_index(["model", "retention", "method", "metric"]).value.sort_index()
+    first = rows.iloc[0]
+    for model, at in itertools.product(SHAPES, sorted(rows.retention.dropna().unique())):
+        heads, dim = rows.loc[rows.model == model, ["heads", "head_dim"]].iloc[0]
+        seen = first.chunk_rows * (first.context_tokens - (first.chunk_rows - 1) / 2)  # pairs of rows and keys of a head
+        looked = heads - math.ceil(candidates.LOOKED["flat_share"] * heads)
+        block = looked * candidates.LOOKED["block_rows"] * _keys_of_blocks(int(first.context_tokens), int(first.chunk_rows), at)
+        dense = values[model, at, "own dense", "time"]
+        cells[model, "own dense", at] = f"{_at_peak(4, heads * seen * dim, peaks, 'bfloat16') / dense:.0%}"
+        for method, pairs, estimated in ((_LOOKED, block, block), (_FLAT, None, heads * seen)):
+            path = values[model, at, method]
+            products = {"estimate": _at_peak(2, estimated * dim, peaks, "int8")}
+            if pairs is not None:
+                products["attend together"] = _at_peak(4, pairs * dim, peaks, "bfloat16")
+            for stage, least in products.items():
+                cells[model, method, stage, at] = f"{least / path[STAGE + stage]:.0%}"
+            spared = sum(path[STAGE + stage] - min(least, path[STAGE + stage]) for stage, least in products.items())
+            cells[model, method, "at most", at] = f"{dense / (path['time'] - spared):.2f}"
+    lines = []
+    for at in sorted({key[-1] for key in cells}):
+        for of, said in _ROOFLINE.items():
+            lines.append([f"{at:.0%} of the keys", said, *(cells[model, *of, at] for model in SHAPES)])
+    header = ["", "bfloat16", *SHAPES.values()]
+    rounds = int(rows[rows.metric == "time"].n.min())
+    said = ", ".join(f"{name} {value:.0f}" for name, value in peaks.items() if "peak" in name)
+    n = f"{int(first.context_tokens)} keys, medians of {rounds} rounds; products after a first look are of the keys that blocks "
+    n += f"let through; {said}, in 10⁹ operations a second"
+    return table(header, lines, _STAGES_AMX, n)
+
+
+def _at_peak(each: int, products: float, peaks: pd.Series, kind: str) -> float:
+    """Milliseconds of so many multiplications, of `each` operations, at the machine's peak in 10⁹ operations a second."""
+    return each * products / peaks[f"peak {kind}"] / 1e6
+
+
+_ROOFLINE = {
+    ("own dense",): "our dense attention, of the bfloat16 peak",
+    (_LOOKED, "attend together"): "`hierarchical`, attend together, of the bfloat16 peak",
+    (_LOOKED, "estimate"): "`hierarchical`, estimate, of the INT8 peak",
+    (_LOOKED, "at most"): "`hierarchical`, times faster than dense with both at the peak",
+    (_FLAT, "estimate"): "`int8_fused`, estimate, of the INT8 peak",
+}
 _ACTIVATIONS_AMX, _STAGES_AMX = "study_activation_speed_smollm2_amx", "attention_stages_8192_amx"
 
 
@@ -381,7 +431,6 @@ _LOOKS = {
     (1.25, 0.03): "study_activation_speed_qwen2_5_coder_spared_03",
 }
 _SHOWN_BLOCK = 32
-_LOOKED, _FLAT = "total (hierarchical), per row", "total (int8_fused), per row"
 
 
 def _activation_speed(name: str) -> str:
