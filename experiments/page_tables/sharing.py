@@ -80,11 +80,6 @@ def sharing_half() -> str:
     return _by_retention("study_query_block_smollm2_half")
 
 
-def sharing_ends() -> str:
-    """The same where fewest and most keys are kept, of the smallest blocks and the largest."""
-    return _by_retention("study_query_block_smollm2_ends")
-
-
 def sharing_stdlib() -> str:
     """The same on the standard library."""
     return _by_retention("study_query_block_stdlib")

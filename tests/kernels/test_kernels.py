@@ -344,7 +344,7 @@ def test_selects_the_exact_best(name, kind, keys, share, self_first, sinks, rece
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LEVELS)
 @given(
-    dim=st.sampled_from([8, 24, 64, 80, 128, 256]),
+    dim=st.sampled_from([8, 24, 64, 80, 128, 160, 200, 256]),
     heads=st.sampled_from(HEADS),
     rows=st.integers(1, 70),
     earlier=st.integers(0, 200),
@@ -390,11 +390,11 @@ def test_the_fused_estimate_selects_by_exact_integers(name, dtype, dim, heads, r
 
 
 @pytest.mark.parametrize("name", LEVELS)
-@pytest.mark.parametrize("dim", [8, 24, 40, 64, 256])
+@pytest.mark.parametrize("dim", [8, 24, 40, 64, 160, 200, 256])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8])
 def test_the_largest_products_are_exact(name, dim, rows):
     """All numbers ±127, of alike, unlike and mixed signs: sums of 16 bits would overflow where an instruction adds pairs."""
-    keys = 70
+    keys = 150
     signs = torch.ones(3, keys, dim)
     signs[1] = -1
     signs[2] = torch.where(torch.rand(keys, dim, generator=torch.Generator().manual_seed(dim)) < 0.5, -1.0, 1.0)
@@ -402,7 +402,7 @@ def test_the_largest_products_are_exact(name, dim, rows):
     for sign in (1, -1):
         q = torch.full((3, rows, dim), 127.0 * sign)
         q[:, ::3, ::5] *= -1
-        scales, packed = torch.ones(3), torch.zeros(3, 6, dim // 4, 16, 4, dtype=torch.uint8)
+        scales, packed = torch.ones(3), torch.zeros(3, 10, dim // 4, 16, 4, dtype=torch.uint8)
         with native.forced_level(name):
             ops.pack(k, scales, packed, 0, None)
             visible, kv = torch.full((rows,), keys), torch.arange(3)

@@ -1,6 +1,6 @@
 // Exact attention where a block of up to 64 rows shares one list; with every key in the list, our own dense attention.
 //
-// The rows of the block are the lanes. Q and the output are held transposed, [D][rows]; a selected key is read where it lies
+// The rows of the block are the lanes. Q and the output are held transposed, [D][rows] or, for tiles, in panels of rows; a selected key is read where it lies
 // and its elements are broadcast, so that gathering costs nothing, the softmax needs no sums over lanes, and each element of K
 // and V read serves all rows. Lists are worked off in tiles of keys with an online softmax. Where the list is the union of the rows'
 // own lists, scores of the lanes that do not keep a key become −∞, and each row attends to its own keys alone.
@@ -30,7 +30,8 @@ struct Block {
   int64_t key(int64_t i) const { return list ? list[i] : i; }
 };
 
-// What a block is between two tiles: Qᵀ and the sums, [padded D][lanes], and the largest score and the total weight of each lane.
+// What a block is between two tiles: Qᵀ and the sums, in the order of the form that multiplies them, and the largest score and the
+// total weight of each lane.
 template <class T>
 struct BlockMemory {
   float *queries, *outputs, *top, *total;
@@ -108,12 +109,13 @@ void start_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
   memset(m.outputs, 0, static_cast<size_t>(BlockMath<T>::padded(a.dim) * b.lanes) * 4);
 }
 
-// For each of a tile's slots the lanes that have a score there: rows that keep the key and do not come before it. NULL: all have one.
+// For each of a tile's keys the lanes that have a score there: rows that keep the key and do not come before it; none for slots behind
+// the last key. NULL: all lanes have all scores, and where a form hides on the way there are no such slots.
 template <class T>
 const uint64_t* lanes_of(const SaAttend& a, const Block& b, const Tile<T>& tile, int64_t slots, uint64_t* lanes) {
   const int64_t* positions = a.positions + b.first_query;
   const bool unseen = b.key(tile.start + tile.keys - 1) > positions[0];
-  if (!unseen && tile.keys == slots) return b.members ? b.members + tile.start : nullptr;
+  if (!unseen && (tile.keys == slots || !BlockMath<T>::kHidesOnTheWay)) return b.members ? b.members + tile.start : nullptr;
   int64_t before = 0;  // rows
   for (int64_t j = 0; j < tile.keys; ++j) {
     lanes[j] = b.members ? b.members[tile.start + j] : ~uint64_t{0};
@@ -124,10 +126,14 @@ const uint64_t* lanes_of(const SaAttend& a, const Block& b, const Tile<T>& tile,
   return lanes;
 }
 
-// Scores become −∞ where a lane has none.
-inline void hide(const uint64_t* lanes, int64_t slots, int64_t columns, float* scores) {
-  for (int64_t j = 0; j < slots; ++j, scores += columns)
-    for (int64_t i = 0; i < columns; i += VL) Isa::store(scores + i, Isa::kept(Isa::load(scores + i), lanes[j] >> i));
+// Scores of a tile become −∞ where a lane has none.
+inline void hide(const uint64_t* lanes, int64_t keys, int64_t slots, int64_t columns, float* scores) {
+  for (int64_t j = 0; lanes && j < keys; ++j)
+    for (int64_t i = 0; i < columns; i += VL) {
+      float* score = scores + j * columns + i;
+      Isa::store(score, Isa::kept(Isa::load(score), lanes[j] >> i));
+    }
+  for (int64_t i = keys * columns; i < slots * columns; ++i) scores[i] = -__builtin_inff();
 }
 
 // Rescaling factors, running maximum and total of each lane; scores become weights. Where there are `lanes`, it takes scores that a
@@ -173,12 +179,10 @@ void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const B
     for (int64_t part = 0; part < columns; part += Math::kPanel) {
       const int64_t width = min_of(Math::kPanel, columns - part), at = lane + part;
       float *panel = scores + part * slots, *top = m.top + at, *total = m.total + at;
-      if (Math::kHidesOnTheWay && lanes) {
-        softmax_tile<T, true>(panel, slots, width, factor, top, total, keep + part, lanes, at);
-        continue;
-      }
-      if (lanes) hide(lanes, slots, width, panel);
-      softmax_tile<T, false>(panel, slots, width, factor, top, total, keep + part, lanes, at);
+      static_assert(Math::kHidesOnTheWay || Math::kPanel >= kMaxRows, "hide() takes a panel's first column for lane 0");
+      if constexpr (!Math::kHidesOnTheWay) hide(lanes, tile.keys, slots, width, panel);
+      if (Math::kHidesOnTheWay && lanes) softmax_tile<T, true>(panel, slots, width, factor, top, total, keep + part, lanes, at);
+      else softmax_tile<T, false>(panel, slots, width, factor, top, total, keep + part, lanes, at);
     }
     Math::add_values(m.outputs, lane, keep, scores, tile.values, slots, a.dim, b.lanes, columns);
   }

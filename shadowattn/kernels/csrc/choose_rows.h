@@ -1,6 +1,7 @@
 // The k best keys of each of some rows of a head by INT8 products, as bits: estimate and selection in one pass.
 //
-// Eight rows meet the packed keys, and a product becomes a byte while it is in a register: (product − centre) >> shift, saturated.
+// Eight rows meet the packed keys, and a product becomes a byte while it is in a register, or on tiles while the next ones are made:
+// (product − centre) >> shift, saturated.
 // Centre and shift come from the k-th products of the eight rows before, so that the k-th one of these rows is within the bytes'
 // range and a byte is a few keys wide. Counts of bytes find the byte of the k-th product; of the few keys with that very byte the
 // products are computed again and compared. Where the k-th product lies outside of the range, the row's bytes are made again, first

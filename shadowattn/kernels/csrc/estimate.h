@@ -107,12 +107,14 @@ inline void quantise_rows(const SaEstimate& a, int64_t head, int64_t from, int64
   }
 }
 
-// Any number of rows up to 8, with all of `keys` (rounded up to 32); by tiles where the level has them.
+// Any number of rows up to 8, with all of `keys` (rounded up to 32). Where the level has tiles they make products of eight rows that
+// are not pooled, with so many keys that configuring the tiles pays.
 template <int POOLING, class I = Isa>
 inline void products_of(int64_t rows, const uint8_t* packed, int64_t from_key, int64_t to_key, int64_t quads, const int8_t* q,
                         int64_t q_stride, const int32_t* biases, int32_t* out, int64_t out_stride) {
   if constexpr (I::kTiles && POOLING == SA_ROWS)
-    if (rows == kRowsAtOnce) return I::eight_products(packed, from_key, to_key, quads, q, q_stride, biases, out, out_stride);
+    if (rows == kRowsAtOnce && to_key - from_key >= 4 * kKeysAtOncePacked)
+      return I::eight_products(packed, from_key, to_key, quads, q, q_stride, biases, out, out_stride);
   for (int64_t key = from_key; key < to_key; key += kKeysAtOncePacked) {
     const uint8_t* keys = packed + key / 16 * quads * 64;
     int32_t* to = out + key;

@@ -1,5 +1,5 @@
-// Level `amx`, also AMX tiles: the INT8 products of eight rows, and the bfloat16 products of attention in blocks. All else is that of
-// avx512_bf16.h.
+// Level `amx`, also AMX tiles: the INT8 products of eight rows with many keys that are not pooled as they are made, and the bfloat16
+// products of attention in blocks. All else is that of avx512_bf16.h.
 #pragma once
 #include "avx512_bf16.h"
 
@@ -50,7 +50,8 @@ struct Amx : Avx512Bf16 {
     last_bytes();
   }
 
-  // Products + biases of 8 rows of q with the keys `from` … `to`, whole 32 of them: out[r][key].
+  // Products + biases of 8 rows of q with the keys `from` … `to`, of 32 at a time: out[r][key]. `from` is a multiple of 32; `packed` and
+  // each row of `out` have room for `to` rounded up to one.
   static void eight_products(const uint8_t* packed, int64_t from, int64_t to, int64_t quads, const int8_t* q, int64_t q_stride,
                              const int32_t* biases, int32_t* out, int64_t out_stride) {
     const Tiles tiles(quads);
