@@ -1,8 +1,9 @@
-"""What the machine can do: the peaks of matrix products in three arithmetics and the bandwidth of memory, as calls to time."""
+"""What the machine can do: the peaks of products in three arithmetics and the bandwidth of memory, as calls to time."""
 
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import openvino as ov
@@ -15,6 +16,7 @@ from shadowattn.graphs.core import core
 from shadowattn.graphs.cpu import runs_in_int8
 from shadowattn.graphs.estimation import quantised
 from shadowattn.interleave import Timing
+from shadowattn.kernels import native
 from shadowattn.models.linear import has_bfloat16_products, has_onednn, onednn
 
 _MATRIX, _ARRAY = 2048, 64 << 20  # larger than any cache
@@ -39,13 +41,17 @@ PEAKS: Mapping[str, Peak] = {
     "float32": Peak("peak float32", 2 * _MATRIX**3, "GFLOP/s"),
     "bfloat16": Peak("peak bfloat16", 2 * _MATRIX**3, "GFLOP/s"),
     "int8": Peak("peak int8", 2 * _MATRIX**3, "GOP/s"),
+    "bfloat16 tiles": Peak("peak bfloat16 tiles", 2 * _MATRIX**3, "GFLOP/s"),
+    "int8 tiles": Peak("peak int8 tiles", 2 * _MATRIX**3, "GOP/s"),
 }
+_OPERATIONS = {torch.bfloat16: 16 * 16 * 32 * 2, torch.int8: 16 * 16 * 64 * 2}  # of a product of tiles
 
 
 def peak_calls() -> dict[str, Callable[[], object]]:
     """A call for each of `PEAKS`: products of two 2048 × 2048 matrices, and of a matrix of 256 MiB and a vector, by torch.
 
     A processor without products in bfloat16 has no such peak. In INT8 it may be OpenVINO that multiplies (`multiplies_int8`).
+    Where the processor has matrix units, also products of their tiles alone, which load nothing, by the native kernels.
     Raises `InputError` where it cannot.
     """
     a, b = torch.randn(2, _MATRIX, _MATRIX)
@@ -58,6 +64,10 @@ def peak_calls() -> dict[str, Callable[[], object]]:
         "bfloat16": lambda: half[0] @ half[1],
         "int8": (lambda: torch._int_mm(*integers)) if multiplies_int8() == "torch" else int8_product(*integers),
     }
+    if native.level() == "amx":
+        for dtype, operations in _OPERATIONS.items():
+            name = f"{str(dtype).removeprefix('torch.')} tiles"
+            calls[name] = partial(native.multiply_tiles, dtype, PEAKS[name].work // operations)
     return calls if has_bfloat16_products() else {name: call for name, call in calls.items() if name != "bfloat16"}
 
 

@@ -314,9 +314,15 @@ def tile_targets() -> str:
             values = (one(rows, method=f"total ({estimator}), per row", model=shape, **where) for estimator in _ESTIMATORS)
             cells.append(" · ".join(f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in values))
         lines.append([f"{dtype}, {at:.0%} of the keys", f"≥ {target:g}", *cells])
+    faster = (
+        rows[rows.metric == "times faster than own dense"].set_index(["dtype", "model", "method", "retention"]).value.sort_index()
+    )
+    for dtype in dict.fromkeys(dtype for dtype, _ in _PER_ROW_TARGETS):
+        even = ((_share(faster[dtype, shape, method].to_dict()) for method in (_FLAT, _LOOKED)) for shape in SHAPES)
+        lines.append([f"{dtype}, break-even", "", *(" · ".join(both) for both in even)])
     header = ["`int8_fused` · `hierarchical`", "target", *SHAPES.values()]
     rounds = int(rows[rows.metric == "time"].n.min())
-    n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds; below the target in bold"
+    n = f"8192 keys, times faster than our dense attention, medians of {rounds} rounds; below the target in bold; {_EVEN}"
     return table(header, lines, _STAGES_AMX, n)
 
 
@@ -338,8 +344,8 @@ def tile_stages() -> str:
 
 
 def tile_roofline() -> str:
-    """The share of the peaks that products reach where tiles multiply them, and how many times as fast as our dense attention a
-    path would be with these products at the peak and the rest as it is.
+    """The share of the tiles' own peaks that products reach, and how many times as fast as our dense attention a path would be
+    with these products at the peak and the rest as it is.
     """
     rows, cells = rows_of(_STAGES_AMX), {}
     peaks = rows[rows.method == "machine"].set_index("metric").value
@@ -351,15 +357,17 @@ def tile_roofline() -> str:
         seen = first.chunk_rows * (first.context_tokens - (first.chunk_rows - 1) / 2)  # pairs of rows and keys of a head
         looked = heads - math.ceil(candidates.LOOKED["flat_share"] * heads)
         block = looked * candidates.LOOKED["block_rows"] * _keys_of_blocks(int(first.context_tokens), int(first.chunk_rows), at)
-        dense = values[model, at, "own dense", "time"]
-        cells[model, "own dense", at] = f"{_at_peak(4, heads * seen * dim, peaks, 'bfloat16') / dense:.0%}"
-        flat, path = values[model, at, _FLAT], values[model, at, _LOOKED]
-        cells[model, _FLAT, "estimate", at] = f"{_at_peak(2, heads * seen * dim, peaks, 'int8') / flat[STAGE + 'estimate']:.0%}"
-        least = {stage: _at_peak(each, block * dim, peaks, kind) for stage, (each, kind) in _products("bfloat16").items()}
-        for stage, ms in least.items():
-            cells[model, _LOOKED, stage, at] = f"{ms / path[STAGE + stage]:.0%}"
-        saved = sum(max(path[STAGE + stage] - ms, 0.0) for stage, ms in least.items()) / path["time with stages timed"]
-        cells[model, _LOOKED, "at the peak", at] = f"{dense / (path['time'] - saved):.2f}"
+        dense, flat, path = (values[model, at, method] for method in ("own dense", _FLAT, _LOOKED))
+        ms = {
+            ("own dense",): (4 * heads * seen, "bfloat16", dense["time"]),
+            (_FLAT, "estimate"): (2 * heads * seen, "int8", flat[STAGE + "estimate"]),
+            (_LOOKED, "attend together"): (4 * block, "bfloat16", path[STAGE + "attend together"]),
+            (_LOOKED, "estimate"): (2 * block, "int8", path[STAGE + "estimate"]),
+        }
+        least = {of: operations * dim / peaks[f"peak {kind} tiles"] / 1e6 for of, (operations, kind, _) in ms.items()}
+        cells |= {(model, *of, at): f"{least[of] / time:.0%}" for of, (_, _, time) in ms.items()}
+        saved = sum(ms[of][2] - least[of] for of in ms if of[0] == _LOOKED) / path["time with stages timed"]
+        cells[model, _LOOKED, "at the peak", at] = f"{dense['time'] / (path['time'] - saved):.2f}"
     lines = []
     for at in sorted({key[-1] for key in cells}):
         for of, said in _ROOFLINE.items():
@@ -367,27 +375,17 @@ def tile_roofline() -> str:
     header = ["", "bfloat16", *SHAPES.values()]
     rounds = int(rows[rows.metric == "time"].n.min())
     said = ", ".join(f"{name} {value:.0f}" for name, value in peaks.items() if "peak" in name)
-    n = f"{int(first.context_tokens)} keys, medians of {rounds} rounds; products after a first look are of the keys that blocks "
-    n += f"let through; {said}, in 10⁹ operations a second"
+    n = f"{int(first.context_tokens)} keys, medians of {rounds} rounds, peaks of the fastest; products after a first look are of "
+    n += f"the keys that blocks let through; {said}, in 10⁹ operations a second"
     return table(header, lines, _STAGES_AMX, n)
 
 
-def _products(dtype: str) -> dict[str, tuple[int, str]]:
-    """Operations of a stage after a first look for a row, a key and a dimension, and of which kind they are."""
-    return {"attend together": (4, dtype), "estimate": (2, "int8")}
-
-
-def _at_peak(each: int, triples: float, peaks: pd.Series, kind: str) -> float:
-    """Milliseconds of `each` operations for so many triples of row, key and dimension at the machine's peak, in 10⁹ a second."""
-    return each * triples / peaks[f"peak {kind}"] / 1e6
-
-
 _ROOFLINE = {
-    ("own dense",): "our dense attention, of the bfloat16 peak",
-    (_LOOKED, "attend together"): "`hierarchical`, attend together, of the bfloat16 peak",
-    (_LOOKED, "estimate"): "`hierarchical`, estimate, of the INT8 peak",
+    ("own dense",): "our dense attention, of the peak of bfloat16 tiles",
+    (_LOOKED, "attend together"): "`hierarchical`, attend together, of the peak of bfloat16 tiles",
+    (_LOOKED, "estimate"): "`hierarchical`, estimate, of the peak of INT8 tiles",
     (_LOOKED, "at the peak"): "`hierarchical`, times faster than dense with both at the peak",
-    (_FLAT, "estimate"): "`int8_fused`, estimate, of the INT8 peak",
+    (_FLAT, "estimate"): "`int8_fused`, estimate, of the peak of INT8 tiles",
 }
 _ACTIVATIONS_AMX, _STAGES_AMX = "study_activation_speed_smollm2_amx", "attention_stages_8192_amx"
 
@@ -555,7 +553,8 @@ def looked_roofline() -> str:
         keys = _keys_of_blocks(int(first.context_tokens), int(first.chunk_rows), at)
         heads, dim = rows.loc[rows.model == model, ["heads", "head_dim"]].iloc[0]
         pairs = (heads - math.ceil(candidates.LOOKED["flat_share"] * heads)) * candidates.LOOKED["block_rows"] * keys * dim
-        at_peak = {stage: _at_peak(each, pairs, peaks, kind) for stage, (each, kind) in _products(dtype).items()}
+        kinds = {"attend together": (4, dtype), "estimate": (2, "int8")}  # operations a key, row and dimension
+        at_peak = {stage: each * pairs / peaks[f"peak {kind}"] / 1e6 for stage, (each, kind) in kinds.items()}
         of_peak = {stage: f"{ms / looked[STAGE + stage]:.0%}" for stage, ms in at_peak.items()}
         least = sum(min(ms, looked[STAGE + stage]) for stage, ms in at_peak.items()) + looked[STAGE + "spared heads"]
         faster = {"measured": f"{flat['time'] / looked['time']:.2f}", "at most": f"{flat['time'] / least:.2f}"}

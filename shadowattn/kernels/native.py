@@ -110,6 +110,10 @@ class _LookedRows(Structure):
     _fields_ = (("choose", _Estimate), ("first", _FirstLook), ("attend", _Attend))
 
 
+class _TileLoop(Structure):
+    _fields_ = _fields("threads bfloat16 products")
+
+
 _NO_SCALE = 2  # what shared_step returns
 _SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 _FUNCTIONS = {
@@ -122,6 +126,7 @@ _FUNCTIONS = {
     "fused_blocks": _Rows,
     "looked_rows": _LookedRows,
     "shared_step": _Rows,
+    "tile_loop": _TileLoop,
 }
 
 
@@ -474,6 +479,19 @@ def unite(
     heads = (len(row_indptr) - 1) // rows
     pointers = (x.data_ptr() for x in (row_indices, row_indptr, indices, members, ends))
     _run("unite", _Unite(threads(), heads, rows, query_block, *pointers))
+
+
+def multiply_tiles(dtype: torch.dtype, products: int) -> None:
+    """So many products of whole tiles on all threads, and nothing else: what tiles can do at most. One is 16,384 operations in
+    bfloat16, and 32,768 in int8.
+
+    Raises `InputError` where no level with tiles serves.
+    """
+    if level() != "amx":
+        raise InputError(
+            f"multiply_tiles: expected a level with tiles, got {level() or 'no kernels'}; measure another roof there"
+        )
+    _run("tile_loop", _TileLoop(threads(), dtype == torch.bfloat16, products))
 
 
 def fused_rows(

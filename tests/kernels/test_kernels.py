@@ -596,3 +596,15 @@ def test_a_library_of_another_interface_is_refused(monkeypatch):
         native._check_interface(loaded, native.path())
     with pytest.raises(InputError, match="an older interface"):
         native._check_interface(ctypes.CDLL(None), native.path())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_tiles_multiply_where_there_are_tiles(dtype):
+    """Nothing comes back: the roof is a time. A level without tiles refuses, by its name."""
+    for name in native.levels():
+        with native.forced_level(name):
+            if name == "amx":
+                native.multiply_tiles(dtype, 64)
+                continue
+            with pytest.raises(InputError, match=f"expected a level with tiles, got {name}"):
+                native.multiply_tiles(dtype, 64)

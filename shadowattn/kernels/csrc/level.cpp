@@ -6,7 +6,8 @@
 #include "looked_rows.h"
 #include "select.h"
 #include "shared_step.h"
+#include "tile_loop.h"
 #include "unite.h"
 
 extern const SaKernels SA_TABLE;
-const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, fused_blocks, looked_rows, shared_step};
+const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, fused_blocks, looked_rows, shared_step, tile_loop};
