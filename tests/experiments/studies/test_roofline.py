@@ -6,6 +6,7 @@ from experiments.machine_peaks import Peak, int8_product
 from experiments.studies.roofline import bound_by, prefill_seconds
 from shadowattn.graphs.cpu import multiplies_in_bfloat16
 from shadowattn.interleave import Timing
+from shadowattn.kernels import native
 from shadowattn.models.linear import has_bfloat16_products
 from tests.experiments.test_pipeline import run
 from tests.experiments.test_run import tiny_folder
@@ -21,7 +22,9 @@ def test_every_stage_has_its_operations_bytes_and_share_of_the_roof(run, capsys)
     folder = run("roofline", "+exp=roofline", *SHORT)
     rows = pd.read_parquet(folder / "rows.parquet")
     peaks = rows[rows.method == "machine"].set_index("metric").value
-    assert set(peaks.index) == {"bandwidth", "peak float32", "peak int8", *(["peak bfloat16"] if has_bfloat16_products() else [])}
+    tiles = ["peak bfloat16 tiles", "peak int8 tiles"] if native.level() == "amx" else []
+    bfloat16 = ["peak bfloat16"] if has_bfloat16_products() else []
+    assert set(peaks.index) == {"bandwidth", "peak float32", "peak int8", *bfloat16, *tiles}
     cells = rows[rows.stage != ""].set_index(["metric", "phase", "batch", "stage"]).sort_index()
     stages = {
         *(f"blocks {precision}" for precision in PRECISIONS),
