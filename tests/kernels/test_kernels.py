@@ -78,8 +78,8 @@ def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_bloc
         out = made.attend(q, k, v, selection, Heads.all(count, groups), scale=0.3)
     expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), 0.3)
     assert out.dtype == dtype
-    # A rounded score is off by last places of the sum of its products' magnitudes, and its weight by as much, relatively.
-    largest = float((q.double().abs() @ k.double().abs().repeat_interleave(count // groups, 0).transpose(1, 2)).max()) * 0.3
+    # A rounded score is off by its own last places, and its weight by as much, relatively.
+    largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
     tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 5e-7 * largest
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
 
