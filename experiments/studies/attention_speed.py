@@ -66,11 +66,11 @@ class AttentionSpeed(Study):
 
     chunk: all there is, with lists of one row and of `query_block` rows by every block score. stages: where the time of whole
     paths goes, by clocks in the kernels, against each of `retentions`. reads: the parts of the flat path, and torch's sums of
-    the values on the same lists, which read half of what attention does. machine: the roofs, torch's matrix products and the
-    sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows of `gather_keys` keys.
-    keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of each. retention: against
-    each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same blocks; compiles for minutes.
-    memory: the peak at `memory_keys` keys.
+    the values on the same lists, which read half of what attention does. machine: the roofs, torch's matrix products, tiles'
+    products alone and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows
+    of `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of
+    each. retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same
+    blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     A decode step finds its keys in no cache, since other memory is read before it, as other layers are; all else finds them

@@ -1,9 +1,9 @@
 // Exact attention where a block of up to 64 rows shares one list; with every key in the list, our own dense attention.
 //
-// The rows of the block are the lanes. Q and the output are held transposed, [D][rows] or, for tiles, in panels of rows; a selected key is read where it lies
-// and its elements are broadcast, so that gathering costs nothing, the softmax needs no sums over lanes, and each element of K
-// and V read serves all rows. Lists are worked off in tiles of keys with an online softmax. Where the list is the union of the rows'
-// own lists, scores of the lanes that do not keep a key become −∞, and each row attends to its own keys alone.
+// The rows of the block are the lanes. Q and the output are held transposed, [D][rows] or, for tiles, in panels of rows; a selected key
+// is read where it lies and its elements are broadcast, so that gathering costs nothing, the softmax needs no sums over lanes, and each
+// element of K and V read serves all rows. Lists are worked off in tiles of keys with an online softmax. Where the list is the union of
+// the rows' own lists, scores of the lanes that do not keep a key become −∞, and each row attends to its own keys alone.
 //
 // Where a level has instructions for tiles, bfloat16 keys are copied together and values are transposed; dense blocks of heads that
 // share keys do that once for all of them.

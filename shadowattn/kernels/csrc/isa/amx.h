@@ -142,7 +142,7 @@ struct Amx : Avx512Bf16 {
   // every `step`-th 32 of them. STARTS: sums begin with `initial` [8][16].
   template <bool STARTS, class Take>
   SA_INLINE static void eight_rows(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q, int64_t q_stride,
-                         const int32_t* initial, const Take& take) {
+                                   const int32_t* initial, const Take& take) {
     if (quads == 16) return eight_rows_of<STARTS, 1, false>(packed, keys, step, quads, q, q_stride, initial, take);
     if (quads == 32) return eight_rows_of<STARTS, 2, false>(packed, keys, step, quads, q, q_stride, initial, take);
     if (quads / 16 == 2) return eight_rows_of<STARTS, 2, true>(packed, keys, step, quads, q, q_stride, initial, take);
@@ -151,8 +151,8 @@ struct Amx : Avx512Bf16 {
 
   // CHUNKS: whole 64 dimensions, whose tiles of q stay where they are; 0: they do not. TAIL: there are, or may be, dimensions left.
   template <bool STARTS, int CHUNKS, bool TAIL, class Take>
-  SA_INLINE static void eight_rows_of(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q, int64_t q_stride,
-                            const int32_t* initial, const Take& take) {
+  SA_INLINE static void eight_rows_of(const uint8_t* packed, int64_t keys, int64_t step, int64_t quads, const int8_t* q,
+                                      int64_t q_stride, const int32_t* initial, const Take& take) {
     const int64_t whole = quads / 16 * 16;
     const bool tail = TAIL && quads > whole;
     asm volatile("" ::: "memory");  // the tiles' loads are not seen as reads
