@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -63,6 +63,7 @@ class Masked(TorchKernels):
     strided=st.booleans(),
     seed=st.integers(0, 99),
 )
+@example(256, (4, 2), 35, 107, 16, 0.001, 30.0, False, 80)  # PyTorch's own products are 5.0e-4 off there
 def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_block, retention, size, strided, seed):
     count, groups = heads
     q, k, v = (x.to(dtype) for x in qkv(count, groups, rows, rows + earlier, dim, seed=seed))
@@ -78,9 +79,9 @@ def test_attends_to_its_lists(name, dtype, dim, heads, rows, earlier, query_bloc
         out = made.attend(q, k, v, selection, Heads.all(count, groups), scale=0.3)
     expected = attention_float64(q, k, v, hidden_by_lists(selection, rows + earlier), 0.3)
     assert out.dtype == dtype
-    # A rounded score is off by its own last places, and its weight by as much, relatively.
+    # A score is off by its own last places times the root of how many products it sums, and its weight by as much, relatively.
     largest = float((q.double() @ k.double().repeat_interleave(count // groups, 0).transpose(1, 2)).abs().max()) * 0.3
-    tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 5e-7 * largest
+    tolerance = TOLERANCE[dtype] * float(v.abs().max()) + 5e-7 * max(1, dim / 64) ** 0.5 * largest
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
 
 
