@@ -487,13 +487,14 @@ class FirstLookLosses:
         A share is rounded up to whole heads. Of heads with equal losses the one of the lower layer, then of the lower number, is
         spared first. Raises `InputError` for a layer or heads that it was not measured on.
         """
-        if not 0 <= layer < len(self._table) or int(heads.ids.max()) >= self._table.shape[1]:
+        ids = heads.ids.cpu()
+        last = max(ids.tolist())
+        if not 0 <= layer < len(self._table) or last >= self._table.shape[1]:
             raise InputError(
                 f"first_look: it is of {len(self._table)} layers × {self._table.shape[1]} heads, got layer {layer} and heads up "
-                f"to {int(heads.ids.max())}; measure it on this model"
+                f"to {last}; measure it on this model"
             )
-        count = math.ceil(share * self._table.numel())
-        return (self._ranks < count)[layer, heads.ids.cpu()]
+        return self._ranks[layer, ids] < math.ceil(share * self._table.numel())
 
     @cached_property
     def _table(self) -> Tensor:

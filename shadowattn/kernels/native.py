@@ -114,6 +114,10 @@ class _TileLoop(Structure):
     _fields_ = _fields("threads bfloat16 products")
 
 
+class _Largest(Structure):
+    _fields_ = _fields("threads bfloat16 heads rows dim", ("x", _Tensor), ("largest", c_void_p))
+
+
 _NO_SCALE = 2  # what shared_step returns
 _SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 _FUNCTIONS = {
@@ -127,6 +131,7 @@ _FUNCTIONS = {
     "looked_rows": _LookedRows,
     "shared_step": _Rows,
     "tile_loop": _TileLoop,
+    "largest": _Largest,
 }
 
 
@@ -235,7 +240,7 @@ def require() -> ctypes.CDLL:
 
 _stage_clocks = threading.Lock()
 _before_alone = threading.local()
-_SMALL_PACK = 1 << 18  # numbers that one thread quantises in less time than a second one may need to wake up
+_SMALL = 1 << 18  # numbers that one thread goes through in less time than a second one may need to wake up
 
 
 def threads() -> int:
@@ -372,7 +377,7 @@ def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tens
     `by_key` [G, K, D].
     """
     heads, rows, dim = k.shape
-    workers = threads() if k.numel() > _SMALL_PACK else 1
+    workers = threads() if k.numel() > _SMALL else 1
     _run(
         "pack",
         _Pack(
@@ -381,6 +386,13 @@ def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tens
             *((None, 0) if by_key is None else (by_key.data_ptr(), by_key.stride(0))),
         ),
     )  # fmt: skip
+
+
+def largest(x: Tensor, out: Tensor) -> None:
+    """Writes the largest magnitude of each head of x [heads, rows, D] or NaN into `out` [heads], of the same dtype."""
+    heads, rows, dim = x.shape
+    workers = threads() if x.numel() > _SMALL else 1
+    _run("largest", _Largest(workers, x.dtype == torch.bfloat16, heads, rows, dim, _Tensor.of(x), out.data_ptr()))
 
 
 def estimate(

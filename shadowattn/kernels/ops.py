@@ -183,6 +183,23 @@ def _(k, scales, packed, first_key, by_key):
 
 
 @operator()
+def largest(x: Tensor) -> Tensor:
+    """The largest magnitude of each head of x [heads, rows, D], in its dtype [heads]; NaN where there is one."""
+    checks.tensors(_DTYPES, x=x)
+    checks.placed(checks.CPU, x=x)
+    if x.dim() != 3 or 0 in x.shape:
+        raise InputError(f"x: expected [heads, rows, D], nothing empty, got {list(x.shape)}")
+    out = torch.empty(x.shape[0], dtype=x.dtype)
+    native.largest(_rows(x), out)
+    return out
+
+
+@largest.register_fake
+def _(x):
+    return x.new_empty(x.shape[0])
+
+
+@operator()
 def estimate(
     q: Tensor,
     q_scales: Tensor,
@@ -343,11 +360,11 @@ def attend_chosen(
     _check(q, k, v, kv_head)
     checks.vector("positions", positions, q.shape[1])
     checks.ascending("positions", positions, least=0, below=k.shape[1])
-    _check_estimate(q, q_scales, packed, k.shape[1], kv_head, positions + 1, "rows", 1, None)
+    _check_products(q, q_scales, packed, k.shape[1], kv_head)
     tail = torch.zeros_like(candidates)
     _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], q.shape[1], k.shape[1])
     checks.ascending("candidates", candidates, least=1, below=k.shape[1] + 1)
-    if (candidates > positions + 1).any():
+    if (candidates.numpy() > positions.numpy() + 1).any():
         raise InputError("candidates: expected keys up to each row's own, got later ones")
     first_look = None
     if through is not None or by_key is not None or first_rows:
@@ -457,9 +474,9 @@ def _first_look(
     if list(through.shape) != expected or not through.is_contiguous():
         raise InputError(f"through: expected contiguous [H, blocks] = {expected}, got {list(through.shape)}")
     _check_by_key(by_key, *k.shape)
-    seen, kept = candidates[::rows], indptr.diff().view(heads, queries)
-    longest = torch.from_numpy(np.maximum.reduceat(kept.numpy(), np.arange(0, queries, rows), axis=1))
-    if (through < torch.minimum(longest, seen)).any() or (through > seen).any():
+    seen, ends = candidates.numpy()[::rows], indptr.numpy()
+    longest = np.maximum.reduceat((ends[1:] - ends[:-1]).reshape(heads, queries), np.arange(0, queries, rows), axis=1)
+    if (through.numpy() < np.minimum(longest, seen)).any() or (through.numpy() > seen).any():
         raise InputError(
             "through: expected at least the longest list of each block, or all that its first row sees, and no more than those"
         )
@@ -554,8 +571,9 @@ def _check_budgets(
     checks.within("candidates", candidates, least=0, most=keys)
     checks.within("tail", tail, least=0, most=checks.MOST)
     ends = indptr.numpy()
-    chosen = np.diff(ends).reshape(heads, lists) - tail.numpy()
-    empty = (np.diff(ends) < 1).any() or (chosen < 0).any()
+    lengths = (ends[1:] - ends[:-1]).reshape(heads, lists)
+    chosen = lengths - tail.numpy()
+    empty = (lengths < 1).any() or (chosen < 0).any()
     if ends[0] != 0 or ends[-1] != size or empty or (chosen > candidates.numpy()).any():
         raise InputError(
             f"indptr: expected to rise from 0 to {size}, each list by at most its candidates and tail keys, got {ends[:3]} … "
@@ -574,18 +592,22 @@ def _check_estimate(
     query_block: int,
     exponents: Tensor | None,
 ) -> None:
-    _check_quantisable(q, packed, q_scales)
+    _check_products(q, q_scales, packed, keys, kv_head)
     checks.one_of("pooling", pooling, native.POOLINGS)
     checks.integer("query_block", query_block, least=1)
-    _check_room(packed, keys)
-    checks.vector("kv_head", kv_head, q.shape[0])
-    checks.within("kv_head", kv_head, least=0, most=packed.shape[0] - 1)
     checks.vector("visible", visible, q.shape[1])
     checks.ascending("visible", visible, least=1, below=keys + 1)
     if pooling == "probability":
         checks.vector("exponents", exponents, q.shape[0], dtype=torch.float32)
         if not (exponents.numpy() >= 0).all():
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
+
+
+def _check_products(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, kv_head: Tensor) -> None:
+    _check_quantisable(q, packed, q_scales)
+    _check_room(packed, keys)
+    checks.vector("kv_head", kv_head, q.shape[0])
+    checks.within("kv_head", kv_head, least=0, most=packed.shape[0] - 1)
 
 
 def _check_shared(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int) -> None:

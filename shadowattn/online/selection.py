@@ -59,7 +59,7 @@ class Rule:
             padded = torch.nn.functional.pad(q, (0, 0, 0, -rows % block)).unflatten(1, (-1, block))
             return (padded.double().sum(2) / sizes[:, None]).to(q.dtype)
 
-        return chunk.asking(means, _last_of_blocks(chunk.positions, block))
+        return chunk.asking(means, last_of_blocks(chunk.positions, block))
 
     def pool(self, scores: Tensor, positions: Tensor, logit_scales: Tensor | None = None) -> Tensor:
         """Scores [H, B, K] of lists, from scores [H, rows, K] of the queries that `scored` named.
@@ -99,7 +99,7 @@ class Rule:
             lengths = keep_counts(retention, candidates, self.min_budget)
         else:
             candidates, recent = positions[:: self.query_block].contiguous(), max(0, self.recent - 1)  # the row's own key follows
-            tail = _last_of_blocks(positions, self.query_block) + 1 - candidates
+            tail = last_of_blocks(positions, self.query_block) + 1 - candidates
             lengths = shared_keep_counts(retention, positions + 1, self.query_block, self.min_budget) + tail
         indptr = lengths.new_zeros(lengths.numel() + 1)
         torch.cumsum(lengths.flatten(), 0, out=indptr[1:])
@@ -116,6 +116,7 @@ class Rule:
         return Lists(candidates, tail, indptr, positions, 1, self.sinks, self.recent, self.recent > 0)
 
 
-def _last_of_blocks(x: Tensor, query_block: int) -> Tensor:
-    ends = torch.arange(query_block - 1, x.shape[0] + query_block - 1, query_block, device=x.device)
-    return x[ends.clamp(max=x.shape[0] - 1)]
+def last_of_blocks(x: Tensor, block: int) -> Tensor:
+    """The last of each `block` neighbours on the last axis, of fewer at its end."""
+    whole = x[..., block - 1 :: block]
+    return torch.cat([whole, x[..., -1:]], -1) if x.shape[-1] % block else whole

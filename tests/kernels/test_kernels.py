@@ -609,3 +609,35 @@ def test_tiles_multiply_where_there_are_tiles(dtype):
                 continue
             with pytest.raises(InputError, match=f"expected a level with tiles, got {name}"):
                 native.multiply_tiles(dtype, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 200)),
+    stored=st.sampled_from(["heads first", "rows first", "rows of others between", "columns first", "one head for all"]),
+    special=st.sampled_from([None, -math.inf, math.nan, -math.nan, -0.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_largest_magnitudes_are_those_of_every_head(dtype, shape, stored, special, seed):
+    heads, rows, dim = shape
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    if special is not None:
+        x[seed % heads, seed % rows, seed % dim] = special
+    if stored == "rows first":
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    elif stored == "rows of others between":
+        x = torch.cat([x, torch.full_like(x, 100)], 2)[..., :dim]
+    elif stored == "columns first":
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    elif stored == "one head for all":
+        x = x[:1].expand(shape)
+    for name in native.levels():
+        with native.forced_level(name):
+            found = ops.largest(x)
+        torch.testing.assert_close(found, x.abs().amax((1, 2)), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 0, 8), torch.zeros(2, 8), torch.zeros(2, 3, 8, dtype=torch.float64)])
+def test_what_has_no_largest_magnitude_is_refused(x):
+    with pytest.raises(InputError, match="x: expected"):
+        ops.largest(x)

@@ -134,6 +134,14 @@ typedef struct {
   int64_t threads, bfloat16, products;
 } SaTileLoop;
 
+// The largest magnitude of each head's rows, in their dtype; NaN where there is one.
+typedef struct {
+  int64_t threads, bfloat16;
+  int64_t heads, rows, dim;
+  SaTensor x;
+  void* largest;  // [heads]
+} SaLargest;
+
 typedef struct {
   int (*attend)(const SaAttend*);
   int (*select)(const SaSelect*);
@@ -145,6 +153,7 @@ typedef struct {
   int (*looked_rows)(const SaLookedRows*);
   int (*shared_step)(const SaRows*);
   int (*tile_loop)(const SaTileLoop*);
+  int (*largest)(const SaLargest*);
 } SaKernels;
 
 // The stages of the fused tasks: the first look of looked_rows, and packing what it let through; quantising rows, and their products
@@ -157,7 +166,7 @@ typedef enum { SA_LOOK, SA_LET_THROUGH, SA_ESTIMATE, SA_CHOOSE, SA_TOGETHER, SA_
 SA_API const char* shadowattn_level(int level);
 // Bytes of what each of the functions below takes, in their order, and of what shadowattn_time_stages writes, so that a caller of other
 // declarations is found out before it calls.
-SA_API void shadowattn_struct_bytes(int64_t bytes[11]);
+SA_API void shadowattn_struct_bytes(int64_t bytes[12]);
 // OpenMP's number of threads for the calling thread, torch's operators included; returns what it was.
 SA_API int shadowattn_set_threads(int threads);
 // Nanoseconds of all threads in each stage since the last call, while stages were timed; from now on they are where `timed` is not 0.
@@ -172,6 +181,7 @@ SA_API int shadowattn_fused_blocks(int level, const SaRows*);
 SA_API int shadowattn_looked_rows(int level, const SaLookedRows*);
 SA_API int shadowattn_shared_step(int level, const SaRows*);
 SA_API int shadowattn_tile_loop(int level, const SaTileLoop*);
+SA_API int shadowattn_largest(int level, const SaLargest*);
 
 #ifdef __cplusplus
 }

@@ -155,10 +155,10 @@ extern "C" void shadowattn_time_stages(int timed, int64_t nanoseconds[SA_STAGES]
     nanoseconds[stage] = __atomic_exchange_n(stage_times + stage, int64_t{0}, __ATOMIC_RELAXED);
 }
 
-extern "C" void shadowattn_struct_bytes(int64_t bytes[11]) {
+extern "C" void shadowattn_struct_bytes(int64_t bytes[12]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
   bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
-  bytes[8] = sizeof(SaRows), bytes[9] = sizeof(SaTileLoop), bytes[10] = SA_STAGES * sizeof(int64_t);
+  bytes[8] = sizeof(SaRows), bytes[9] = sizeof(SaTileLoop), bytes[10] = sizeof(SaLargest), bytes[11] = SA_STAGES * sizeof(int64_t);
 }
 
 extern "C" int shadowattn_attend(int level, const SaAttend* x) { return kernels_of(level).attend(x); }
@@ -171,6 +171,7 @@ extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kern
 extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kernels_of(level).looked_rows(x); }
 extern "C" int shadowattn_shared_step(int level, const SaRows* x) { return kernels_of(level).shared_step(x); }
 extern "C" int shadowattn_tile_loop(int level, const SaTileLoop* x) { return kernels_of(level).tile_loop(x); }
+extern "C" int shadowattn_largest(int level, const SaLargest* x) { return kernels_of(level).largest(x); }
 
 namespace {
 // One buffer a thread, kept between calls: fresh pages on every call would cost more than some of the kernels.

@@ -3,6 +3,7 @@
 #include "estimate.h"
 #include "fused_blocks.h"
 #include "fused_rows.h"
+#include "largest.h"
 #include "looked_rows.h"
 #include "select.h"
 #include "shared_step.h"
@@ -10,4 +11,4 @@
 #include "unite.h"
 
 extern const SaKernels SA_TABLE;
-const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, fused_blocks, looked_rows, shared_step, tile_loop};
+const SaKernels SA_TABLE = {attend, select, pack, estimate, unite, fused_rows, fused_blocks, looked_rows, shared_step, tile_loop, largest};

@@ -21,7 +21,7 @@ from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import FirstLook, check_rule
 from shadowattn.online.estimators.int8_fused import Int8Fused
-from shadowattn.online.selection import Rule
+from shadowattn.online.selection import Rule, last_of_blocks
 from shadowattn.types import EstimateCost, FirstLookLosses, Lists, Selection
 
 
@@ -146,9 +146,9 @@ class Hierarchical(Int8Fused):
     def _through(self, chunk: Chunk, lists: Lists) -> Tensor:
         """How many keys each block's mean query lets through, of those that its first row sees: int64 [H, blocks]."""
         seen = lists.candidates[:: self.block_rows]
-        kept = lists.indptr.diff().view(len(chunk.heads), -1)
-        last = torch.arange(self.block_rows - 1, kept.shape[1] + self.block_rows - 1, self.block_rows, device=kept.device)
-        wanted = (kept[:, last.clamp(max=kept.shape[1] - 1)] * self.candidates).ceil().long()
+        places = lists.indptr[:-1], lists.indptr[1:]
+        starts, ends = (last_of_blocks(x.view(len(chunk.heads), -1), self.block_rows) for x in places)
+        wanted = ((ends - starts) * self.candidates).ceil_().long()
         if self.first_look is not None:
             flat = self.first_look.spared(chunk.layer, chunk.heads, self.flat_share).to(wanted.device)
             wanted = torch.where(flat[:, None], seen, wanted)

@@ -267,17 +267,22 @@ class Int8Fused(Estimator):
     def _q_scales(self, chunk: Chunk) -> Tensor:
         if self.q_scales is not None:
             return self.q_scales[chunk.heads.ids]
-        measured = absmax_scales(chunk.q)
+        measured = _measured(chunk)
         return measured if self.grid is None else _nearest(self.grid.q_scales, measured).float()
 
     def _count_clipped(self, chunk: Chunk) -> None:
         """Heads of which a largest magnitude, of Q or of their keys, is beyond the grid's scale that serves them."""
         if self.grid is None:
             return
-        q, k = absmax_scales(chunk.q), largest_key_scales(chunk, self._offset)
+        q, k = _measured(chunk), largest_key_scales(chunk, self._offset)
         beyond = (k.double() > _nearest(self.grid.k_scales, k))[chunk.heads.kv]
         clipped = int((beyond | (q.double() > _nearest(self.grid.q_scales, q))).sum())
         self.clipped += clipped  # added in one step: two layers may be at work
+
+
+def _measured(chunk: Chunk) -> Tensor:
+    """Absmax scales of the chunk's queries, float32 [H]."""
+    return chunk.once("absmax scales of q", lambda: absmax_scales(chunk.q))
 
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:
