@@ -80,6 +80,16 @@ def sharing_half() -> str:
     return _by_retention("study_query_block_smollm2_half")
 
 
+def sharing_ends() -> str:
+    """The same of the smallest and the largest blocks at the ends of the sweep, and between."""
+    return _by_retention("study_query_block_smollm2_ends")
+
+
+def sharing_least() -> str:
+    """The same of small blocks where fewest keys are kept."""
+    return _by_retention("study_query_block_smollm2_least")
+
+
 def sharing_stdlib() -> str:
     """The same on the standard library."""
     return _by_retention("study_query_block_stdlib")

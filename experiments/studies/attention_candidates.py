@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from experiments.random_layers import Tensors
-from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import native
 from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels, dense
@@ -18,7 +17,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.decode import shared_decode
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.hierarchical import Hierarchical
-from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_fused import Int8Fused, measured_scales
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
@@ -116,7 +115,7 @@ def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
         )  # fmt: skip
 
     return {
-        "quantise": lambda: (absmax_scales(t.q), keys.crop(t.case.keys - t.case.rows), keys.extend(t.k)),
+        "quantise": lambda: (measured_scales(t.q), keys.crop(t.case.keys - t.case.rows), keys.extend(t.k)),
         "estimate": lambda: native.estimate(t.q, q_scales, keys.packed, kv_head=t.heads.kv, **products),
         "estimate + select": choose,
     }
@@ -216,7 +215,7 @@ def _fused_total(t: Tensors, rule: Rule, estimator: Int8Fused) -> Call:
 
     def run() -> None:
         with native.alone():
-            absmax_scales(t.q)  # what the choice of a scale costs, where the estimator makes it
+            measured_scales(t.q)  # what the choice of a scale costs, where the estimator makes it
         _attend(chunk.rewound(), rule, estimator)  # so that the chunk's own keys are new
 
     return run

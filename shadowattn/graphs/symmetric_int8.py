@@ -4,13 +4,13 @@ What the graphs do inside, for those that take integers; the key offset is subtr
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
 from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.kernels import native, ops
 from shadowattn.types import KeyOffset
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -24,8 +24,6 @@ def in_parts(x: Tensor) -> tuple[Tensor, ...]:
 
 def absmax(x: Tensor) -> Tensor:
     """The largest magnitude of each head's rows, float32 [heads] for floats x [heads, rows, D]; NaN where there is one."""
-    if x.is_cpu and x.dtype in (torch.float32, torch.bfloat16) and x.numel() and native.library() is not None:
-        return ops.largest(x).float()
     # Without their sign, floats are in the order of their bits, NaN last; torch reduces bfloat16 several times slower.
     bits = _BITS[x.dtype.itemsize]
     first, *others = in_parts(x.view(bits))
@@ -38,14 +36,15 @@ def absmax(x: Tensor) -> Tensor:
     return largest.view(x.dtype).float()
 
 
-def absmax_scales(x: Tensor) -> Tensor:
+def absmax_scales(x: Tensor, largest_of: Callable[[Tensor], Tensor] = absmax) -> Tensor:
     """The real value of one integer step, absmax / 127 over each head's rows; float32 [heads] for x [heads, rows, D].
 
-    Raises `InputError` on NaN or infinity, whose ranking would mean nothing, and where there are no values at all.
+    `largest_of` is `absmax`, or a kernel that gives the same. Raises `InputError` on NaN or infinity, whose ranking would mean
+    nothing, and where there are no values at all.
     """
     if 0 in x.shape[1:]:
         raise InputError(f"expected at least one row and one dimension, got q or k of shape {list(x.shape)}")
-    largest = absmax(x)
+    largest = largest_of(x)
     if not all(map(math.isfinite, largest.tolist())):
         raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
     return largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX

@@ -252,7 +252,7 @@ def threads() -> int:
 def alone() -> Iterator[None]:
     """Within, torch's own loops run on the calling thread alone, and the kernels on as many threads as before.
 
-    For what lies between kernels and is small, as one chunk's scales and lists are beside its attention on two cores. Each
+    For what lies between kernels and is small, as one chunk's lists are beside its attention on two cores. Each
     parallel region waits for all of its threads, and beside other programs for their turns on a core, which are milliseconds.
     Products by MKL keep their threads. It changes the number of the calling thread alone; torch.set_num_threads would also change
     the one that threads to come begin with.

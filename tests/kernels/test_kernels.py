@@ -635,6 +635,13 @@ def test_the_largest_magnitudes_are_those_of_every_head(dtype, shape, stored, sp
         with native.forced_level(name):
             found = ops.largest(x)
         torch.testing.assert_close(found, x.abs().amax((1, 2)), rtol=0, atol=0, equal_nan=True)
+        assert not found.signbit().any() or found.isnan().any()
+
+
+def test_the_largest_magnitudes_of_many_numbers_are_found_by_several_threads():
+    x = torch.randn(3, 1 << 11, 64, generator=torch.Generator().manual_seed(0))
+    assert ops.largest(x).equal(x.abs().amax((1, 2)))
+    torch.library.opcheck(ops.largest.operator, (x[:, :9],))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 0, 8), torch.zeros(2, 8), torch.zeros(2, 3, 8, dtype=torch.float64)])

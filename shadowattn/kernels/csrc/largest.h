@@ -6,7 +6,7 @@
 
 namespace {
 
-// Bits is signed, of as many bytes as the floats: every level has its maximum in vectors.
+// Bits is signed, of as many bytes as the floats.
 template <class Bits>
 int largest_of(const SaLargest& a) {
   constexpr int64_t kLanes = 64 / sizeof(Bits);

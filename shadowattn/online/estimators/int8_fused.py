@@ -267,22 +267,28 @@ class Int8Fused(Estimator):
     def _q_scales(self, chunk: Chunk) -> Tensor:
         if self.q_scales is not None:
             return self.q_scales[chunk.heads.ids]
-        measured = _measured(chunk)
+        measured = _scales_of(chunk)
         return measured if self.grid is None else _nearest(self.grid.q_scales, measured).float()
 
     def _count_clipped(self, chunk: Chunk) -> None:
         """Heads of which a largest magnitude, of Q or of their keys, is beyond the grid's scale that serves them."""
         if self.grid is None:
             return
-        q, k = _measured(chunk), largest_key_scales(chunk, self._offset)
+        q, k = _scales_of(chunk), largest_key_scales(chunk, self._offset)
         beyond = (k.double() > _nearest(self.grid.k_scales, k))[chunk.heads.kv]
         clipped = int((beyond | (q.double() > _nearest(self.grid.q_scales, q))).sum())
         self.clipped += clipped  # added in one step: two layers may be at work
 
 
-def _measured(chunk: Chunk) -> Tensor:
-    """Absmax scales of the chunk's queries, float32 [H]."""
-    return chunk.once("absmax scales of q", lambda: absmax_scales(chunk.q))
+def measured_scales(q: Tensor) -> Tensor:
+    """Absmax scales of q [H, Q, D], float32 [H]; in the CPU's memory by a kernel."""
+    if q.is_cpu and q.dtype in (torch.float32, torch.bfloat16):
+        return absmax_scales(q.detach(), lambda x: ops.largest(x).float())
+    return absmax_scales(q)
+
+
+def _scales_of(chunk: Chunk) -> Tensor:
+    return chunk.once("absmax scales of q", lambda: measured_scales(chunk.q))
 
 
 def _nearest(scales: tuple[float, ...], measured: Tensor) -> Tensor:

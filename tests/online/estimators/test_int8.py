@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from unittest import mock
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ import shadowattn
 from shadowattn.graphs import GraphForm
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import native
+from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
+from shadowattn.online.estimators import int8_fused
 from shadowattn.online.estimators.int8 import Int8
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.estimators.int8_graph import Int8Graph
@@ -139,3 +143,16 @@ def test_scores_by_graphs_stay_where_nobody_holds_their_memory_and_are_overwritt
             assert held.equal(-expected)
         assert one.scores(first).equal(expected)
         assert held.equal(-expected)
+
+
+def test_queries_are_measured_once_a_chunk_and_scales_carry_no_gradient():
+    q, k, v = qkv(4, 2, 6, 40, 16)
+    chunk = Chunk.of(q.requires_grad_(), k, v, retention=0.5)
+    grid = ScaleGrid((0.01, 0.02), (0.01, 0.02))
+    with mock.patch.object(int8_fused.ops, "largest", wraps=int8_fused.ops.largest) as largest:
+        units = Int8Fused(grid).units(chunk)
+        Int8Fused(grid).select(chunk, Rule(), Rule().lists(chunk.retention, chunk.positions), NativeKernels())
+    assert largest.call_count == 1
+    assert not units.requires_grad
+    assert not int8_fused.measured_scales(q).requires_grad
+    assert int8_fused.measured_scales(q).equal(absmax_scales(q.detach()))
