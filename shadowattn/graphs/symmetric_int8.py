@@ -4,7 +4,6 @@ What the graphs do inside, for those that take integers; the key offset is subtr
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,15 +35,18 @@ def absmax(x: Tensor) -> Tensor:
     return largest.view(x.dtype).float()
 
 
-def absmax_scales(x: Tensor, largest_of: Callable[[Tensor], Tensor] = absmax) -> Tensor:
+def absmax_scales(x: Tensor) -> Tensor:
     """The real value of one integer step, absmax / 127 over each head's rows; float32 [heads] for x [heads, rows, D].
 
-    `largest_of` is `absmax`, or a kernel that gives the same. Raises `InputError` on NaN or infinity, whose ranking would mean
-    nothing, and where there are no values at all.
+    Raises `InputError` on NaN or infinity, whose ranking would mean nothing, and where there are no values at all.
     """
     if 0 in x.shape[1:]:
         raise InputError(f"expected at least one row and one dimension, got q or k of shape {list(x.shape)}")
-    largest = largest_of(x)
+    return step_scales(absmax(x))
+
+
+def step_scales(largest: Tensor) -> Tensor:
+    """`absmax_scales` of what the largest magnitudes float32 [heads] are of. Raises `InputError` on NaN or infinity."""
     if not all(map(math.isfinite, largest.tolist())):
         raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
     return largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX

@@ -10,9 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from shadowattn.errors import InputError
-from shadowattn.graphs.estimation import INT8_MAX
-from shadowattn.graphs.symmetric_int8 import absmax, in_parts, shifted
+from shadowattn.graphs.symmetric_int8 import absmax, in_parts, shifted, step_scales
 from shadowattn.types import KeyOffset
 
 
@@ -118,7 +116,5 @@ class LargestKey:
         """The real value of one integer step, largest / 127; float32 [G]. Raises `InputError` on NaN or infinity in the keys."""
         largest = self._ends[-1][1]
         if self._scales is None or self._scales[0] is not largest:
-            if not torch.isfinite(largest).all():
-                raise InputError("expected finite q and k, got NaN or infinity; a ranking of keys would mean nothing")
-            self._scales = largest, largest.clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
+            self._scales = largest, step_scales(largest)
         return self._scales[1]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shadowattn.errors import InputError
-from shadowattn.graphs.symmetric_int8 import absmax_scales, in_parts, products, quantise, shifted
+from shadowattn.graphs.symmetric_int8 import absmax_scales, in_parts, products, quantise, shifted, step_scales
 from shadowattn.kernels import Kernels, ops
 from shadowattn.online.chunk import Chunk, largest_key_scales
 from shadowattn.online.estimators.base import Estimator, check_scales, key_offset_of
@@ -282,9 +282,8 @@ class Int8Fused(Estimator):
 
 def measured_scales(q: Tensor) -> Tensor:
     """Absmax scales of q [H, Q, D], float32 [H]; in the CPU's memory by a kernel."""
-    if q.is_cpu and q.dtype in (torch.float32, torch.bfloat16):
-        return absmax_scales(q.detach(), lambda x: ops.largest(x).float())
-    return absmax_scales(q)
+    by_kernel = q.is_cpu and q.dtype in (torch.float32, torch.bfloat16) and q.numel()
+    return step_scales(ops.largest(q.detach()).float()) if by_kernel else absmax_scales(q)
 
 
 def _scales_of(chunk: Chunk) -> Tensor:
