@@ -107,11 +107,9 @@ def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
     products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1, "exponents": None}
 
     def choose() -> None:
-        lists = Rule().lists(t.retention, t.positions)
-        to = {"candidates": lists.candidates, "tail": lists.tail, "indptr": lists.indptr, "indices": None}
         native.fused_rows(
-            t.q, t.k, t.v, None, q_scales=q_scales, packed=keys.packed, kv_head=t.heads.kv, positions=t.positions, scale=t.scale,
-            lists=to | {"sinks": 0, "recent": 0, "self_first": False},
+            t.q, t.k, t.v, None, q_scales=q_scales, packed=keys.packed, kv_head=t.heads.kv, positions=t.positions,
+            retention=t.retention, min_budget=1, scale=t.scale, sinks=0, recent=0, self_first=False,
         )  # fmt: skip
 
     return {

@@ -99,15 +99,25 @@ class _Unite(Structure):
 
 
 class _FirstLook(Structure):
-    _fields_ = _fields("rows near", ("through", c_void_p), ("by_key", c_void_p), ("by_key_head_stride", c_int64))
+    _fields_ = _fields(
+        "rows near", ("spared", c_void_p), ("by_key", c_void_p), ("by_key_head_stride", c_int64), ("candidates", c_float)
+    )
+
+
+class _Budgets(Structure):
+    _fields_ = (("retention", c_void_p), ("least", c_int64), ("kept", POINTER(c_int64)))
 
 
 class _Rows(Structure):
     _fields_ = (("choose", _Estimate), ("attend", _Attend))
 
 
+class _FusedRows(Structure):
+    _fields_ = (*_Rows._fields_, ("budgets", _Budgets))
+
+
 class _LookedRows(Structure):
-    _fields_ = (("choose", _Estimate), ("first", _FirstLook), ("attend", _Attend))
+    _fields_ = (("choose", _Estimate), ("first", _FirstLook), ("attend", _Attend), ("budgets", _Budgets))
 
 
 class _TileLoop(Structure):
@@ -126,7 +136,7 @@ _FUNCTIONS = {
     "pack": _Pack,
     "estimate": _Estimate,
     "unite": _Unite,
-    "fused_rows": _Rows,
+    "fused_rows": _FusedRows,
     "fused_blocks": _Rows,
     "looked_rows": _LookedRows,
     "shared_step": _Rows,
@@ -516,23 +526,35 @@ def fused_rows(
     packed: Tensor,
     kv_head: Tensor,
     positions: Tensor,
+    retention: Tensor,
+    min_budget: int,
     scale: float,
-    lists: dict[str, Tensor | int | None],
-    first_look: dict[str, Tensor | int] | None = None,
-) -> None:
+    sinks: int,
+    recent: int,
+    self_first: bool,
+    indices: Tensor | None = None,
+    first_look: dict[str, Tensor | int | float] | None = None,
+) -> int:
     """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys, of all or of those that a first
-    look lets through. Lists without `indices` are not written. With neither `out` nor a first look rows choose and do not attend.
+    look lets through. Returns how many keys they keep together, by `keep_counts`; `indices` int32 has room for them, or none are
+    written. With neither `out` nor a first look rows choose and do not attend.
     """
     if out is None and first_look is not None:
         raise ValueError("expected an output after a first look, got none")
-    choose = _choice(q, q_scales, packed, k.shape[1], kv_head, None, lists=lists)
+    choose = _choice(q, q_scales, packed, k.shape[1], kv_head, None)
+    choose.to = _Lists(None, None, None, None if indices is None else indices.data_ptr(), sinks, recent, self_first)
     attend = _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=1, scale=scale)
+    kept = c_int64()
+    budgets = _Budgets(retention.data_ptr(), min_budget, ctypes.pointer(kept))
     if first_look is None:
-        _run("fused_rows", _Rows(choose, attend))
-        return
-    through, by_key = first_look["through"], first_look["by_key"]
-    first = _FirstLook(first_look["rows"], first_look["near"], through.data_ptr(), by_key.data_ptr(), by_key.stride(0))
-    _run("looked_rows", _LookedRows(choose, first, attend))
+        _run("fused_rows", _FusedRows(choose, attend, budgets))
+        return kept.value
+    spared, by_key = first_look["spared"], first_look["by_key"]
+    first = _FirstLook(
+        first_look["rows"], first_look["near"], spared.data_ptr(), by_key.data_ptr(), by_key.stride(0), first_look["candidates"]
+    )
+    _run("looked_rows", _LookedRows(choose, first, attend, budgets))
+    return kept.value
 
 
 def fused_blocks(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shadowattn import checks
+from shadowattn.budget import keep_counts
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
 from shadowattn.types import MOST_TILE_ROWS
@@ -336,54 +337,61 @@ def attend_chosen(
     packed: Tensor,
     kv_head: Tensor,
     positions: Tensor,
-    candidates: Tensor,
-    indptr: Tensor,
-    size: int,
+    retention: Tensor,
+    min_budget: int,
     sinks: int,
     recent: int,
     self_first: bool,
     scale: float,
-    listed: bool,
+    size: int | None = None,
     first_rows: int = 0,
     near: int = 0,
-    through: Tensor | None = None,
+    candidates: float = 1.0,
+    spared: Tensor | None = None,
     by_key: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`estimate_select` of lists of one row and `attend` to them in one pass: no list reaches memory unless it is `listed`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`estimate_select` of lists of one row and `attend` to them in one pass: no list reaches memory unless its `size` is given.
 
-    With `first_rows` the rows of a block of so many choose from what a first look by the mean of their integers lets through:
-    `through` [H, blocks] int64 of the keys that the block's first row sees, beside the last `near` of them, the sinks and all
-    later keys. `by_key` uint8 [G, K or more, D] are the packed keys' bytes.
+    A row's list is as long as `keep_counts` says, of `retention` float64 [H]; `size` is that of all lists together.
 
-    Returns [H, Q, D] and indices int32 [size], or [0] where nobody wants the lists.
+    With `first_rows` the rows of a block of so many choose from what a first look by the mean of their integers lets through: of
+    the keys that the block's first row sees `candidates` times as many as its last row keeps, the last `near` of them and the
+    sinks, and all later keys. Blocks of the heads in `spared` bool [H] let every key through. `by_key` uint8 [G, K or more, D]
+    are the packed keys' bytes.
+
+    Returns [H, Q, D], indices int32 [size], or [0] where nobody wants the lists, and how many keys all rows keep, int64 [1].
     """
     _check(q, k, v, kv_head)
     checks.vector("positions", positions, q.shape[1])
     checks.ascending("positions", positions, least=0, below=k.shape[1])
-    _check_products(q, q_scales, packed, k.shape[1], kv_head)
-    tail = torch.zeros_like(candidates)
-    _check_budgets(candidates, tail, indptr, size, sinks, recent, q.shape[0], q.shape[1], k.shape[1])
-    checks.ascending("candidates", candidates, least=1, below=k.shape[1] + 1)
-    if (candidates.numpy() > positions.numpy() + 1).any():
-        raise InputError("candidates: expected keys up to each row's own, got later ones")
+    _check_products(q, q_scales, packed, k.shape[1], k.shape[0])
+    checks.vector("retention", retention, q.shape[0], dtype=torch.float64)
+    if not all(0 < kept <= 1 for kept in retention.tolist()):
+        raise InputError(f"retention: expected values in (0, 1], got {retention.tolist()}")
+    for name, value, least in (("min_budget", min_budget, 1), ("sinks", sinks, 0), ("recent", recent, 0)):
+        checks.integer(name, value, least=least)
+    if size is not None:
+        listed = int(keep_counts(retention, positions + 1, min_budget).sum())
+        if size != listed:
+            raise InputError(f"size: expected the length of all lists, {listed}, got {size}")
     first_look = None
-    if through is not None or by_key is not None or first_rows:
-        first_look = _first_look(first_rows, near, through, by_key, q, k, candidates, indptr, recent)
-    out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size if listed else 0, dtype=torch.int32)
-    lists = _places(candidates, tail, indptr, indices if listed else None, sinks, recent, self_first)
-    native.fused_rows(
-        _rows(q), _rows(k), _rows(v), out, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions, scale=scale,
-        lists=lists, first_look=first_look,
+    if first_rows or spared is not None or by_key is not None:
+        first_look = _first_look(first_rows, near, candidates, spared, by_key, q, k, recent)
+    out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size or 0, dtype=torch.int32)
+    kept = native.fused_rows(
+        _rows(q), _rows(k), _rows(v), out, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions,
+        retention=retention, min_budget=min_budget, scale=scale, sinks=sinks, recent=recent, self_first=self_first,
+        indices=None if size is None else indices, first_look=first_look,
     )  # fmt: skip
-    return out, indices
+    return out, indices, torch.tensor([kept])
 
 
 @attend_chosen.register_fake
 def _(
-    q, k, v, q_scales, packed, kv_head, positions, candidates, indptr, size, sinks, recent, self_first, scale, listed,
-    first_rows=0, near=0, through=None, by_key=None,
+    q, k, v, q_scales, packed, kv_head, positions, retention, min_budget, sinks, recent, self_first, scale, size=None,
+    first_rows=0, near=0, candidates=1.0, spared=None, by_key=None,
 ):  # fmt: skip
-    return q.new_empty(q.shape), q.new_empty(size if listed else 0, dtype=torch.int32)
+    return q.new_empty(q.shape), q.new_empty(size or 0, dtype=torch.int32), q.new_empty(1, dtype=torch.int64)
 
 
 @operator()
@@ -450,37 +458,19 @@ def _(
 
 
 def _first_look(
-    rows: int,
-    near: int,
-    through: Tensor | None,
-    by_key: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    candidates: Tensor,
-    indptr: Tensor,
-    recent: int,
-) -> dict[str, Tensor | int]:
+    rows: int, near: int, candidates: float, spared: Tensor | None, by_key: Tensor | None, q: Tensor, k: Tensor, recent: int
+) -> dict[str, Tensor | int | float]:
     """What `native.fused_rows` takes. Raises `InputError` where a row could be left with fewer keys than its list calls for."""
     checks.integer("first_rows", rows, least=8, most=64)
     checks.integer("near", near, least=max(1, recent))
+    checks.number("candidates", candidates, least=1)
     if rows % 8:
         raise InputError(f"first_rows: expected a multiple of 8, got {rows}")
-    heads, queries, _ = q.shape
-    expected = [heads, -(-queries // rows)]
-    if through is None or by_key is None:
-        raise InputError("a first look: expected first_rows, through and by_key, got some of them")
-    checks.tensors((torch.int64,), through=through)
-    checks.placed(checks.CPU, through=through)
-    if list(through.shape) != expected or not through.is_contiguous():
-        raise InputError(f"through: expected contiguous [H, blocks] = {expected}, got {list(through.shape)}")
+    if spared is None or by_key is None:
+        raise InputError("a first look: expected first_rows, spared and by_key, got some of them")
+    checks.vector("spared", spared, q.shape[0], dtype=torch.bool)
     _check_by_key(by_key, *k.shape)
-    seen, ends = candidates.numpy()[::rows], indptr.numpy()
-    longest = np.maximum.reduceat((ends[1:] - ends[:-1]).reshape(heads, queries), np.arange(0, queries, rows), axis=1)
-    if (through.numpy() < np.minimum(longest, seen)).any() or (through.numpy() > seen).any():
-        raise InputError(
-            "through: expected at least the longest list of each block, or all that its first row sees, and no more than those"
-        )
-    return {"rows": rows, "near": near, "through": through, "by_key": by_key}
+    return {"rows": rows, "near": near, "candidates": candidates, "spared": spared, "by_key": by_key}
 
 
 def _check_by_key(by_key: Tensor, heads: int, keys: int, dim: int) -> None:
@@ -592,7 +582,9 @@ def _check_estimate(
     query_block: int,
     exponents: Tensor | None,
 ) -> None:
-    _check_products(q, q_scales, packed, keys, kv_head)
+    _check_products(q, q_scales, packed, keys, packed.shape[0])
+    checks.vector("kv_head", kv_head, q.shape[0])
+    checks.within("kv_head", kv_head, least=0, most=packed.shape[0] - 1)
     checks.one_of("pooling", pooling, native.POOLINGS)
     checks.integer("query_block", query_block, least=1)
     checks.vector("visible", visible, q.shape[1])
@@ -603,11 +595,11 @@ def _check_estimate(
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
 
 
-def _check_products(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, kv_head: Tensor) -> None:
+def _check_products(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, groups: int) -> None:
     _check_quantisable(q, packed, q_scales)
     _check_room(packed, keys)
-    checks.vector("kv_head", kv_head, q.shape[0])
-    checks.within("kv_head", kv_head, least=0, most=packed.shape[0] - 1)
+    if packed.shape[0] != groups:
+        raise InputError(f"packed: expected as many key heads as k has, {groups}, got {packed.shape[0]}")
 
 
 def _check_shared(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int) -> None:

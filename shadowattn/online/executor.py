@@ -129,7 +129,9 @@ def _run_at_once(stages: Stages, *, threads: int | None, keep_lists: bool) -> Ra
     chunk, start = stages.chunk, time.perf_counter()
     with stages.estimator.use(), thread_budget(threads), _between_kernels(stages):
         out, selected = stages.attend_at_once(listed=keep_lists)
-    moved = 2 * out.nbytes + 2 * stages.listed_keys * out.shape[2] * chunk.k.element_size()
+    # Lists of single rows are as long together as the pairs that they keep.
+    listed = selected if isinstance(selected, int) and stages.rule.query_block == 1 else stages.listed_keys
+    moved = 2 * out.nbytes + 2 * listed * out.shape[2] * chunk.k.element_size()
     span = Span("attend", tuple(range(len(chunk.heads))), 0.0, (time.perf_counter() - start) * 1e6, "CPU", moved)
     return Ran(out, selected, Timeline((span,), "measured"))
 

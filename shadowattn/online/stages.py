@@ -123,8 +123,7 @@ class Stages:
     def attend_at_once(self, *, listed: bool) -> tuple[Tensor, Selection | int]:
         """Output [H, Q, D] of all heads, and their lists or, unless they are to be `listed`, how many (head, row, key) pairs
         these keep."""
-        out, selection = self.estimator.attend(self.chunk, self.rule, self._lists, listed=listed)
-        return out, self._lists.kept() if selection is None else selection
+        return self.estimator.attend(self.chunk, self.rule, lambda: self._lists, listed=listed)
 
     def attend(self, selection: Selection, heads: slice) -> Tensor:
         """Output [h, Q, D] of some heads."""

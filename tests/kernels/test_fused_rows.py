@@ -43,15 +43,21 @@ def quantised(x, scales):
     return torch.round(x.float() / scales[:, None, None]).clamp(-127, 127).double()
 
 
-def chosen_alone(q, k, v, q_scales, packed, kv, lists):
+def chosen_alone(q, k, v, q_scales, packed, kv, retention, rule, lists):
     """The lists where nothing attends, as the cost of choosing is timed."""
     indices = torch.empty(lists.size, dtype=torch.int32)
-    how = {"candidates": lists.candidates, "tail": lists.tail, "indptr": lists.indptr, "indices": indices}
-    native.fused_rows(
-        q, k, v, None, q_scales=q_scales, packed=packed, kv_head=kv, positions=lists.positions, scale=0.3,
-        lists=how | {"sinks": lists.sinks, "recent": lists.recent, "self_first": lists.self_first},
+    kept = native.fused_rows(
+        q, k, v, None, q_scales=q_scales, packed=packed, kv_head=kv, positions=lists.positions, retention=retention,
+        min_budget=rule.min_budget, scale=0.3, sinks=lists.sinks, recent=lists.recent, self_first=lists.self_first,
+        indices=indices,
     )  # fmt: skip
+    assert kept == lists.size
     return indices
+
+
+def budgets(retention, rule):
+    """What `ops.attend_chosen` takes of them."""
+    return retention, rule.min_budget, rule.sinks, rule.recent, rule.recent > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -82,22 +88,23 @@ def test_rows_attend_to_their_best_keys(
     retentions = torch.linspace(retention / 2, retention, count, dtype=torch.float64)
     rule = Rule(sinks=sinks, recent=recent, min_budget=min_budget)
     lists, kv = rule.lists(retentions, positions), Heads.all(count, groups).kv
-    plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    plan = budgets(retentions, rule)
     packed = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         with native.forced_level(level):
             ops.pack(k, k_scales, packed, 0, None)
-            out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, True)
-            again, none = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, False)
-            chosen = chosen_alone(q, k, v, q_scales, packed, kv, lists)
+            out, indices, kept = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, lists.size)
+            again, none, kept_again = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3)
+            chosen = chosen_alone(q, k, v, q_scales, packed, kv, retentions, rule, lists)
     finally:
         torch.set_num_threads(before)
     products = quantised(q, q_scales) @ quantised(k, k_scales)[kv].transpose(1, 2)
     assert indices.equal(TorchKernels().select(products.float(), lists).indices)
     assert chosen.equal(indices)
     assert len(none) == 0
+    assert kept.item() == kept_again.item() == lists.size
     assert again.equal(out)
     selection = Selection(indices, lists.indptr, positions, 1)
     expected = attention_float64(q, k, v, hidden_by_lists(selection, keys), 0.3)
@@ -114,15 +121,15 @@ def test_a_task_of_many_rows_goes_through_several_windows(level, dtype, retentio
     q, k, v = (x.to(dtype) for x in qkv(2, 1, 300, 2048, 64, seed=4))
     q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (q, k))
     positions, kv = 1748 + torch.arange(300), Heads.all(2, 1).kv
-    lists = Rule().lists(torch.full((2,), retention, dtype=torch.float64), positions)
-    plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    retentions = torch.full((2,), retention, dtype=torch.float64)
+    lists, plan = Rule().lists(retentions, positions), budgets(retentions, Rule())
     packed = torch.zeros(1, 128, 16, 16, 4, dtype=torch.uint8)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         with native.forced_level(level):
             ops.pack(k, k_scales, packed, 0, None)
-            out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.125, True)
+            out, indices, _ = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.125, lists.size)
     finally:
         torch.set_num_threads(before)
     products = quantised(q, q_scales) @ quantised(k, k_scales)[kv].transpose(1, 2)
@@ -144,15 +151,15 @@ def chosen(
     packed_k = k if packed_k is None else packed_k
     (count, rows, dim), (groups, keys) = q.shape, k.shape[:2]
     positions, kv = keys - rows + torch.arange(rows), Heads.all(count, groups).kv
-    lists = Rule(sinks=sinks).lists(torch.full((count,), retention, dtype=torch.float64), positions)
-    plan = (lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first)
+    retentions, rule = torch.full((count,), retention, dtype=torch.float64), Rule(sinks=sinks)
+    lists, plan = rule.lists(retentions, positions), budgets(retentions, rule)
     q_scales, k_scales = (x.float().abs().amax((1, 2)) / 127 for x in (q, packed_k))
     packed, before = torch.zeros(groups, -(-keys // 32) * 2, dim // 4, 16, 4, dtype=torch.uint8), torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         with native.forced_level(level):
             ops.pack(packed_k, k_scales, packed, 0, None)
-            out, indices = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, scale, True)
+            out, indices, _ = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, scale, lists.size)
     finally:
         torch.set_num_threads(before)
     return out, Selection(indices, lists.indptr, positions, 1)
@@ -209,50 +216,49 @@ def test_what_is_not_finite_reaches_no_row_beside_those_that_keep_it(level, dtyp
     assert reached[1].equal(keeps)
 
 
-def test_it_is_what_torch_expects_of_an_operator():
+def arguments() -> dict:
+    """Of 6 rows of 4 heads, 34 keys before them."""
     q, k, v = qkv(4, 2, 6, 40, 16)
-    kv, positions = Heads.all(4, 2).kv, 34 + torch.arange(6)
-    lists = Rule().lists(torch.full((4,), 0.3, dtype=torch.float64), positions)
-    packed = torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8)
-    arguments = (
-        q,
-        k,
-        v,
-        torch.ones(4),
-        packed,
-        kv,
-        positions,
-        lists.candidates,
-        lists.indptr,
-        lists.size,
-        0,
-        0,
-        False,
-        0.25,
-        True,
-    )
-    torch.library.opcheck(ops.attend_chosen.operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    retention, positions = torch.full((4,), 0.3, dtype=torch.float64), 34 + torch.arange(6)
+    return {
+        "q": q, "k": k, "v": v, "q_scales": torch.ones(4), "packed": torch.zeros(2, 4, 4, 16, 4, dtype=torch.uint8),
+        "kv_head": Heads.all(4, 2).kv, "positions": positions, "retention": retention, "min_budget": 1, "sinks": 0, "recent": 0,
+        "self_first": False, "scale": 0.25, "size": Rule().lists(retention, positions).size,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(("candidates", "expected"), [([4, 6], "keys up to each row's own"), ([4, 3], "ascending")])
-def test_candidates_that_are_later_or_do_not_ascend_are_refused(candidates, expected):
-    q, k, v = qkv(1, 1, 2, 8, 8)
-    packed, indptr = torch.zeros(1, 2, 2, 16, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
-    arguments = (q, k, v, torch.ones(1), packed, torch.zeros(1, dtype=torch.int64), torch.tensor([3, 4]))
-    with pytest.raises(InputError, match=f"candidates: expected {expected}"):
-        ops.attend_chosen(*arguments, torch.tensor(candidates), indptr, 2, 0, 0, False, 1.0, False)
+def test_it_is_what_torch_expects_of_an_operator():
+    torch.library.opcheck(ops.attend_chosen.operator, (), arguments(), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"retention": torch.zeros(4, dtype=torch.float64)}, r"retention: expected values in \(0, 1\]"),
+        ({"retention": torch.full((4,), float("nan"), dtype=torch.float64)}, r"retention: expected values in \(0, 1\]"),
+        ({"retention": torch.ones(4)}, "retention: expected float64"),
+        ({"retention": torch.ones(3, dtype=torch.float64)}, "retention: expected 4 values"),
+        ({"min_budget": 0}, "min_budget: expected an integer of 1"),
+        ({"size": 5}, "size: expected the length of all lists, 280, got 5"),
+        ({"positions": torch.tensor([34, 33, 36, 37, 38, 39])}, "positions: expected ascending"),
+        ({"positions": 35 + torch.arange(6)}, "positions: expected ascending values of 0 … 39"),
+        ({"packed": torch.zeros(1, 4, 4, 16, 4, dtype=torch.uint8)}, "packed: expected as many key heads as k has, 2, got 1"),
+    ],
+)
+def test_what_it_cannot_attend_to_is_refused(changed, message):
+    with pytest.raises(InputError, match=message):
+        ops.attend_chosen(**arguments() | changed)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_not_finite_reaches_the_rows_that_keep_it_and_no_other(level):
     q, k, v = qkv(1, 1, 6, 6, 16)
-    lists = Rule().lists(torch.ones(1, dtype=torch.float64), torch.arange(6))
     packed = torch.zeros(1, 2, 4, 16, 4, dtype=torch.uint8)
     k[0, 4, 3] = float("nan")
-    plan = (lists.candidates, lists.indptr, lists.size, 0, 0, False)
+    plan = budgets(torch.ones(1, dtype=torch.float64), Rule())
     with native.forced_level(level):
-        out, _ = ops.attend_chosen(
-            q, k, v, torch.ones(1), packed, torch.zeros(1, dtype=torch.int64), torch.arange(6), *plan, 1.0, False
+        out, _, _ = ops.attend_chosen(
+            q, k, v, torch.ones(1), packed, torch.zeros(1, dtype=torch.int64), torch.arange(6), *plan, 1.0
         )
     assert out[:, :4].isfinite().all()
     assert out[:, 4:].isnan().all()

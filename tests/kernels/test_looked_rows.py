@@ -52,11 +52,11 @@ def test_rows_attend_to_their_best_of_what_is_let_through(
     try:
         torch.set_num_threads(threads)
         with native.forced_level(level):
-            out, selection = estimator.attend(chunk, rule, lists, listed=True)
-            again, none = estimator.attend(chunk, rule, lists, listed=False)
+            out, selection = estimator.attend(chunk, rule, lambda: lists, listed=True)
+            again, kept = estimator.attend(chunk, rule, lambda: lists, listed=False)
     finally:
         torch.set_num_threads(before)
-    assert none is None
+    assert kept == lists.size
     assert again.equal(out)
     assert selection.indices.equal(estimator.select(chunk, rule, lists, TorchKernels()).indices)
     expected = attention_float64(q, k, v, hidden_by_lists(selection, keys), 0.3)
@@ -77,7 +77,7 @@ def test_the_number_of_threads_changes_no_bit(dtype):
     try:
         for threads in (1, 2, 3, 16):
             torch.set_num_threads(threads)
-            outputs.append(estimator.attend(chunk, Rule(), lists, listed=True))
+            outputs.append(estimator.attend(chunk, Rule(), lambda: lists, listed=True))
     finally:
         torch.set_num_threads(before)
     for out, selection in outputs:
@@ -100,7 +100,7 @@ def test_the_number_of_threads_changes_no_bit_of_rows_that_are_alike(rows, block
         for threads in (1, 2, 16):
             torch.set_num_threads(threads)
             chunk = Chunk.of(q, k, v, retention=0.3)
-            outputs.append(estimator.attend(chunk, Rule(), Rule().lists(chunk.retention, chunk.positions), listed=False)[0])
+            outputs.append(estimator.attend(chunk, Rule(), lambda: None, listed=False)[0])
     finally:
         torch.set_num_threads(before)
     assert all(out.equal(outputs[0]) for out in outputs)
@@ -113,9 +113,9 @@ def arguments() -> dict:
     lists, keys = Rule().lists(chunk.retention, chunk.positions), estimator.packed(chunk, twice=True)
     return {
         "q": q, "k": k, "v": v, "q_scales": torch.ones(4), "packed": keys.packed, "kv_head": chunk.heads.kv,
-        "positions": chunk.positions, "candidates": lists.candidates, "indptr": lists.indptr, "size": lists.size, "sinks": 0,
-        "recent": 0, "self_first": False, "scale": 0.25, "listed": True, "first_rows": 16, "near": 16,
-        "through": torch.full((4, 2), 30), "by_key": keys.by_key,
+        "positions": chunk.positions, "retention": chunk.retention, "min_budget": 1, "sinks": 0, "recent": 0,
+        "self_first": False, "scale": 0.25, "size": lists.size, "first_rows": 16, "near": 16, "candidates": 2.0,
+        "spared": torch.zeros(4, dtype=torch.bool), "by_key": keys.by_key,
     }  # fmt: skip
 
 
@@ -130,12 +130,10 @@ def test_it_is_what_torch_expects_of_an_operator():
         ({"first_rows": 20}, "first_rows: expected a multiple of 8, got 20"),
         ({"near": 0}, "near: expected an integer of 1"),
         ({"recent": 20}, "near: expected an integer of 20"),
-        ({"by_key": None}, "expected first_rows, through and by_key, got some of them"),
-        ({"through": torch.full((4, 3), 30)}, r"through: expected contiguous \[H, blocks\] = \[4, 2\], got \[4, 3\]"),
-        ({"through": torch.full((4, 2), 30.0)}, "through: expected"),
-        ({"through": torch.full((4, 2), 5)}, "through: expected at least the longest list of each block"),
-        ({"through": torch.full((4, 2), 50)}, "through: expected at least the longest list of each block"),
-        ({"candidates": torch.cat([torch.arange(41, 60), torch.tensor([45])])}, "candidates: expected"),
+        ({"by_key": None}, "expected first_rows, spared and by_key, got some of them"),
+        ({"candidates": 0.9}, "candidates: expected a number of 1 … inf, got 0.9"),
+        ({"spared": torch.zeros(3, dtype=torch.bool)}, "spared: expected 4 values"),
+        ({"spared": torch.zeros(4)}, "spared: expected bool"),
         (
             {"by_key": torch.zeros(2, 59, 16, dtype=torch.uint8)},
             r"by_key: expected \[G, K or more, D\] of \[2, 60, 16\]",
@@ -155,15 +153,15 @@ def test_rows_that_do_not_stand_one_after_another_see_what_their_block_lets_thro
     chunk = Chunk.of(q, k, v, retention=0.3, positions=positions)
     rule, estimator = Rule(), Hierarchical(block_rows=8)
     lists = rule.lists(chunk.retention, chunk.positions)
-    _, selection = estimator.attend(chunk, rule, lists, listed=True)
+    _, selection = estimator.attend(chunk, rule, lambda: lists, listed=True)
     assert selection.indices.equal(estimator.select(chunk, rule, lists, TorchKernels()).indices)
 
 
 def test_a_key_that_is_not_finite_reaches_the_rows_that_keep_it_and_no_other():
     given = arguments()
     given["k"][:, 50, 3] = float("nan")  # the own key of row 10
-    out, indices = ops.attend_chosen(**given)
-    ends, keeps = given["indptr"].tolist(), []
+    out, indices, _ = ops.attend_chosen(**given)
+    ends, keeps = Rule().lists(given["retention"], given["positions"]).indptr.tolist(), []
     for first, end in zip(ends, ends[1:], strict=False):
         keeps.append(bool((indices[first:end] == 50).any()))
     keeps = torch.tensor(keeps).view(4, 20)

@@ -23,7 +23,7 @@ OF_ROWS = {"estimate", "select", "attend together", "attend alone"}
 
 def attended(estimator, rule):
     chunk = Chunk.of(*qkv(4, 2, 200, 900, 64), retention=0.1)
-    return estimator.attend(chunk, rule, rule.lists(chunk.retention, chunk.positions), listed=True)
+    return estimator.attend(chunk, rule, lambda: rule.lists(chunk.retention, chunk.positions), listed=True)
 
 
 def looked(flat_share):

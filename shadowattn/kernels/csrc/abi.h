@@ -98,20 +98,42 @@ typedef struct {
   SaLists to;
 } SaEstimate;
 
+// How many keys rows keep of those up to their own, by a share of them: `keep_counts` of budget.py; see row_lists.h.
+typedef struct {
+  const double* retention;  // [H]
+  int64_t least;
+  int64_t* kept;  // is written: how many all rows of all heads keep together
+} SaBudgets;
+
 // What rows may choose from: the keys that one query for a block of rows lets through, the mean of their integers. See
 // first_look.h.
 typedef struct {
-  int64_t rows, near;      // of a block, a multiple of 8 up to 64; keys up to the block's first row that are let through anyway
-  const int64_t* through;  // [H, blocks] how many of the keys that the block's first row sees are let through
-  const uint8_t* by_key;   // [G, K, D] the packed keys' bytes, key by key
+  int64_t rows, near;     // of a block, a multiple of 8 up to 64; keys up to the block's first row that are let through anyway
+  const uint8_t* spared;  // [H] heads whose blocks let every key through
+  const uint8_t* by_key;  // [G, K, D] the packed keys' bytes, key by key
   int64_t by_key_head_stride;
+  float candidates;       // how many times the budget of a block's last row is let through, of the keys that its first row sees
 } SaFirstLook;
 
 // Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
-// scores are NULL and the pooling is SA_ROWS; `to.indices` NULL: nobody wants the lists. Of `attend` no list is read. Where
-// `out.data` is NULL, rows choose and do not attend: what estimate and selection alone cost.
+// scores are NULL, the pooling is SA_ROWS, and of `to` the budgets say all but the indices; these are NULL where nobody wants the lists.
+// Of `attend` no list is read. Where `out.data` is NULL, rows choose and do not attend: what estimate and selection alone cost.
+typedef struct {
+  SaEstimate choose;
+  SaAttend attend;
+  SaBudgets budgets;
+} SaFusedRows;
+
+// The same where rows choose from what a first look lets through; see looked_rows.h.
+typedef struct {
+  SaEstimate choose;
+  SaFirstLook first;
+  SaAttend attend;
+  SaBudgets budgets;
+} SaLookedRows;
+
 // For blocks of rows with a list each (fused_blocks.h) the pooling and the rows of `choose` are any that `estimate` takes; its
-// lists are those of `attend`'s blocks.
+// lists are those of `attend`'s blocks, of which none is read; `to.indices` is NULL where nobody wants them.
 // For a decoding step (shared_step.h) `choose` has heads of one row each, of which `query_block` neighbours share a key head and a
 // list, and `attend` a head for each key head, whose rows they are: each keeps all of its list. Where `scores` [G, K] of `choose` is
 // not NULL, what lists go by is written there, and nothing is selected. Where `q_scales` is NULL, a head's is that of its row; 2 is
@@ -120,13 +142,6 @@ typedef struct {
   SaEstimate choose;
   SaAttend attend;
 } SaRows;
-
-// The same where rows choose from what a first look lets through; see looked_rows.h.
-typedef struct {
-  SaEstimate choose;
-  SaFirstLook first;
-  SaAttend attend;
-} SaLookedRows;
 
 // So many products of whole tiles, of bfloat16 or INT8, shared out over the threads, whose tiles stay where they are: the roof of all
 // that tiles multiply. Only levels with tiles have it; the others return 1.
@@ -148,7 +163,7 @@ typedef struct {
   int (*pack)(const SaPack*);
   int (*estimate)(const SaEstimate*);
   int (*unite)(const SaUnite*);
-  int (*fused_rows)(const SaRows*);
+  int (*fused_rows)(const SaFusedRows*);
   int (*fused_blocks)(const SaRows*);
   int (*looked_rows)(const SaLookedRows*);
   int (*shared_step)(const SaRows*);
@@ -176,7 +191,7 @@ SA_API int shadowattn_select(int level, const SaSelect*);
 SA_API int shadowattn_pack(int level, const SaPack*);
 SA_API int shadowattn_estimate(int level, const SaEstimate*);
 SA_API int shadowattn_unite(int level, const SaUnite*);
-SA_API int shadowattn_fused_rows(int level, const SaRows*);
+SA_API int shadowattn_fused_rows(int level, const SaFusedRows*);
 SA_API int shadowattn_fused_blocks(int level, const SaRows*);
 SA_API int shadowattn_looked_rows(int level, const SaLookedRows*);
 SA_API int shadowattn_shared_step(int level, const SaRows*);

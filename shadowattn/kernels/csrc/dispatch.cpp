@@ -157,7 +157,7 @@ extern "C" void shadowattn_time_stages(int timed, int64_t nanoseconds[SA_STAGES]
 
 extern "C" void shadowattn_struct_bytes(int64_t bytes[12]) {
   bytes[0] = sizeof(SaAttend), bytes[1] = sizeof(SaSelect), bytes[2] = sizeof(SaPack), bytes[3] = sizeof(SaEstimate);
-  bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
+  bytes[4] = sizeof(SaUnite), bytes[5] = sizeof(SaFusedRows), bytes[6] = sizeof(SaRows), bytes[7] = sizeof(SaLookedRows);
   bytes[8] = sizeof(SaRows), bytes[9] = sizeof(SaTileLoop), bytes[10] = sizeof(SaLargest), bytes[11] = SA_STAGES * sizeof(int64_t);
 }
 
@@ -166,7 +166,7 @@ extern "C" int shadowattn_select(int level, const SaSelect* x) { return kernels_
 extern "C" int shadowattn_pack(int level, const SaPack* x) { return kernels_of(level).pack(x); }
 extern "C" int shadowattn_estimate(int level, const SaEstimate* x) { return kernels_of(level).estimate(x); }
 extern "C" int shadowattn_unite(int level, const SaUnite* x) { return kernels_of(level).unite(x); }
-extern "C" int shadowattn_fused_rows(int level, const SaRows* x) { return kernels_of(level).fused_rows(x); }
+extern "C" int shadowattn_fused_rows(int level, const SaFusedRows* x) { return kernels_of(level).fused_rows(x); }
 extern "C" int shadowattn_fused_blocks(int level, const SaRows* x) { return kernels_of(level).fused_blocks(x); }
 extern "C" int shadowattn_looked_rows(int level, const SaLookedRows* x) { return kernels_of(level).looked_rows(x); }
 extern "C" int shadowattn_shared_step(int level, const SaRows* x) { return kernels_of(level).shared_step(x); }

@@ -5,8 +5,31 @@
 // rows rank alike, so that a few times their budget holds most of what they would choose.
 #pragma once
 #include "choose_rows.h"
+#include "row_lists.h"
 
 namespace {
+
+// A first look, and how many of the keys that a block's first row sees it lets through; `failed()`: there was no memory for that.
+struct FirstLook : SaFirstLook {
+  int64_t* through;  // [H, blocks]
+
+  FirstLook(const SaFirstLook& look, const SaEstimate& a) : SaFirstLook(look) {
+    const int64_t blocks = ceil_div(a.rows, rows);
+    through = static_cast<int64_t*>(malloc(static_cast<size_t>(a.heads * blocks) * sizeof(int64_t)));
+    if (!through) return;
+    for (int64_t head = 0; head < a.heads; ++head)
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t last = head * a.rows + min_of((b + 1) * rows, a.rows) - 1, seen = a.to.candidates[b * rows];
+        const int64_t wanted = least_above(static_cast<float>(a.to.indptr[last + 1] - a.to.indptr[last]) * candidates);
+        through[head * blocks + b] = spared[head] ? seen : min_of(wanted, seen);
+      }
+  }
+  ~FirstLook() { free(through); }
+  FirstLook(const FirstLook&) = delete;
+  FirstLook& operator=(const FirstLook&) = delete;
+
+  bool failed() const { return !through; }
+};
 
 // The mean of some rows' integers in the range of an int8, as large as it can be; half up. Only its direction matters.
 template <class T>
@@ -30,7 +53,7 @@ void mean_query(const SaEstimate& a, int64_t head, int64_t from, int64_t to, int
 
 // Bits of the keys that mean queries let through, for up to 8 blocks of rows of a head from row `from` on.
 template <class T>
-void look_first(const SaEstimate& a, const SaFirstLook& look, int64_t head, int64_t from, int64_t rows, Seed* seed,
+void look_first(const SaEstimate& a, const FirstLook& look, int64_t head, int64_t from, int64_t rows, Seed* seed,
                 const RowBits& through, const ChoiceMemory& memory, Laps* laps) {
   const int64_t* wanted_through = look.through + head * ceil_div(a.rows, look.rows) + from / look.rows;
   memory.clear();
@@ -76,7 +99,7 @@ struct LetThrough {
 
 // Whether every block of a head lets every key through that its first row sees. Asked of whole heads, so that how rows are shared
 // out over tasks, and with it the number of threads, changes no result.
-inline bool lets_all_through(const SaEstimate& a, const SaFirstLook& look, int64_t head) {
+inline bool lets_all_through(const SaEstimate& a, const FirstLook& look, int64_t head) {
   const int64_t blocks = ceil_div(a.rows, look.rows);
   for (int64_t b = 0; b < blocks; ++b)
     if (look.through[head * blocks + b] < a.to.candidates[b * look.rows]) return false;
@@ -84,7 +107,7 @@ inline bool lets_all_through(const SaEstimate& a, const SaFirstLook& look, int64
 }
 
 // The most keys that any block's first look lets through, of heads that look first.
-inline int64_t most_through(const SaEstimate& a, const SaFirstLook& look) {
+inline int64_t most_through(const SaEstimate& a, const FirstLook& look) {
   int64_t most = 0;
   const int64_t blocks = ceil_div(a.rows, look.rows);
   for (int64_t i = 0; i < a.heads * blocks; ++i) {

@@ -12,6 +12,7 @@
 #include "attend_rows.h"
 #include "choose_rows.h"
 #include "common_keys.h"
+#include "row_lists.h"
 #include "softmax.h"
 
 namespace {
@@ -253,8 +254,10 @@ class FusedRows {
 };
 
 template <class T>
-int fused_rows_of(const SaRows& a) {
-  const SaEstimate& e = a.choose;
+int fused_rows_of(const SaFusedRows& a) {
+  const RowLists lists(a.choose, a.attend.positions, a.budgets);
+  if (lists.failed()) return 1;
+  const SaEstimate& e = lists.choose;
   const FusedRows<T> fused(e, a.attend);
   const int64_t blocks = ceil_div(e.rows, fused.rows);
   return run_queue(e.heads * blocks, a.attend.threads, fused.bytes_needed(), [&](int64_t t, char* scratch) {
@@ -263,6 +266,6 @@ int fused_rows_of(const SaRows& a) {
   });
 }
 
-int fused_rows(const SaRows* a) { return a->choose.bfloat16 ? fused_rows_of<bf16>(*a) : fused_rows_of<float>(*a); }
+int fused_rows(const SaFusedRows* a) { return a->choose.bfloat16 ? fused_rows_of<bf16>(*a) : fused_rows_of<float>(*a); }
 
 }  // namespace

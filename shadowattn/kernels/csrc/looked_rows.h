@@ -26,7 +26,7 @@ inline void write_through(const uint64_t* chosen, const LetThrough& through, int
 }
 
 // The heads in the order that they are worked on: first those that let every key through, whose tasks take longest.
-inline int64_t head_at(const SaEstimate& e, const SaFirstLook& look, int64_t place) {
+inline int64_t head_at(const SaEstimate& e, const FirstLook& look, int64_t place) {
   for (int spared = 1; spared >= 0; --spared)
     for (int64_t head = 0; head < e.heads; ++head)
       if (lets_all_through(e, look, head) == static_cast<bool>(spared) && place-- == 0) return head;
@@ -35,8 +35,11 @@ inline int64_t head_at(const SaEstimate& e, const SaFirstLook& look, int64_t pla
 
 template <class T>
 int looked_rows_of(const SaLookedRows& a) {
-  const SaEstimate& e = a.choose;
-  const SaFirstLook& look = a.first;
+  const RowLists lists(a.choose, a.attend.positions, a.budgets);
+  if (lists.failed()) return 1;
+  const SaEstimate& e = lists.choose;
+  const FirstLook look(a.first, e);
+  if (look.failed()) return 1;
   const int64_t words = padded_bytes(e.keys) / 64, most = most_through(e, look), lanes = round_up(look.rows, VL);
   const int64_t all_blocks = ceil_div(e.rows, look.rows);
   int64_t at_once = kRowsAtOnce;  // blocks of a task: their mean queries meet the keys together

@@ -1,7 +1,7 @@
 """What an estimator is: how important a key looks to a query row. Only the order of the scores of a row matters."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -210,8 +210,10 @@ class Estimator(ABC):
         """Whether `attend` can serve lists of this rule, with these kernels."""
         return False
 
-    def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
-        """Output [H, Q, D] of all heads, and the lists where they are to be `listed`; for who says that he `attends`."""
+    def attend(self, chunk: Chunk, rule: Rule, lists: Callable[[], Lists], *, listed: bool) -> tuple[Tensor, Selection | int]:
+        """Output [H, Q, D] of all heads, and their lists or, unless they are to be `listed`, how many (head, row, key) pairs
+        these keep; for who says that he `attends`. `lists()` makes the budgets and places of all lists, for who needs them.
+        """
         raise NotImplementedError
 
     def cost(self, head_dim: int, rows: int, keys: int) -> EstimateCost | None:

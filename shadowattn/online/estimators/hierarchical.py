@@ -6,7 +6,7 @@ compares as many scores. Here a block shares one row of products with every key,
 A few heads lose most of the attention mass that is lost by it. They are known from calibration text, and let every key through.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,10 +17,10 @@ from shadowattn import checks
 from shadowattn.errors import InputError
 from shadowattn.graphs.buckets import heads_at_once
 from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
-from shadowattn.kernels import Kernels, ops
+from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import FirstLook, check_rule
-from shadowattn.online.estimators.int8_fused import Int8Fused
+from shadowattn.online.estimators.int8_fused import Int8Fused, attend_chosen
 from shadowattn.online.selection import Rule, last_of_blocks
 from shadowattn.types import EstimateCost, FirstLookLosses, Lists, Selection
 
@@ -97,7 +97,7 @@ class Hierarchical(Int8Fused):
     def attends(self, rule: Rule, kernels: Kernels) -> bool:
         return rule.query_block == 1 and super().attends(rule, kernels)
 
-    def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
+    def attend(self, chunk: Chunk, rule: Rule, lists: Callable[[], Lists], *, listed: bool) -> tuple[Tensor, Selection | int]:
         """Some blocks of a head a task: first looks, choices among what they let through, attention.
 
         A V that is not finite makes all rows of a block NaN which let its key through, also those that do not keep it; but where
@@ -105,12 +105,8 @@ class Hierarchical(Int8Fused):
         """
         keys = self._keys(chunk, twice=True)
         self._count_clipped(chunk)
-        out, indices = ops.attend_chosen(
-            chunk.q, chunk.k, chunk.v, self._q_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions,
-            lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
-            self.block_rows, self._near(rule), self._through(chunk, lists), keys.by_key,
-        )  # fmt: skip
-        return out, Selection(indices, lists.indptr, chunk.positions, 1) if listed else None
+        look = (self.block_rows, self._near(rule), self.candidates, self._spared(chunk), keys.by_key)
+        return attend_chosen(chunk, rule, lists() if listed else None, self._q_scales(chunk), keys, look)
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """The lists of `attend`, by scores and masks [H, Q, K] in torch: for the torch kernels, and for pipelines that take the
@@ -149,10 +145,14 @@ class Hierarchical(Int8Fused):
         places = lists.indptr[:-1], lists.indptr[1:]
         starts, ends = (last_of_blocks(x.view(len(chunk.heads), -1), self.block_rows) for x in places)
         wanted = ((ends - starts) * self.candidates).ceil_().long()
-        if self.first_look is not None:
-            flat = self.first_look.spared(chunk.layer, chunk.heads, self.flat_share).to(wanted.device)
-            wanted = torch.where(flat[:, None], seen, wanted)
-        return torch.minimum(wanted, seen)
+        spared = self._spared(chunk).to(wanted.device)
+        return torch.where(spared[:, None], seen, wanted).minimum(seen)
+
+    def _spared(self, chunk: Chunk) -> Tensor:
+        """Heads whose blocks let every key through, bool [H], in the CPU's memory."""
+        if self.first_look is None:
+            return torch.zeros(len(chunk.heads), dtype=torch.bool)
+        return self.first_look.spared(chunk.layer, chunk.heads, self.flat_share)
 
 
 def mean_queries(q8: Tensor, rows: int) -> Tensor:

@@ -6,6 +6,7 @@ are appended. Where the keys are not in the CPU's memory, torch computes the sam
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -218,21 +219,18 @@ class Int8Fused(Estimator):
     def attends(self, rule: Rule, kernels: Kernels) -> bool:
         return kernels.name == "native" and (rule.query_block == 1 or rule.query_block in _SHARED_ROWS)
 
-    def attend(self, chunk: Chunk, rule: Rule, lists: Lists, *, listed: bool) -> tuple[Tensor, Selection | None]:
+    def attend(self, chunk: Chunk, rule: Rule, lists: Callable[[], Lists], *, listed: bool) -> tuple[Tensor, Selection | int]:
         """Some rows or blocks of a head a task, from their products to their output. Raises `InputError` as `select` does."""
         keys, scored, q_scales, exponents = self._ranking(chunk, rule)
         if rule.query_block == 1:
-            out, indices = ops.attend_chosen(
-                chunk.q, chunk.k, chunk.v, q_scales, keys.packed, chunk.heads.kv, chunk.positions,
-                lists.candidates, lists.indptr, lists.size, lists.sinks, lists.recent, lists.self_first, chunk.scale, listed,
-            )  # fmt: skip
-        else:
-            out, indices = ops.attend_chosen_blocks(
-                chunk.q, chunk.k, chunk.v, scored.q, q_scales, keys.packed, chunk.heads.kv, chunk.positions,
-                scored.positions + 1, rule.pooling, rule.query_block, lists.candidates, lists.tail, lists.indptr, lists.size,
-                lists.sinks, lists.recent, lists.self_first, chunk.scale, listed, exponents,
-            )  # fmt: skip
-        return out, Selection(indices, lists.indptr, chunk.positions, rule.query_block) if listed else None
+            return attend_chosen(chunk, rule, lists() if listed else None, q_scales, keys)
+        to = lists()
+        out, indices = ops.attend_chosen_blocks(
+            chunk.q, chunk.k, chunk.v, scored.q, q_scales, keys.packed, chunk.heads.kv, chunk.positions,
+            scored.positions + 1, rule.pooling, rule.query_block, to.candidates, to.tail, to.indptr, to.size,
+            to.sinks, to.recent, to.self_first, chunk.scale, listed, exponents,
+        )  # fmt: skip
+        return out, Selection(indices, to.indptr, chunk.positions, rule.query_block) if listed else to.kept()
 
     def _keys(self, chunk: Chunk, *, twice: bool = False) -> PackedKeys | TorchKeys:
         """The chunk's keys as integers, `PackedKeys` perhaps `twice`. What is new of them is rounded, or all keys, where their
@@ -278,6 +276,19 @@ class Int8Fused(Estimator):
         beyond = (k.double() > _nearest(self.grid.k_scales, k))[chunk.heads.kv]
         clipped = int((beyond | (q.double() > _nearest(self.grid.q_scales, q))).sum())
         self.clipped += clipped  # added in one step: two layers may be at work
+
+
+def attend_chosen(
+    chunk: Chunk, rule: Rule, lists: Lists | None, q_scales: Tensor, keys: PackedKeys, first_look: tuple = ()
+) -> tuple[Tensor, Selection | int]:
+    """`Estimator.attend` of single rows by the native kernel, which finds their budgets itself, and writes lists where there are
+    any; `first_look` is what `ops.attend_chosen` takes for one.
+    """
+    out, indices, kept = ops.attend_chosen(
+        chunk.q, chunk.k, chunk.v, q_scales, keys.packed, chunk.heads.kv, chunk.positions, chunk.retention, rule.min_budget,
+        rule.sinks, rule.recent, rule.recent > 0, chunk.scale, lists.size if lists else None, *first_look,
+    )  # fmt: skip
+    return out, Selection(indices, lists.indptr, chunk.positions, 1) if lists else int(kept)
 
 
 def measured_scales(q: Tensor) -> Tensor:

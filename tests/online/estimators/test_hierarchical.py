@@ -93,7 +93,7 @@ def test_a_row_keeps_the_best_of_what_its_block_lets_through(
         if BUILT:
             assert estimator.select(chunk, rule, lists, NativeKernels()).indices.tolist() == expected
     if BUILT:
-        assert estimator.attend(chunk, rule, lists, listed=True)[1].indices.tolist() == expected
+        assert estimator.attend(chunk, rule, lambda: lists, listed=True)[1].indices.tolist() == expected
 
 
 @given(
@@ -205,7 +205,7 @@ def test_keys_are_held_twice_only_where_the_native_kernel_reads_them_so():
     alone = estimator.select(chunk, rule, lists, TorchKernels())
     assert estimator.packed(chunk).by_key is None
     if BUILT:
-        assert estimator.attend(chunk, rule, lists, listed=True)[1].indices.equal(alone.indices)
+        assert estimator.attend(chunk, rule, lambda: lists, listed=True)[1].indices.equal(alone.indices)
         assert estimator.packed(chunk).by_key is not None
         assert estimator.repacked == 2
 
