@@ -85,6 +85,11 @@ def sharing_ends() -> str:
     return _by_retention("study_query_block_smollm2_ends")
 
 
+def sharing_least() -> str:
+    """The same of blocks of four and eight rows where fewest keys are kept."""
+    return _by_retention("study_query_block_smollm2_least")
+
+
 def sharing_stdlib() -> str:
     """The same on the standard library."""
     return _by_retention("study_query_block_stdlib")
