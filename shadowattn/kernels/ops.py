@@ -217,7 +217,7 @@ def estimate(
     `exponents` float32 [H], for pooling by `probability`: exp(logit) = 2^(product · exponent).
     """
     _check_estimate(q, q_scales, packed, keys, kv_head, visible, pooling, query_block, exponents)
-    scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys)
+    scores = torch.empty(q.shape[0], _lists(q, pooling, query_block), keys, dtype=torch.float32)
     native.estimate(
         _rows(q), q_scales, packed, keys=keys, kv_head=kv_head, visible=visible, pooling=pooling, query_block=query_block,
         exponents=exponents, scores=scores,
@@ -238,7 +238,7 @@ def shared_scores(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int) -> Ten
     head, which follow one another. A head whose products differ by less than a millionth of the largest one has no say.
     """
     _check_shared(q, q_scales, packed, keys)
-    scores = torch.empty(len(packed), 1, keys)
+    scores = torch.empty(len(packed), 1, keys, dtype=torch.float32)
     native.shared_scores(_rows(q), q_scales, packed, scores)
     return scores
 
@@ -460,7 +460,7 @@ def _(
 def _first_look(
     rows: int, near: int, candidates: float, spared: Tensor | None, by_key: Tensor | None, q: Tensor, k: Tensor, recent: int
 ) -> dict[str, Tensor | int | float]:
-    """What `native.fused_rows` takes. Raises `InputError` where a row could be left with fewer keys than its list calls for."""
+    """What `native.fused_rows` takes of a first look, checked."""
     checks.integer("first_rows", rows, least=8, most=64)
     checks.integer("near", near, least=max(1, recent))
     checks.number("candidates", candidates, least=1)

@@ -78,7 +78,7 @@ class Steps:
         """The largest magnitude / 127, of the layer's `tensor` as a whole or of each `head`; for tensors on a device."""
         steps = {}
         for name in ("q", "k", "v", "scores"):
-            largest = torch.tensor(getattr(ranges, name)[layer], device=device)
+            largest = torch.tensor(getattr(ranges, name)[layer], dtype=torch.float32, device=device)
             largest = largest.amax().expand_as(largest) if granularity == "tensor" else largest
             steps[name] = largest.clamp(min=torch.finfo(torch.float32).tiny * INT8_MAX) / INT8_MAX
         return cls(**steps, key_offset=ranges.key_offset)

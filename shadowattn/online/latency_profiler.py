@@ -163,10 +163,10 @@ class LatencyProfiler:
         subtracted. `v` [G, K, D] may be shared.
         """
         generator = torch.Generator().manual_seed(self.seed * 1000 + seed)
-        q = torch.randn(self.heads, self.rows, self.head_dim, generator=generator)
-        k = torch.randn(self.kv_heads, keys, self.head_dim, generator=generator)
+        q = torch.randn(self.heads, self.rows, self.head_dim, dtype=torch.float32, generator=generator)
+        k = torch.randn(self.kv_heads, keys, self.head_dim, dtype=torch.float32, generator=generator)
         if self.bank is not None:
-            scales = torch.tensor([self.bank.pairs[pair] for pair in pairs])
+            scales = torch.tensor([self.bank.pairs[pair] for pair in pairs], dtype=torch.float32)
             group = self.heads // self.kv_heads
             q = _scaled(q, scales[:, 0])
             k = _scaled(k, scales[::group, 1])

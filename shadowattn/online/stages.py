@@ -123,7 +123,14 @@ class Stages:
     def attend_at_once(self, *, listed: bool) -> tuple[Tensor, Selection | int]:
         """Output [H, Q, D] of all heads, and their lists or, unless they are to be `listed`, how many (head, row, key) pairs
         these keep."""
-        return self.estimator.attend(self.chunk, self.rule, lambda: self._lists, listed=listed)
+        out, kept = self.estimator.attend(self.chunk, self.rule, lambda: self._lists, listed=listed)
+        expected = Selection if listed else int
+        if not isinstance(kept, expected):
+            raise InputError(
+                f"{type(self.estimator).__name__}.attend: expected the output and, with listed={listed}, "
+                f"{'the lists' if listed else 'how many pairs they keep'}, a {expected.__name__}, got {type(kept).__name__}"
+            )
+        return out, kept
 
     def attend(self, selection: Selection, heads: slice) -> Tensor:
         """Output [h, Q, D] of some heads."""

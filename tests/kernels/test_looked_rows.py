@@ -10,6 +10,7 @@ from shadowattn.kernels import native, ops
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.hierarchical import Hierarchical
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
 from shadowattn.types import FirstLookLosses
 from tests.kernels.exact import attention_float64, hidden_by_lists
@@ -168,6 +169,16 @@ def test_a_key_that_is_not_finite_reaches_the_rows_that_keep_it_and_no_other():
     assert keeps.any()
     assert not keeps.all()
     assert out.isnan().any(-1).equal(keeps)
+
+
+@pytest.mark.parametrize("candidates", [1e15, 1e18, 1e30, 1e300])
+def test_more_candidates_than_there_are_integers_let_every_key_through(candidates):
+    q, k, v = qkv(2, 1, 100, 700, 16)
+    chunk, estimator = Chunk.of(q, k, v, retention=0.1), Hierarchical(candidates=candidates)
+    lists = Rule().lists(chunk.retention, chunk.positions)
+    _, selection = estimator.attend(chunk, Rule(), lambda: lists, listed=True)
+    assert selection.indices.equal(estimator.select(chunk, Rule(), lists, TorchKernels()).indices)
+    assert selection.indices.equal(Int8Fused().attend(chunk, Rule(), lambda: lists, listed=True)[1].indices)
 
 
 def test_keys_of_more_heads_than_there_is_room_for_are_refused():

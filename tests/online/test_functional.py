@@ -9,6 +9,7 @@ import shadowattn
 from shadowattn import reference
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
+from shadowattn.online import functional
 from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from tests.tensors import HEAD_DIMS, HEADS, integer_qkv, qkv
 
@@ -22,6 +23,23 @@ def test_retention_one_equals_dense(estimator, heads, kv_heads, head_dim):
     q, k, v = qkv(heads, kv_heads, 40, 70, head_dim)
     out = shadowattn.sparse_attention(q, k, v, 1.0, causal_offset=30, estimator=estimator)
     torch.testing.assert_close(out, reference.dense_attention(q, k, v, causal_offset=30), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("estimator", functional.ESTIMATORS)
+def test_torchs_default_dtype_changes_no_bit(estimator, kernel):
+    """Also the memory that C++ writes to is of the dtype that it is said to be."""
+    q, k, v = qkv(4, 2, 40, 300, 64)
+    for query_block in (1,) if estimator == "hierarchical" else (1, 16):  # which makes no lists for blocks
+        how = {"causal_offset": 260, "estimator": estimator, "kernel": kernel, "query_block": query_block}
+        outputs = []
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            torch.set_default_dtype(dtype)
+            try:
+                outputs.append(shadowattn.sparse_attention(q, k, v, 0.1, **how))
+            finally:
+                torch.set_default_dtype(torch.float32)
+        assert all(out.equal(outputs[0]) for out in outputs)
 
 
 @pytest.mark.parametrize("block_score", ["leading_query", "max"])

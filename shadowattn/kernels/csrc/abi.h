@@ -116,8 +116,8 @@ typedef struct {
 } SaFirstLook;
 
 // Estimate, selection and attention of rows with lists of their own, in one task for some rows; see fused_rows.h. Of `choose` the
-// scores are NULL, the pooling is SA_ROWS, and of `to` the budgets say all but the indices; these are NULL where nobody wants the lists.
-// Of `attend` no list is read. Where `out.data` is NULL, rows choose and do not attend: what estimate and selection alone cost.
+// scores are NULL and the pooling is SA_ROWS. The budgets say where each list of `to` begins and ends, and a row's candidates are the
+// keys up to its own; `to.indices` is NULL where nobody wants the lists. Of `attend` no list is read. Where `out.data` is NULL, rows choose and do not attend: what estimate and selection alone cost.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;

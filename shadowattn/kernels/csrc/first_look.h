@@ -20,8 +20,10 @@ struct FirstLook : SaFirstLook {
     for (int64_t head = 0; head < a.heads; ++head)
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t last = head * a.rows + min_of((b + 1) * rows, a.rows) - 1, seen = a.to.candidates[b * rows];
-        const int64_t wanted = least_above(static_cast<float>(a.to.indptr[last + 1] - a.to.indptr[last]) * candidates);
-        through[head * blocks + b] = spared[head] ? seen : min_of(wanted, seen);
+        const int64_t kept = a.to.indptr[last + 1] - a.to.indptr[last];
+        const float wanted = static_cast<float>(kept) * candidates;  // may be beyond all integers
+        const bool every = spared[head] || wanted >= static_cast<float>(seen);
+        through[head * blocks + b] = every ? seen : min_of(max_of(least_above(wanted), kept), seen);
       }
   }
   ~FirstLook() { free(through); }

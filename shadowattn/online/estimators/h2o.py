@@ -82,7 +82,7 @@ class H2O(Estimator):
         distance = chunk.positions[:, None] - torch.arange(chunk.keys, device=chunk.q.device)
         attention = torch.softmax((Oracle().scores(chunk) * chunk.scale).masked_fill_(distance < 0, -torch.inf), -1)
         received.add(chunk, before + attention.sum(1))
-        near = torch.ceil(self.recent * keep_counts(chunk.retention, chunk.positions + 1)).clamp(min=1)[..., None]
+        near = torch.ceil(self.recent * keep_counts(chunk.retention, chunk.positions + 1).float()).clamp(min=1)[..., None]
         forced = ALWAYS * (2 - distance / near)
         return torch.where((distance >= 0) & (distance < near), forced, before[:, None])
 

@@ -144,9 +144,10 @@ class Hierarchical(Int8Fused):
         seen = lists.candidates[:: self.block_rows]
         places = lists.indptr[:-1], lists.indptr[1:]
         starts, ends = (last_of_blocks(x.view(len(chunk.heads), -1), self.block_rows) for x in places)
-        wanted = ((ends - starts) * self.candidates).ceil_().long()
-        spared = self._spared(chunk).to(wanted.device)
-        return torch.where(spared[:, None], seen, wanted).minimum(seen)
+        kept = ends - starts
+        wanted = kept.float().mul_(self.candidates).ceil_()  # may be beyond all integers
+        every = self._spared(chunk).to(wanted.device)[:, None] | (wanted >= seen)
+        return torch.where(every, seen, wanted.long().maximum(kept).minimum(seen))
 
     def _spared(self, chunk: Chunk) -> Tensor:
         """Heads whose blocks let every key through, bool [H], in the CPU's memory."""

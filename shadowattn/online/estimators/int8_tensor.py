@@ -42,11 +42,11 @@ class _ScoreMemory:
         with self.exclusive.use() as outermost:
             count = math.prod(shape)
             if outermost:
-                return torch.empty(shape)
+                return torch.empty(shape, dtype=torch.float32)
             if self._kept.nbytes() < 4 * count:
                 self._kept = torch.UntypedStorage(0)  # handed back before there is more
                 self._kept = torch.UntypedStorage(max(6 * count, _LEAST_BYTES))  # more than asked for: prompts grow
-            return torch.empty(0).set_(self._kept, 0, shape)
+            return torch.empty(0, dtype=torch.float32).set_(self._kept, 0, shape)
 
     def __reduce__(self):
         return _ScoreMemory, ()

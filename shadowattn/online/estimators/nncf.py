@@ -46,6 +46,6 @@ class NNCF(Estimator):
     def figures(self, chunk: Chunk, scores: Tensor, visible: Tensor) -> dict[str, float]:
         values = {}
         for name, x in (("q", chunk.q.float()), ("k", chunk.k.float()[chunk.heads.kv])):
-            step = torch.full((len(x),), self._steps[name])
+            step = torch.full((len(x),), self._steps[name], dtype=torch.float32)
             values[name] = x, integers(x, step, INT8_MAX, least=-INT8_MAX - 1), step
         return value_figures(values, INT8_MAX)

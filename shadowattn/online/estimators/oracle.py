@@ -16,11 +16,11 @@ class Oracle(Estimator):
         return EstimateCost.of(head_dim, 32)
 
     def scores(self, chunk: Chunk) -> Tensor:
-        scores = torch.empty(*chunk.q.shape[:2], chunk.keys, device=chunk.q.device)
+        scores = torch.empty(*chunk.q.shape[:2], chunk.keys, dtype=torch.float32, device=chunk.q.device)
         for group, part in chunk.heads.grouped():
             torch.matmul(chunk.q[part].float(), chunk.k[group].float().T, out=scores[part])
         return scores
 
     def units(self, chunk: Chunk) -> Tensor:
         """Scores are q·k itself."""
-        return torch.ones(len(chunk.heads), device=chunk.q.device)
+        return torch.ones(len(chunk.heads), dtype=torch.float32, device=chunk.q.device)

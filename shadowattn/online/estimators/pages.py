@@ -44,4 +44,4 @@ def page_scores(chunk: Chunk, scores: Tensor, page: int) -> Tensor:
     """
     spread = scores.repeat_interleave(min(page, chunk.keys), 2)[:, :, : chunk.keys]
     place = torch.arange(chunk.keys, device=chunk.q.device) - (chunk.positions // page * page)[:, None]
-    return torch.where(place >= 0, ALWAYS * (1 + place / page), spread)
+    return torch.where(place >= 0, ALWAYS * (1 + place.float() / page), spread)

@@ -39,11 +39,11 @@ class Sign1(Estimator):
 
     def scores(self, chunk: Chunk) -> Tensor:
         q = chunk.q.float()
-        scores = torch.empty(*q.shape[:2], chunk.keys, device=q.device)
+        scores = torch.empty(*q.shape[:2], chunk.keys, dtype=torch.float32, device=q.device)
         for group, part in chunk.heads.grouped():
             k = shifted(chunk.k, self.key_offset, chunk.layer, slice(group, group + 1))[0].float()
             rotated = hadamard(k) if self.rotate else k
-            signs = torch.where(rotated < 0, -1.0, 1.0)
+            signs = torch.where(rotated < 0, -1.0, torch.ones_like(rotated))
             if self.scaled:
                 signs *= rotated.abs().mean(1, keepdim=True)
             torch.matmul(hadamard(q[part]) if self.rotate else q[part], signs.T, out=scores[part])

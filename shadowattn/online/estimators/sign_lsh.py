@@ -48,5 +48,6 @@ class SignLSH(Estimator):
     def signs(self, x: Tensor) -> Tensor:
         """The hash of x [N, T, D], ±1 in float32 [N, T, bits]."""
         generator = torch.Generator().manual_seed(self.seed)
-        projections = torch.randn(self.bits, x.shape[2], generator=generator).to(x.device)
-        return torch.where(x.float() @ projections.T < 0, -1.0, 1.0)
+        projections = torch.randn(self.bits, x.shape[2], dtype=torch.float32, generator=generator).to(x.device)
+        projected = x.float() @ projections.T
+        return torch.where(projected < 0, -1.0, torch.ones_like(projected))

@@ -36,7 +36,7 @@ class SparQ(Estimator):
     def scores(self, chunk: Chunk) -> Tensor:
         q, head_dim = chunk.q.float(), chunk.q.shape[2]
         checks.integer("channels", self.channels, least=1, most=head_dim, limit="the head dimension")
-        scores = torch.empty(*q.shape[:2], chunk.keys, device=q.device)
+        scores = torch.empty(*q.shape[:2], chunk.keys, dtype=torch.float32, device=q.device)
         for group, part in chunk.heads.grouped():
             largest = q[part].abs().sort(dim=-1, descending=True, stable=True).indices[..., : self.channels]
             kept = torch.zeros_like(q[part]).scatter_(-1, largest, 1.0)

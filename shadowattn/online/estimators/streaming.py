@@ -36,4 +36,4 @@ class Streaming(Estimator):
         key = torch.arange(keys, dtype=torch.float32, device=chunk.q.device)
         # A row's own key comes before the sinks: with a budget of one, attending to itself is the sane choice.
         diagonal = key == chunk.positions[:, None]  # exact in float32 up to 2²⁴ keys
-        return (torch.where(key < self.sinks, 2 * keys - key, key) + diagonal * 4.0 * keys)[None]
+        return (torch.where(key < self.sinks, 2 * keys - key, key) + diagonal * torch.full_like(key, 4.0 * keys))[None]
