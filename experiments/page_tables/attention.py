@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -591,8 +591,8 @@ def _keys_of_blocks(keys: int, rows: int, retention: float) -> float:
 
 
 def peak_memory() -> str:
-    """Peak memory of every path at 32k keys; of chunks as short as experiments have them, the largest of all shapes."""
-    return _peak_memory("memory_32k", _MEMORY_TARGET_MB, shorter=("memory_32k_128",))
+    """Peak memory of every path at 32k keys; of short chunks, as experiments have them, and with AMX, the largest of all shapes."""
+    return _peak_memory("memory_32k", _MEMORY_TARGET_MB, {"memory_32k_128": "128 rows", "memory_32k_amx": "with AMX"})
 
 
 def peak_memory_128k() -> str:
@@ -600,8 +600,8 @@ def peak_memory_128k() -> str:
     return _peak_memory("memory_128k", _LONG_MEMORY_TARGET_MB)
 
 
-def _peak_memory(name: str, target: float, *, shorter: tuple[str, ...] = ()) -> str:
-    """`shorter`: files of shorter chunks, of whose cases the largest peak is shown."""
+def _peak_memory(name: str, target: float, others: Mapping[str, str] | None = None) -> str:
+    """`others`: files of other runs, and what each is called, of whose cases the largest peak is shown."""
     rows = rows_of(name)
     cases = list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
 
@@ -616,11 +616,11 @@ def _peak_memory(name: str, target: float, *, shorter: tuple[str, ...] = ()) -> 
     of = f"chunks of {int(rows.chunk_rows.max())} rows, {int(rows.context_tokens.iloc[0])} keys, one run each"
     notes = f"{of}; above the target of {target} MB in bold"
     sources = []
-    for other in shorter:
+    for other, words in (others or {}).items():
         rows = rows_of(other)
         most, height = rows.groupby("method").value.max(), int(rows.chunk_rows.max())
         lines = [[*line, shown(most[line[0]])] for line in lines]
-        header.append(f"{height} rows, largest")
+        header.append(f"{words}, largest")
         keys = int(rows.context_tokens.iloc[0])
         sources.append(source(other, f"chunks of {height} rows, {keys} keys, the largest of the eight cases"))
     return "\n\n".join([table(header, lines, name, notes), *sources])
