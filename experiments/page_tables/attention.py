@@ -591,7 +591,7 @@ def _keys_of_blocks(keys: int, rows: int, retention: float) -> float:
 
 
 def peak_memory() -> str:
-    """Peak memory of every path at 32k keys; of short chunks, as experiments have them, and with AMX, the largest of all shapes."""
+    """Peak memory of every path at 32k keys; of short chunks, and with AMX, the largest of all shapes."""
     return _peak_memory("memory_32k", _MEMORY_TARGET_MB, {"memory_32k_128": "128 rows", "memory_32k_amx": "with AMX"})
 
 
