@@ -181,8 +181,8 @@ def row_lists(
 ) -> Selection:
     """The lists of single rows by which `totals` attends, by `int8_fused` or `hierarchical`."""
     rule, chunk = Rule(), t.chunk()
-    lists = rule.lists(t.retention, t.positions)
-    return fused(t, estimator, first_look, key_offset, flat_share).attend(chunk, rule, lists, listed=True)[1]
+    made = fused(t, estimator, first_look, key_offset, flat_share)
+    return made.attend(chunk, rule, lambda: rule.lists(t.retention, t.positions), listed=True)[1]
 
 
 def _graph_total(t: Tensors, rule: Rule) -> Call:

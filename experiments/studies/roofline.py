@@ -282,7 +282,7 @@ def _attention(
 
     def together(those: Sequence[Int8Fused]) -> None:
         for one, chunk in zip(those, chunks, strict=True):
-            one.attend(chunk, rule, lists, listed=False)
+            one.attend(chunk, rule, lambda: lists, listed=False)
 
     operations = 2.0 * visible * shape.head_dim
     entries = share * visible  # of all lists
