@@ -175,6 +175,7 @@ _EVIDENCE = {
     ],
     "What a head is worth is not what it needs": [
         _Loss("study_allocators_smollm2_retentions", "waterfill", "uniform"),
+        _Loss("allocators_mixed_smollm2", "int8_uniform", "mixed"), _Loss("allocators_mixed_smollm2", "error_greedy", "mixed"),
         _Loss("study_allocators_qwen2_5_coder", "waterfill", "uniform", 0.05),
     ],
     "Ablation does not rank heads by need": [

@@ -223,6 +223,11 @@ def allocators_smollm2_more() -> str:
     return _losses("study_allocators_smollm2_more", most=0.7)
 
 
+def allocators_zero_64() -> str:
+    """The same of those that go by ablations, on four times as many windows."""
+    return _losses("allocators_smollm2_zero_64")
+
+
 def allocators_stdlib() -> str:
     """The same on the standard library."""
     return _losses("study_allocators_stdlib")
