@@ -487,14 +487,14 @@ class FirstLookLosses:
         A share is rounded up to whole heads. Of heads with equal losses the one of the lower layer, then of the lower number, is
         spared first. Raises `InputError` for a layer or heads that it was not measured on.
         """
-        ids = heads.ids.cpu()
-        last = max(ids.tolist())
-        if not 0 <= layer < len(self._table) or last >= self._table.shape[1]:
+        ids = heads.ids.tolist()
+        if not 0 <= layer < len(self.lost) or max(ids) >= len(self.lost[layer]):
             raise InputError(
-                f"first_look: it is of {len(self._table)} layers × {self._table.shape[1]} heads, got layer {layer} and heads up "
-                f"to {last}; measure it on this model"
+                f"first_look: it is of {len(self.lost)} layers × {len(self.lost[0])} heads, got layer {layer} and heads up "
+                f"to {max(ids)}; measure it on this model"
             )
-        return self._ranks[layer, ids] < math.ceil(share * self._table.numel())
+        ranks, spared = self._ranks[layer], math.ceil(share * len(self.lost) * len(self.lost[0]))
+        return torch.tensor([ranks[head] < spared for head in ids])
 
     @cached_property
     def _table(self) -> Tensor:
@@ -504,10 +504,10 @@ class FirstLookLosses:
             raise InputError(f"first_look: expected a table of numbers ({error}); measure it again") from error
 
     @cached_property
-    def _ranks(self) -> Tensor:
-        """Each head's place [L, H], 0 for the one that loses most."""
+    def _ranks(self) -> list[list[int]]:
+        """Each head's place [L][H], 0 for the one that loses most; no tensor, whose operations take longer than a look-up."""
         order = self._table.flatten().sort(descending=True, stable=True).indices
-        return torch.empty_like(order).scatter_(0, order, torch.arange(len(order))).view(self._table.shape)
+        return torch.empty_like(order).scatter_(0, order, torch.arange(len(order))).view(self._table.shape).tolist()
 
     def __repr__(self) -> str:
         return f"first looks' losses of {len(self.lost)} layers"

@@ -438,10 +438,10 @@ def test_estimators_refuse_what_is_no_integer(value):
         shadowattn.check_estimator(Oracle(), seed=value)
 
 
-def test_half_of_the_scales_are_refused_when_the_estimator_is_made():
-    both = {"q_scales": torch.ones(4), "k_scales": torch.ones(2)}
-    for scales in ({"q_scales": torch.ones(4)}, {"k_scales": torch.ones(2)}, both | {"grid": ScaleGrid((0.1,), (0.1,))}):
-        with pytest.raises(InputError, match=r"^Int8Fused: expected scales of Q and of K, a grid, or none of them"):
+def test_scales_of_queries_alone_and_those_beside_a_grid_are_refused_when_the_estimator_is_made():
+    q, k, grid = {"q_scales": torch.ones(4)}, {"k_scales": torch.ones(2)}, {"grid": ScaleGrid((0.1,), (0.1,))}
+    for scales in (q, q | k | grid, q | grid, k | grid):
+        with pytest.raises(InputError, match=r"^Int8Fused: expected scales of Q and of K, of K alone, a grid, or none of them"):
             Int8Fused(**scales)
 
 

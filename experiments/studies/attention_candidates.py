@@ -4,7 +4,6 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -101,14 +100,14 @@ def gather(t: Tensors, block: int) -> dict[str, Call]:
 def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
     """The fused path's parts, per row: products of all rows alone, and the one task as it is but for attention."""
     estimator = Int8Fused.of(t.q, t.k, key_offset=key_offset, layer=t.layer)
-    q_scales = estimator.q_scales
+    q_scales, kept = estimator.q_scales, torch.empty(1, dtype=torch.int64)
     chunk = t.chunk()
     keys = estimator.packed(chunk)
     products = {"keys": t.case.keys, "visible": t.positions + 1, "pooling": "rows", "query_block": 1, "exponents": None}
 
     def choose() -> None:
         native.fused_rows(
-            t.q, t.k, t.v, None, q_scales=q_scales, packed=keys.packed, kv_head=t.heads.kv, positions=t.positions,
+            t.q, t.k, t.v, None, kept, q_scales=q_scales, packed=keys.packed, kv_head=t.heads.kv, positions=t.positions,
             retention=t.retention, min_budget=1, scale=t.scale, sinks=0, recent=0, self_first=False,
         )  # fmt: skip
 
@@ -198,25 +197,19 @@ def fused(
     key_offset: KeyOffset | None = None,
     flat_share: float = LOOKED["flat_share"],
 ) -> Int8Fused:
-    """`int8_fused` or `hierarchical` with scales of q and k, as `totals` has them."""
-    how = {"key_offset": key_offset, "layer": t.layer}
+    """`int8_fused` or `hierarchical` as `totals` has them: Q's scales are measured, K's fixed, so that K stays packed."""
+    how = {"k_scales": Int8Fused.of(t.q, t.k, key_offset=key_offset, layer=t.layer).k_scales, "key_offset": key_offset}
     if name == "int8_fused":
-        return Int8Fused.of(t.q, t.k, **how)
+        return Int8Fused(**how)
     first_look = first_look or FirstLookLosses([[0.0] * len(t.heads)], LOOKED["candidates"], LOOKED["block_rows"])
     settings = LOOKED | {"candidates": first_look.candidates, "block_rows": first_look.block_rows, "flat_share": flat_share}
-    return replace(Hierarchical.of(t.q, t.k, **how), first_look=first_look, **settings)
+    return Hierarchical(**how, first_look=first_look, **settings)
 
 
 def _fused_total(t: Tensors, rule: Rule, estimator: Int8Fused) -> Call:
     """By the native products that are selected from at once; K was packed up to this chunk before."""
     chunk = t.chunk()
-
-    def run() -> None:
-        with native.alone():
-            measured_scales(t.q)  # what the choice of a scale costs, where the estimator makes it
-        _attend(chunk.rewound(), rule, estimator)  # so that the chunk's own keys are new
-
-    return run
+    return lambda: _attend(chunk.rewound(), rule, estimator)  # so that the chunk's own keys are new
 
 
 def _attend(chunk: Chunk, rule: Rule, estimator: Estimator) -> None:

@@ -105,7 +105,7 @@ class _FirstLook(Structure):
 
 
 class _Budgets(Structure):
-    _fields_ = (("retention", c_void_p), ("least", c_int64), ("kept", POINTER(c_int64)))
+    _fields_ = (("retention", c_void_p), ("least", c_int64), ("kept", c_void_p))
 
 
 class _Rows(Structure):
@@ -128,7 +128,7 @@ class _Largest(Structure):
     _fields_ = _fields("threads bfloat16 heads rows dim", ("x", _Tensor), ("largest", c_void_p))
 
 
-_NO_SCALE = 2  # what shared_step returns
+_NO_SCALE = 2  # what a kernel that measures scales returns
 _SCORES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 _FUNCTIONS = {
     "attend": _Attend,
@@ -399,7 +399,7 @@ def pack(k: Tensor, scales: Tensor, packed: Tensor, first_key: int, by_key: Tens
 
 
 def largest(x: Tensor, out: Tensor) -> None:
-    """Writes the largest magnitude of each head of x [heads, rows, D] or NaN into `out` [heads], of the same dtype."""
+    """Writes the largest magnitude of each head of x [heads, rows, D] or NaN into `out` float32 [heads]."""
     heads, rows, dim = x.shape
     workers = threads() if x.numel() > _SMALL else 1
     _run("largest", _Largest(workers, x.dtype == torch.bfloat16, heads, rows, dim, _Tensor.of(x), out.data_ptr()))
@@ -473,7 +473,7 @@ def shared_step(
 
 def _choice(
     q: Tensor,
-    q_scales: Tensor,
+    q_scales: Tensor | None,
     packed: Tensor,
     keys: int,
     kv_head: Tensor | None,
@@ -488,7 +488,7 @@ def _choice(
     heads, rows, dim = q.shape
     return _Estimate(
         threads(), q.dtype == torch.bfloat16, POOLINGS.index(pooling), heads, rows, keys, dim, query_block,
-        _Tensor.of(q), q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
+        _Tensor.of(q), None if q_scales is None else q_scales.data_ptr(), packed.data_ptr(), packed.stride(0),
         *(None if x is None else x.data_ptr() for x in (kv_head, visible, exponents, scores)),
         _lists(**lists) if lists else _Lists(),
     )  # fmt: skip
@@ -521,8 +521,9 @@ def fused_rows(
     k: Tensor,
     v: Tensor,
     out: Tensor | None,
+    kept: Tensor,
     *,
-    q_scales: Tensor,
+    q_scales: Tensor | None,
     packed: Tensor,
     kv_head: Tensor,
     positions: Tensor,
@@ -534,27 +535,26 @@ def fused_rows(
     self_first: bool,
     indices: Tensor | None = None,
     first_look: dict[str, Tensor | int | float] | None = None,
-) -> int:
+) -> None:
     """Writes `out` [H, Q, D]: rows attend to what they choose by INT8 products with packed keys, of all or of those that a first
-    look lets through. Returns how many keys they keep together, by `keep_counts`; `indices` int32 has room for them, or none are
-    written. With neither `out` nor a first look rows choose and do not attend.
+    look lets through. How many they keep together, by `keep_counts`, goes to `kept` int64 [1], and which to `indices` int32,
+    where it is given. Without `q_scales` a head's is measured on its rows. With neither `out` nor a first look rows choose
+    and do not attend.
     """
     if out is None and first_look is not None:
         raise ValueError("expected an output after a first look, got none")
     choose = _choice(q, q_scales, packed, k.shape[1], kv_head, None)
     choose.to = _Lists(None, None, None, None if indices is None else indices.data_ptr(), sinks, recent, self_first)
     attend = _attention(q, k, v, out, kv_head=kv_head, positions=positions, query_block=1, scale=scale)
-    kept = c_int64()
-    budgets = _Budgets(retention.data_ptr(), min_budget, ctypes.pointer(kept))
+    budgets = _Budgets(retention.data_ptr(), min_budget, kept.data_ptr())
     if first_look is None:
         _run("fused_rows", _FusedRows(choose, attend, budgets))
-        return kept.value
+        return
     spared, by_key = first_look["spared"], first_look["by_key"]
     first = _FirstLook(
         first_look["rows"], first_look["near"], spared.data_ptr(), by_key.data_ptr(), by_key.stride(0), first_look["candidates"]
     )
     _run("looked_rows", _LookedRows(choose, first, attend, budgets))
-    return kept.value
 
 
 def fused_blocks(

@@ -185,19 +185,19 @@ def _(k, scales, packed, first_key, by_key):
 
 @operator()
 def largest(x: Tensor) -> Tensor:
-    """The largest magnitude of each head of x [heads, rows, D], in its dtype [heads]; NaN where there is one."""
+    """The largest magnitude of each head of x [heads, rows, D], float32 [heads]; NaN where there is one."""
     checks.tensors(_DTYPES, x=x)
     checks.placed(checks.CPU, x=x)
     if x.dim() != 3 or 0 in x.shape:
         raise InputError(f"x: expected [heads, rows, D], nothing empty, got {list(x.shape)}")
-    out = torch.empty(x.shape[0], dtype=x.dtype)
+    out = torch.empty(x.shape[0], dtype=torch.float32)
     native.largest(_rows(x), out)
     return out
 
 
 @largest.register_fake
 def _(x):
-    return x.new_empty(x.shape[0])
+    return x.new_empty(x.shape[0], dtype=torch.float32)
 
 
 @operator()
@@ -333,7 +333,7 @@ def attend_chosen(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_scales: Tensor,
+    q_scales: Tensor | None,
     packed: Tensor,
     kv_head: Tensor,
     positions: Tensor,
@@ -352,7 +352,8 @@ def attend_chosen(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`estimate_select` of lists of one row and `attend` to them in one pass: no list reaches memory unless its `size` is given.
 
-    A row's list is as long as `keep_counts` says, of `retention` float64 [H]; `size` is that of all lists together.
+    `q_scales` None: those of q itself. A row's list is as long as `keep_counts` says, of `retention` float64 [H]; `size` is that
+    of all lists together.
 
     With `first_rows` the rows of a block of so many choose from what a first look by the mean of their integers lets through: of
     the keys that the block's first row sees `candidates` times as many as its last row keeps, the last `near` of them and the
@@ -378,12 +379,13 @@ def attend_chosen(
     if first_rows or spared is not None or by_key is not None:
         first_look = _first_look(first_rows, near, candidates, spared, by_key, q, k, recent)
     out, indices = torch.empty(q.shape, dtype=q.dtype), torch.empty(size or 0, dtype=torch.int32)
-    kept = native.fused_rows(
-        _rows(q), _rows(k), _rows(v), out, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions,
+    kept = torch.empty(1, dtype=torch.int64)
+    native.fused_rows(
+        _rows(q), _rows(k), _rows(v), out, kept, q_scales=q_scales, packed=packed, kv_head=kv_head, positions=positions,
         retention=retention, min_budget=min_budget, scale=scale, sinks=sinks, recent=recent, self_first=self_first,
         indices=None if size is None else indices, first_look=first_look,
     )  # fmt: skip
-    return out, indices, torch.tensor([kept])
+    return out, indices, kept
 
 
 @attend_chosen.register_fake
@@ -595,7 +597,7 @@ def _check_estimate(
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
 
 
-def _check_products(q: Tensor, q_scales: Tensor, packed: Tensor, keys: int, groups: int) -> None:
+def _check_products(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int, groups: int) -> None:
     _check_quantisable(q, packed, q_scales)
     _check_room(packed, keys)
     if packed.shape[0] != groups:

@@ -45,9 +45,9 @@ def quantised(x, scales):
 
 def chosen_alone(q, k, v, q_scales, packed, kv, retention, rule, lists):
     """The lists where nothing attends, as the cost of choosing is timed."""
-    indices = torch.empty(lists.size, dtype=torch.int32)
-    kept = native.fused_rows(
-        q, k, v, None, q_scales=q_scales, packed=packed, kv_head=kv, positions=lists.positions, retention=retention,
+    indices, kept = torch.empty(lists.size, dtype=torch.int32), torch.empty(1, dtype=torch.int64)
+    native.fused_rows(
+        q, k, v, None, kept, q_scales=q_scales, packed=packed, kv_head=kv, positions=lists.positions, retention=retention,
         min_budget=rule.min_budget, scale=0.3, sinks=lists.sinks, recent=lists.recent, self_first=lists.self_first,
         indices=indices,
     )  # fmt: skip
@@ -97,12 +97,15 @@ def test_rows_attend_to_their_best_keys(
             ops.pack(k, k_scales, packed, 0, None)
             out, indices, kept = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3, lists.size)
             again, none, kept_again = ops.attend_chosen(q, k, v, q_scales, packed, kv, positions, *plan, 0.3)
+            measured = ops.attend_chosen(q, k, v, None, packed, kv, positions, *plan, 0.3, lists.size)
             chosen = chosen_alone(q, k, v, q_scales, packed, kv, retentions, rule, lists)
     finally:
         torch.set_num_threads(before)
     products = quantised(q, q_scales) @ quantised(k, k_scales)[kv].transpose(1, 2)
     assert indices.equal(TorchKernels().select(products.float(), lists).indices)
     assert chosen.equal(indices)
+    assert measured[0].equal(out)
+    assert measured[1].equal(indices)
     assert len(none) == 0
     assert kept.item() == kept_again.item() == lists.size
     assert again.equal(out)
@@ -248,6 +251,18 @@ def test_it_is_what_torch_expects_of_an_operator():
 def test_what_it_cannot_attend_to_is_refused(changed, message):
     with pytest.raises(InputError, match=message):
         ops.attend_chosen(**arguments() | changed)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_whose_scale_would_not_be_finite_are_refused(level, value, dtype):
+    changed = {x: arguments()[x].to(dtype) for x in "qkv"} | {"q_scales": None}
+    with native.forced_level(level):
+        ops.attend_chosen(**arguments() | changed)
+        changed["q"][3, 2, 15] = value
+        with pytest.raises(InputError, match="expected finite q and k, got NaN or infinity"):
+            ops.attend_chosen(**arguments() | changed)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -6,8 +6,10 @@ import torch
 import shadowattn
 from shadowattn.graphs.bank import GraphBank
 from shadowattn.graphs.buckets import GraphShape
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import native, ops
 from shadowattn.kernels.native_kernels import NativeKernels
+from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.attention import Request, SparseAttention
 from shadowattn.online.cache import LayerCache
 from shadowattn.online.chunk import Chunk
@@ -104,6 +106,19 @@ def test_measured_scales_grow_with_the_keys():
     out = chunked(fused, q, k, v, 50, LayerCache())
     torch.testing.assert_close(out, chunked(Int8Tensor(), q, k, v, 50, LayerCache()), atol=1e-5, rtol=1e-5)
     assert 2 <= fused.repacked < 8
+
+
+@pytest.mark.parametrize("kernels", [NativeKernels(), TorchKernels()], ids=lambda kernels: kernels.name)
+def test_scales_of_keys_alone_leave_those_of_queries_to_each_chunk(kernels):
+    q, k, v = qkv(4, 2, 80, 300, 64)
+    fused = Int8Fused(k_scales=absmax_scales(k))
+    for rows in (q[:, :70], 5 * q[:, :70]):
+        chunk = Chunk.of(rows, k, v, retention=0.2)
+        lists = Rule().lists(chunk.retention, chunk.positions)
+        expected = Int8Fused.of(rows, k).select(chunk, Rule(), lists, kernels).indices
+        assert fused.select(chunk, Rule(), lists, kernels).indices.equal(expected)
+        assert fused.attend(chunk, Rule(), lambda lists=lists: lists, listed=True)[1].indices.equal(expected)
+    assert fused.goes_by == "chunk"
 
 
 @pytest.mark.parametrize("length", [0, 1, 64, 70, 99])

@@ -88,7 +88,8 @@ typedef struct {
   int64_t threads, bfloat16, pooling;
   int64_t heads, rows, keys, dim, query_block;
   SaTensor q;
-  const float* q_scales;   // [H]
+  const float* q_scales;   // [H]; NULL, where rows attend as well: those of q itself (largest.h); 2 is returned where one is not finite
+                           // or, since the processor may take small numbers for 0, not above 0
   const uint8_t* packed;
   int64_t packed_head_stride;
   const int64_t* kv_head;  // [H]
@@ -136,8 +137,7 @@ typedef struct {
 // lists are those of `attend`'s blocks, of which none is read; `to.indices` is NULL where nobody wants them.
 // For a decoding step (shared_step.h) `choose` has heads of one row each, of which `query_block` neighbours share a key head and a
 // list, and `attend` a head for each key head, whose rows they are: each keeps all of its list. Where `scores` [G, K] of `choose` is
-// not NULL, what lists go by is written there, and nothing is selected. Where `q_scales` is NULL, a head's is that of its row; 2 is
-// returned where that is not finite or not above 0.
+// not NULL, what lists go by is written there, and nothing is selected.
 typedef struct {
   SaEstimate choose;
   SaAttend attend;
@@ -149,12 +149,12 @@ typedef struct {
   int64_t threads, bfloat16, products;
 } SaTileLoop;
 
-// The largest magnitude of each head's rows, in their dtype; NaN where there is one.
+// The largest magnitude of each head's rows; NaN where there is one.
 typedef struct {
   int64_t threads, bfloat16;
   int64_t heads, rows, dim;
   SaTensor x;
-  void* largest;  // [heads]
+  float* largest;  // [heads]
 } SaLargest;
 
 typedef struct {

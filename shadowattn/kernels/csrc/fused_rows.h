@@ -256,7 +256,7 @@ class FusedRows {
 template <class T>
 int fused_rows_of(const SaFusedRows& a) {
   const RowLists lists(a.choose, a.attend.positions, a.budgets);
-  if (lists.failed()) return 1;
+  if (lists.failed) return lists.failed;
   const SaEstimate& e = lists.choose;
   const FusedRows<T> fused(e, a.attend);
   const int64_t blocks = ceil_div(e.rows, fused.rows);

@@ -36,7 +36,7 @@ inline int64_t head_at(const SaEstimate& e, const FirstLook& look, int64_t place
 template <class T>
 int looked_rows_of(const SaLookedRows& a) {
   const RowLists lists(a.choose, a.attend.positions, a.budgets);
-  if (lists.failed()) return 1;
+  if (lists.failed) return lists.failed;
   const SaEstimate& e = lists.choose;
   const FirstLook look(a.first, e);
   if (look.failed()) return 1;

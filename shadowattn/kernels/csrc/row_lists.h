@@ -1,9 +1,10 @@
-// How many keys each row keeps, and where its list begins, made of a share of the keys for each head: tensors of them that a caller
-// makes and the checks that they need take longer than some of the kernels.
+// By which scale each head is quantised, how many keys each row keeps, and where its list begins, made of Q and of a share of the keys
+// for each head: tensors of them that a caller makes and the checks that they need take longer than some of the kernels.
 #pragma once
 #include <cstdlib>
 
 #include "abi.h"
+#include "largest.h"
 #include "numbers.h"
 
 namespace {
@@ -15,14 +16,16 @@ inline int64_t least_above(F x) {
   return whole + (static_cast<F>(whole) < x);
 }
 
-// `choose` of rows at `positions`, with `candidates` and `indptr` of their lists. `failed()`: there was no memory for them.
+// `choose` of rows at `positions`, with `candidates` and `indptr` of their lists, and the heads' scales. `failed`: what a kernel returns
+// where there was no memory for them (1), or no scale (2).
 class RowLists {
  public:
   SaEstimate choose;
+  int failed = 1;
 
   RowLists(const SaEstimate& of, const int64_t* positions, const SaBudgets& budgets) : choose(of) {
     const int64_t rows = of.rows, lists = of.heads * rows;
-    int64_t* candidates = static_cast<int64_t*>(malloc(static_cast<size_t>(rows + lists + 1) * sizeof(int64_t)));
+    int64_t* candidates = static_cast<int64_t*>(malloc(static_cast<size_t>(rows + lists + 1 + of.heads) * sizeof(int64_t)));
     choose.to.candidates = candidates;
     if (!candidates) return;
     int64_t* ends = candidates + rows;
@@ -35,12 +38,15 @@ class RowLists {
       }
     *budgets.kept = ends[lists];
     choose.to.indptr = ends;
+    failed = 0;
+    if (of.q_scales) return;
+    float* scales = reinterpret_cast<float*>(ends + lists + 1);
+    failed = measure_scales(of, scales);
+    choose.q_scales = scales;
   }
   ~RowLists() { free(const_cast<int64_t*>(choose.to.candidates)); }
   RowLists(const RowLists&) = delete;
   RowLists& operator=(const RowLists&) = delete;
-
-  bool failed() const { return !choose.to.candidates; }
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "attend_steps.h"
 #include "estimate.h"
+#include "largest.h"
 
 namespace {
 
@@ -59,7 +60,7 @@ class SharedStep {
     pieces_ = attends() ? parts_of_step(b_, longest) : 0;
   }
 
-  // Returns 1 where memory ran out, 2 where a scale that is measured is not finite, or 0 as the processor may flush small numbers to.
+  // Returns what a kernel returns: 1 where memory ran out, 2 where there is no scale (largest.h).
   int run() {
     const int64_t product_bytes = round_up(groups_ * rows_ * width_ * 4, 64), made_bytes = groups_ * pieces_ * floats_ * 4;
     const int64_t spread_bytes = a_.heads * parts_ * static_cast<int64_t>(sizeof(Spread)), counts = 3 * groups_;
@@ -75,11 +76,9 @@ class SharedStep {
     if (!a_.q_scales) {
       float* measured = reinterpret_cast<float*>(estimated_ + counts);
       a_.q_scales = measured;
-      for (int64_t h = 0; h < a_.heads; ++h) {
-        measured[h] = scale_of(static_cast<const T*>(a_.q.data) + h * a_.q.head_stride);
-        if (measured[h] > 0 && measured[h] - measured[h] == 0) continue;
+      if (const int failed = measure_scales(a_, measured)) {
         free(memory);
-        return 2;
+        return failed;
       }
     }
     const int64_t estimates = groups_ * parts_, threads = max_of<int64_t>(a_.heads * a_.keys * a_.dim / kProductsAThread, 1);
@@ -93,19 +92,6 @@ class SharedStep {
   }
 
  private:
-  // The largest magnitude / 127, above 0; NaN or infinity where there is one in the row.
-  float scale_of(const T* row) const {
-    uint32_t largest = 0x800000;  // the least normal float; without their sign, floats are in the order of their bits, NaN last
-    for (int64_t d = 0; d < a_.dim; ++d) {
-      const float x = to_float(row[d]);
-      uint32_t bits;
-      memcpy(&bits, &x, 4);
-      largest = max_of(largest, bits & 0x7fffffff);
-    }
-    float magnitude;
-    memcpy(&magnitude, &largest, 4);
-    return magnitude / 127;
-  }
   bool attends() const { return b_.out.data != nullptr; }
   int64_t q_bytes() const { return round_up(rows_ * a_.dim, 64); }
   // Whether this was the last of some tasks of a key head.

@@ -374,10 +374,10 @@ def _checked_indptr(selection: Selection, lists: Lists, name: str) -> Tensor:
     return indptr
 
 
-def check_scales(q_scales: Tensor, k_scales: Tensor) -> None:
-    """Raises `InputError` on INT8 scales that are no float32 vectors of positive finite values, or of Q or of K alone."""
-    checks.tensors((torch.float32,), q_scales=q_scales, k_scales=k_scales)
-    for name, scales in (("q_scales", q_scales), ("k_scales", k_scales)):
+def check_scales(**named: Tensor) -> None:
+    """Raises `InputError` on INT8 scales that are no float32 vectors of positive finite values."""
+    checks.tensors((torch.float32,), **named)
+    for name, scales in named.items():
         if scales.dim() != 1 or not bool(((scales > 0) & scales.isfinite()).all()):
             raise InputError(
                 f"{name}: expected a vector of positive finite scales, one for each head, got {checks.shown(scales)} "

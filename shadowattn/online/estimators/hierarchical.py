@@ -20,7 +20,7 @@ from shadowattn.graphs.symmetric_int8 import INT8_MAX, quantise
 from shadowattn.kernels import Kernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.base import FirstLook, check_rule
-from shadowattn.online.estimators.int8_fused import Int8Fused, attend_chosen
+from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule, last_of_blocks
 from shadowattn.types import EstimateCost, FirstLookLosses, Lists, Selection
 
@@ -106,7 +106,7 @@ class Hierarchical(Int8Fused):
         keys = self._keys(chunk, twice=True)
         self._count_clipped(chunk)
         look = (self.block_rows, self._near(rule), self.candidates, self._spared(chunk), keys.by_key)
-        return attend_chosen(chunk, rule, lists() if listed else None, self._q_scales(chunk), keys, look)
+        return self._attend_chosen(chunk, rule, lists() if listed else None, keys, look)
 
     def select(self, chunk: Chunk, rule: Rule, lists: Lists, kernels: Kernels) -> Selection:
         """The lists of `attend`, by scores and masks [H, Q, K] in torch: for the torch kernels, and for pipelines that take the

@@ -105,7 +105,8 @@ class TorchKeys:
 @dataclass
 class Int8Fused(Estimator):
     """Scales of each head: those of `q_scales` [H] and `k_scales` [G]; of `grid`, the nearest to the measured ones, as with a
-    bank; with neither the measured ones themselves, of Q over the chunk's rows, of K over all keys so far.
+    bank; without them the measured ones themselves, of Q over the chunk's rows, of K over all keys so far. Those of K may be
+    given alone.
 
     `key_offset` is subtracted from K before it is quantised; scales of K are then those of such keys. A grid brings its own.
     """
@@ -124,14 +125,15 @@ class Int8Fused(Estimator):
     repacked: int = field(default=0, init=False)  # times that K was packed from its first key: new prompts and new scales
 
     def __post_init__(self):
-        if (self.q_scales is None) != (self.k_scales is None) or (self.grid is not None and self.q_scales is not None):
+        alone = self.k_scales is None and self.q_scales is not None
+        if alone or (self.grid is not None and self.k_scales is not None):
             kind = type(self).__name__
             raise InputError(
-                f"{kind}: expected scales of Q and of K, a grid, or none of them; use {kind}.of(q, k), "
+                f"{kind}: expected scales of Q and of K, of K alone, a grid, or none of them; use {kind}.of(q, k), "
                 f"{kind}(grid=profile.scales) or {kind}()"
             )
-        if self.q_scales is not None:
-            check_scales(self.q_scales, self.k_scales)
+        if self.k_scales is not None:
+            check_scales(k_scales=self.k_scales, **({} if self.q_scales is None else {"q_scales": self.q_scales}))
         _ = self._offset  # one beside a grid is refused now
         if self.grid is not None and self.grid.pattern != "product":
             raise InputError(
@@ -193,11 +195,10 @@ class Int8Fused(Estimator):
         if kernels.name != "native" or int(lists.candidates[0]) != chunk.keys:
             return super().attend_shared(chunk, lists, kernels)
         self._count_clipped(chunk)
-        q_scales = None if self.q_scales is None and self.grid is None else self._q_scales(chunk)  # None: measured on the way
         ends = lists.indptr.tolist()
         return ops.attend_shared(
-            chunk.q, chunk.k, chunk.v, q_scales, self._keys(chunk).packed, [end - start for start, end in pairwise(ends)],
-            lists.sinks, lists.recent, lists.self_first, chunk.scale,
+            chunk.q, chunk.k, chunk.v, self._kernel_scales(chunk), self._keys(chunk).packed,
+            [end - start for start, end in pairwise(ends)], lists.sinks, lists.recent, lists.self_first, chunk.scale,
         )[0]  # fmt: skip
 
     def _ranking(self, chunk: Chunk, rule: Rule) -> tuple[PackedKeys, Chunk, Tensor, Tensor | None]:
@@ -221,9 +222,10 @@ class Int8Fused(Estimator):
 
     def attend(self, chunk: Chunk, rule: Rule, lists: Callable[[], Lists], *, listed: bool) -> tuple[Tensor, Selection | int]:
         """Some rows or blocks of a head a task, from their products to their output. Raises `InputError` as `select` does."""
-        keys, scored, q_scales, exponents = self._ranking(chunk, rule)
         if rule.query_block == 1:
-            return attend_chosen(chunk, rule, lists() if listed else None, q_scales, keys)
+            self._count_clipped(chunk)
+            return self._attend_chosen(chunk, rule, lists() if listed else None, self._keys(chunk))
+        keys, scored, q_scales, exponents = self._ranking(chunk, rule)
         to = lists()
         out, indices = ops.attend_chosen_blocks(
             chunk.q, chunk.k, chunk.v, scored.q, q_scales, keys.packed, chunk.heads.kv, chunk.positions,
@@ -268,6 +270,22 @@ class Int8Fused(Estimator):
         measured = _scales_of(chunk)
         return measured if self.grid is None else _nearest(self.grid.q_scales, measured).float()
 
+    def _kernel_scales(self, chunk: Chunk) -> Tensor | None:
+        """Those of Q for a kernel that measures them where it is given none."""
+        return None if self.q_scales is None and self.grid is None else self._q_scales(chunk)
+
+    def _attend_chosen(
+        self, chunk: Chunk, rule: Rule, lists: Lists | None, keys: PackedKeys, first_look: tuple = ()
+    ) -> tuple[Tensor, Selection | int]:
+        """`attend` of single rows by the native kernel, which finds their budgets itself, and writes lists where there are any;
+        `first_look` is what `ops.attend_chosen` takes for one.
+        """
+        out, indices, kept = ops.attend_chosen(
+            chunk.q, chunk.k, chunk.v, self._kernel_scales(chunk), keys.packed, chunk.heads.kv, chunk.positions, chunk.retention,
+            rule.min_budget, rule.sinks, rule.recent, rule.recent > 0, chunk.scale, lists.size if lists else None, *first_look,
+        )  # fmt: skip
+        return out, Selection(indices, lists.indptr, chunk.positions, 1) if lists else int(kept)
+
     def _count_clipped(self, chunk: Chunk) -> None:
         """Heads of which a largest magnitude, of Q or of their keys, is beyond the grid's scale that serves them."""
         if self.grid is None:
@@ -278,23 +296,10 @@ class Int8Fused(Estimator):
         self.clipped += clipped  # added in one step: two layers may be at work
 
 
-def attend_chosen(
-    chunk: Chunk, rule: Rule, lists: Lists | None, q_scales: Tensor, keys: PackedKeys, first_look: tuple = ()
-) -> tuple[Tensor, Selection | int]:
-    """`Estimator.attend` of single rows by the native kernel, which finds their budgets itself, and writes lists where there are
-    any; `first_look` is what `ops.attend_chosen` takes for one.
-    """
-    out, indices, kept = ops.attend_chosen(
-        chunk.q, chunk.k, chunk.v, q_scales, keys.packed, chunk.heads.kv, chunk.positions, chunk.retention, rule.min_budget,
-        rule.sinks, rule.recent, rule.recent > 0, chunk.scale, lists.size if lists else None, *first_look,
-    )  # fmt: skip
-    return out, Selection(indices, lists.indptr, chunk.positions, 1) if lists else int(kept)
-
-
 def measured_scales(q: Tensor) -> Tensor:
     """Absmax scales of q [H, Q, D], float32 [H]; in the CPU's memory by a kernel."""
     by_kernel = q.is_cpu and q.dtype in (torch.float32, torch.bfloat16) and q.numel()
-    return step_scales(ops.largest(q.detach()).float()) if by_kernel else absmax_scales(q)
+    return step_scales(ops.largest(q.detach())) if by_kernel else absmax_scales(q)
 
 
 def _scales_of(chunk: Chunk) -> Tensor:

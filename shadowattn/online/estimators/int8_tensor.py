@@ -72,7 +72,7 @@ class Int8Tensor(Estimator):
     def __post_init__(self):
         object.__setattr__(self, "key_offset", KeyOffset.read(self.key_offset))
         if self.q_scales is not None or self.k_scales is not None:
-            check_scales(self.q_scales, self.k_scales)
+            check_scales(q_scales=self.q_scales, k_scales=self.k_scales)
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, *, key_offset: KeyOffset | None = None, layer: int = 0) -> "Int8Tensor":
