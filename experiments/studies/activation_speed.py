@@ -182,7 +182,8 @@ class ActivationSpeed(Study):
                 clocked = {name: candidates.Clocked(call) for name, call in calls.items() if _is_clocked(name)}
                 interleave(clocked, rounds=self.rounds, warmup=_WARMUP)
                 for name, one in clocked.items():
-                    rounds = [list(spent.values()) for spent in one.seconds[-self.rounds :]]
+                    metrics = candidates.stage_metrics(name)
+                    rounds = [[spent[stage] for stage in metrics] for spent in one.seconds[-self.rounds :]]
                     stages.setdefault(f"{dtype} {name}", []).append(rounds)
                 for name, timing in times.items():
                     seconds.setdefault(f"{dtype} {name}", []).append(list(timing.seconds))
@@ -269,11 +270,11 @@ class ActivationSpeed(Study):
                     value = ratio(Timing(tuple(dense)), Timing(tuple(sparse)))
                     yield replace(row, metric="layer_times_faster_than_own_dense", value=value, layer=layer)
         for name, spent in of_windows("stages").items():  # [windows, layers, rounds, stages]
-            for stage, seconds in zip(candidates.STAGES, spent.sum((0, 1)).T.tolist(), strict=True):
+            for metric, seconds in zip(candidates.stage_metrics(name).values(), spent.sum((0, 1)).T.tolist(), strict=True):
                 timing = Timing(tuple(seconds))
                 low, high = timing.quartiles_s
                 if any(seconds):
-                    row = replace(described(name), metric=f"{STAGE}{stage}", value=1e3 * timing.median_s, unit="ms")
+                    row = replace(described(name), metric=metric, value=1e3 * timing.median_s, unit="ms")
                     yield replace(row, low=1e3 * low, high=1e3 * high)
         for name, mass in of_windows("mass").items():
             value, row = float(mass.mean()), replace(described(name), path_kind="quality", n=len(windows) * self.rows)
@@ -319,9 +320,9 @@ def _break_evens(rows: list[LayerTimeRow]) -> Iterator[LayerTimeRow]:
 
 
 def _is_clocked(key: str) -> bool:
-    """Whether a candidate of `calls` is a whole sparse path, by kernels that time their stages."""
+    """Whether a candidate of `calls` is our dense attention, or a whole sparse path by kernels that time their stages."""
     if key in _ONCE:
-        return False
+        return key == "own_dense"
     _, block, estimator = _read(key)
     return estimator != _CHOOSE and candidates.times_stages(block)
 

@@ -21,7 +21,7 @@ from shadowattn.online.estimators.int8_tensor import Int8Tensor
 from shadowattn.online.executor import Threads, run_batched
 from shadowattn.online.selection import Rule
 from shadowattn.online.stages import Parts, Stages
-from shadowattn.reporting.figures.attention_stages import OUTSIDE
+from shadowattn.reporting.figures.attention_stages import OUTSIDE, PART, STAGE
 from shadowattn.types import FirstLookLosses, Heads, KeyOffset, Selection
 
 # What `int8` of `sparse_attention` is without native kernels, and with them; both choose the same keys, bit for bit.
@@ -33,6 +33,7 @@ LOOKED = {"candidates": 1.25, "block_rows": 64, "flat_share": 0.1}  # as conf/es
 # Where the time of a whole path goes: the kernels' own stages, and what is in none of them, as torch's operators, scales,
 # packing, and threads that wait for others.
 STAGES = (*native.STAGES, OUTSIDE)
+_METRICS = {stage: f"{STAGE}{stage}" for stage in STAGES} | {part: f"{PART}{part}" for part in native.PARTS}
 Call = Callable[[], object]
 
 
@@ -119,7 +120,7 @@ def stages(t: Tensors, key_offset: KeyOffset | None = None) -> dict[str, Call]:
 
 
 def stage_seconds(call: Call) -> dict[str, float]:
-    """Seconds of one call by `STAGES`, which make up all of it: what all threads spent in a stage over their number.
+    """Seconds of one call by `STAGES`, which make up all of it, and by `native.PARTS`: of all threads, over their number.
 
     Raises `RuntimeError` where no kernel timed a stage: then nothing is known of it.
     """
@@ -129,7 +130,12 @@ def stage_seconds(call: Call) -> dict[str, float]:
     spent = {stage: of_all / threads for stage, of_all in seconds.items()}
     if not any(spent.values()):
         raise RuntimeError("expected a path of the fused kernels, which time their stages, got one that timed none")
-    return spent | {OUTSIDE: time.perf_counter() - start - sum(spent.values())}
+    return spent | {OUTSIDE: time.perf_counter() - start - sum(spent[stage] for stage in native.STAGES)}
+
+
+def stage_metrics(method: str) -> dict[str, str]:
+    """What rows call the stages and parts of a method; of dense attention, which is one stage, its parts alone."""
+    return {name: _METRICS[name] for name in (native.PARTS if "dense" in method else _METRICS)}
 
 
 class Clocked:

@@ -36,7 +36,7 @@ from shadowattn.online.selection import BLOCK_SCORES
 from shadowattn.reporting.attention_targets import targets_table
 from shadowattn.reporting.figures.attention_speed import AXES
 from shadowattn.reporting.figures.attention_speed import draw as draw_attention_speed
-from shadowattn.reporting.figures.attention_stages import OUTSIDE, STAGE
+from shadowattn.reporting.figures.attention_stages import OUTSIDE
 from shadowattn.reporting.figures.attention_stages import draw as draw_stages
 from shadowattn.reporting.figures.roofline import draw as draw_roofline
 from shadowattn.reporting.rows import SpreadRow
@@ -228,15 +228,13 @@ class AttentionSpeed(Study):
 
     def _stages(self, t: Tensors) -> dict[str, list[float]]:
         """Seconds of our dense attention and of whole paths, and of their stages, which runs in turn with the others time."""
-        paths = candidates.fused_paths(t, self.query_block)
-        clocked = {name: candidates.Clocked(call) for name, call in paths.items()}
-        calls = {"own dense": candidates.baselines(t)["own dense"]} | paths
-        calls |= {f"{name}, its stages": call for name, call in clocked.items()}
-        timings = interleave(calls, rounds=self.rounds, warmup=2)
-        figures = {name: list(timings[name].seconds) for name in ("own dense", *paths)}
-        for name, one in clocked.items():
-            for stage in candidates.STAGES:
-                figures[f"{name}: {stage}"] = [seconds[stage] for seconds in one.seconds[-self.rounds :]]
+        calls = {"own dense": candidates.baselines(t)["own dense"]} | candidates.fused_paths(t, self.query_block)
+        clocked = {f"{name}, its stages": candidates.Clocked(call) for name, call in calls.items()}
+        timings = interleave(calls | clocked, rounds=self.rounds, warmup=2)
+        figures = {name: list(timings[name].seconds) for name in calls}
+        for name, one in zip(calls, clocked.values(), strict=True):
+            last = one.seconds[-self.rounds :]
+            figures |= {f"{name}: {stage}": [seconds[stage] for seconds in last] for stage in last[0]}
         return figures
 
     def _calls(self, part: str, t: Tensors) -> dict[str, Callable[[], object]]:
@@ -324,16 +322,16 @@ def _stage_rows(one: Callable[..., AttentionRow], timings: dict[str, Timing]) ->
         return replace(row, low=low * 1e3, high=high * 1e3)
 
     dense = timings["own dense"]
-    yield spread("own dense", "time", dense)
     for name in [name for name in timings if f"{name}: {OUTSIDE}" in timings]:
         stages, n = {stage: timings[f"{name}: {stage}"] for stage in candidates.STAGES}, len(dense.seconds)
         whole = Timing(tuple(np.sum([timing.seconds for timing in stages.values()], axis=0)))
         yield spread(name, "time", timings[name])
-        yield one(name, "times faster than own dense", ratio(dense, timings[name]), "1", n)
+        if name != "own dense":
+            yield one(name, "times faster than own dense", ratio(dense, timings[name]), "1", n)
         yield one(name, "time with stages timed", ratio(whole, timings[name]), "1", n)
-        for stage, timing in stages.items():
-            if any(timing.seconds):
-                yield spread(name, f"{STAGE}{stage}", timing)
+        for stage, metric in candidates.stage_metrics(name).items():
+            if any(timings[f"{name}: {stage}"].seconds):
+                yield spread(name, metric, timings[f"{name}: {stage}"])
 
 
 def _part_table(rows: pd.DataFrame, title: str) -> Table:

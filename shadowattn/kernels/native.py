@@ -28,6 +28,9 @@ POOLINGS = ("rows", "max", "sum", "probability")
 # rows with keys; the choice of keys by them; attention of rows together, which read a key once, and of each row alone; and all of
 # it in heads that a path with a first look spares one.
 STAGES = ("first look", "let through", "estimate", "select", "attend together", "attend alone", "spared heads")
+# Of "attend together", and of dense attention: keys and values into the form that is multiplied; products with keys; the softmax
+# of these; products of the weights with values.
+PARTS = ("form", "scores", "softmax", "values")
 
 
 class _Tensor(Structure):
@@ -187,7 +190,7 @@ def library() -> ctypes.CDLL | None:
 
 def _check_interface(loaded: ctypes.CDLL, file: Path) -> None:
     """A library of other source would read arguments from wrong places."""
-    expected = [*(ctypes.sizeof(struct) for struct in _FUNCTIONS.values()), ctypes.sizeof(c_int64) * len(STAGES)]
+    expected = [*(ctypes.sizeof(struct) for struct in _FUNCTIONS.values()), ctypes.sizeof(c_int64) * len(STAGES + PARTS)]
     compiled = (c_int64 * 64)()  # room for other interfaces
     try:
         loaded.shadowattn_struct_bytes(compiled)
@@ -284,12 +287,12 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def timed_stages() -> Iterator[dict[str, float]]:
-    """Within, the fused paths time their stages: at the end the dictionary has the seconds of each of `STAGES`, of all threads
-    together.
+    """Within, the fused paths time their stages, and these their parts: at the end the dictionary has the seconds of each of
+    `STAGES` and `PARTS`, of all threads together. Dense attention is one stage, "attend together".
 
     Of what any thread of the process calls meanwhile. Raises `InputError` inside another one, and where no kernels were compiled.
     """
-    loaded, nanoseconds, seconds = require(), (c_int64 * len(STAGES))(), {}
+    loaded, nanoseconds, seconds = require(), (c_int64 * len(STAGES + PARTS))(), {}
     if not _stage_clocks.acquire(blocking=False):
         raise InputError("stages are timed already: expected one caller at a time, whose calls alone are counted")
     try:
@@ -298,7 +301,7 @@ def timed_stages() -> Iterator[dict[str, float]]:
     finally:
         loaded.shadowattn_time_stages(0, nanoseconds)
         _stage_clocks.release()
-        seconds |= {stage: 1e-9 * spent for stage, spent in zip(STAGES, nanoseconds, strict=True)}
+        seconds |= {stage: 1e-9 * spent for stage, spent in zip(STAGES + PARTS, nanoseconds, strict=True)}
 
 
 def _run(name: str, arguments: Structure) -> None:

@@ -9,11 +9,12 @@ import torch
 
 from shadowattn.errors import InputError
 from shadowattn.kernels import native
+from shadowattn.kernels.native_kernels import NativeKernels
 from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators.hierarchical import Hierarchical
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
-from shadowattn.types import FirstLookLosses
+from shadowattn.types import FirstLookLosses, Heads
 from tests.tensors import qkv
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built: no C++ compiler")
@@ -29,6 +30,10 @@ def attended(estimator, rule):
 def looked(flat_share):
     losses = FirstLookLosses([[0.0, 0.0, 1.0, 0.0]], 1.5, 16)
     return Hierarchical(candidates=1.5, block_rows=16, flat_share=flat_share, first_look=losses)
+
+
+def parts_of(stages):
+    return set(native.PARTS) if "attend together" in stages else set()
 
 
 @pytest.mark.parametrize("level", native.levels())
@@ -47,9 +52,13 @@ def test_what_runs_is_timed_and_computes_the_same(level, estimator, rule, stages
         out, selection = attended(estimator, rule)
         with native.timed_stages() as seconds:
             again, listed = attended(estimator, rule)
-    assert tuple(seconds) == native.STAGES
-    assert {stage for stage, spent in seconds.items() if spent} == stages
+    assert tuple(seconds) == native.STAGES + native.PARTS
+    spent = {stage for stage, spent in seconds.items() if spent}
+    assert spent & set(native.STAGES) == stages
+    in_common = stages != OF_ROWS or "form" in spent  # at some levels these rows have no keys in common
+    assert spent & set(native.PARTS) == (parts_of(stages) if in_common else set())
     assert all(spent >= 0 for spent in seconds.values())
+    assert sum(seconds[part] for part in native.PARTS) <= seconds["attend together"]
     assert again.equal(out)
     assert listed.indices.equal(selection.indices)
 
@@ -65,10 +74,14 @@ def test_stages_are_called_as_the_interface_numbers_them():
         "SA_TOGETHER": "attend together",
         "SA_ALONE": "attend alone",
         "SA_SPARED": "spared heads",
+        "SA_FORM": "form",
+        "SA_SCORES": "scores",
+        "SA_SOFTMAX": "softmax",
+        "SA_VALUES": "values",
     }
     *stages, last = (name.strip() for name in enum.split(","))
     assert last == "SA_STAGES"
-    assert tuple(words[name] for name in stages) == native.STAGES
+    assert tuple(words[name] for name in stages) == native.STAGES + native.PARTS
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(32, "probability")])
@@ -76,7 +89,23 @@ def test_the_stages_take_no_longer_than_the_threads_have(rule):
     start = time.perf_counter()
     with native.timed_stages() as seconds:
         attended(Int8Fused(), rule)
-    assert sum(seconds.values()) <= (time.perf_counter() - start) * torch.get_num_threads()
+    assert sum(seconds[stage] for stage in native.STAGES) <= (time.perf_counter() - start) * torch.get_num_threads()
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [2, 70])
+def test_dense_attention_is_timed_too(level, dtype, rows):
+    """Of a few rows, which go through keys in another way, no part is timed."""
+    q, k, v = (x.to(dtype) for x in qkv(4, 2, rows, 500, 64))
+    attend = lambda: NativeKernels().dense(q, k, v, Heads.all(4, 2), causal_offset=500 - rows, scale=0.1)  # noqa: E731
+    with native.forced_level(level):
+        out = attend()
+        with native.timed_stages() as seconds:
+            assert attend().equal(out)
+    stages = {"attend together"}
+    assert {stage for stage, spent in seconds.items() if spent} == stages | (parts_of(stages) if rows > 8 else set())
+    assert sum(seconds[part] for part in native.PARTS) <= seconds["attend together"]
 
 
 def test_nothing_is_timed_before_and_after():

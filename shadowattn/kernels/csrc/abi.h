@@ -173,8 +173,12 @@ typedef struct {
 
 // The stages of the fused tasks: the first look of looked_rows, and packing what it let through; quantising rows, and their products
 // with keys; the choice of keys by them, with what is multiplied again for ties; attention of rows together, and of each row alone. All
-// of these are one stage of looked_rows where a head is spared a first look.
-typedef enum { SA_LOOK, SA_LET_THROUGH, SA_ESTIMATE, SA_CHOOSE, SA_TOGETHER, SA_ALONE, SA_SPARED, SA_STAGES } SaStage;
+// of these are one stage of looked_rows where a head is spared a first look. Attention of rows together, of dense attention in tiles
+// too, is mostly what comes behind: bringing keys and values into form, their products, and the softmax between these.
+typedef enum {
+  SA_LOOK, SA_LET_THROUGH, SA_ESTIMATE, SA_CHOOSE, SA_TOGETHER, SA_ALONE, SA_SPARED,
+  SA_FORM, SA_SCORES, SA_SOFTMAX, SA_VALUES, SA_STAGES
+} SaStage;
 
 // The name of an instruction-set level that this build has and this processor runs, from 0 for the lowest; NULL after the last one. The
 // functions below take those numbers alone.

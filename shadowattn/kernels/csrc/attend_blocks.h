@@ -14,6 +14,7 @@
 #include "block_math.h"
 #include "exp2.h"
 #include "parallel.h"
+#include "stage_times.h"
 
 namespace {
 
@@ -165,7 +166,8 @@ inline void softmax_tile(float* scores, int64_t slots, int64_t columns, vf facto
 
 // A block to the keys of a tile, while those of the next one are fetched, up to key `end` of the list; 0: none.
 template <class T>
-void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores, int64_t end) {
+void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const BlockMemory<T>& m, float* scores, int64_t end,
+                 Laps* laps) {
   using Math = BlockMath<T>;
   const int64_t slots = round_up(tile.keys, Math::kKeyStep);
   const vf factor = weight_factor(a.scale);
@@ -176,6 +178,7 @@ void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const B
   for (int64_t lane = 0; lane < b.lanes; lane += Math::kColumns) {
     const int64_t columns = min_of(Math::kColumns, b.lanes - lane);
     Math::scores(m.queries, lane, tile.key_rows, slots, a.dim, scores, b.lanes, columns, ahead);
+    laps->end_part(SA_SCORES);
     for (int64_t part = 0; part < columns; part += Math::kPanel) {
       const int64_t width = min_of(Math::kPanel, columns - part), at = lane + part;
       float *panel = scores + part * slots, *top = m.top + at, *total = m.total + at;
@@ -184,7 +187,9 @@ void attend_tile(const SaAttend& a, const Block& b, const Tile<T>& tile, const B
       if (Math::kHidesOnTheWay && lanes) softmax_tile<T, true>(panel, slots, width, factor, top, total, keep + part, lanes, at);
       else softmax_tile<T, false>(panel, slots, width, factor, top, total, keep + part, lanes, at);
     }
+    laps->end_part(SA_SOFTMAX);
     Math::add_values(m.outputs, lane, keep, scores, tile.values, slots, a.dim, b.lanes, columns);
+    laps->end_part(SA_VALUES);
   }
 }
 
@@ -196,15 +201,17 @@ int64_t bytes_of_blocks(int64_t dim, int64_t lanes, int64_t tiles = 1, int64_t t
 
 // A block to its list.
 template <class T>
-BlockMemory<T> attend_block(const SaAttend& a, const Block& b, char* scratch) {
+BlockMemory<T> attend_block(const SaAttend& a, const Block& b, char* scratch, Laps* laps) {
   float *scores = reinterpret_cast<float*>(scratch), *copies = scores + BlockMath<T>::kTile * BlockMath<T>::kColumns;
   const BlockMemory<T> m(reinterpret_cast<char*>(copies + 2 * Tile<T>::copied(a.dim)), a.dim, b.lanes);
   const typename BlockMath<T>::Shapes shapes;
   Tile<T> tile;
   start_block(a, b, m);
+  laps->begin_parts();
   for (int64_t start = b.from; start < b.to; start += BlockMath<T>::kTile) {
     tile.take(a, b, start, b.to, copies);
-    attend_tile(a, b, tile, m, scores, b.to);
+    laps->end_part(SA_FORM);
+    attend_tile(a, b, tile, m, scores, b.to, laps);
   }
   return m;
 }
@@ -231,7 +238,7 @@ void write_block(const SaAttend& a, const Block& b, const BlockMemory<T>& m) {
 // Blocks of one key head whose lists are every key go through these together, a segment at a time: it is read from a far cache and
 // brought into form once for all of them.
 template <class T>
-void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char* scratch) {
+void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char* scratch, Laps* laps) {
   constexpr int64_t kTile = BlockMath<T>::kTile, kTiles = kSegment / kTile;
   static_assert(kSegment % kTile == 0, "whole tiles");
   float *scores = reinterpret_cast<float*>(scratch), *copies = scores + kTile * BlockMath<T>::kColumns;
@@ -243,20 +250,23 @@ void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char
   const typename BlockMath<T>::Shapes shapes;
   Tile<T> tiles[kTiles];
   for (int64_t i = 0; i < count; ++i) start_block(a, blocks[i], memory_of(i));
+  laps->begin_parts();
   for (int64_t from = 0; from < longest; from += kSegment) {
     for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, longest); ++t, start += kTile) {
       FetchAhead<T>(a, blocks[0], start + kTile, min_of(start + 2 * kTile, longest)).all();
       tiles[t].take(a, blocks[0], start, longest, copies + 2 * t * Tile<T>::copied(a.dim));
     }
+    laps->end_part(SA_FORM);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t t = 0, start = from; start + kTile <= min_of(from + kSegment, blocks[i].to); ++t, start += kTile)
-        attend_tile(a, blocks[i], tiles[t], memory_of(i), scores, 0);
+        attend_tile(a, blocks[i], tiles[t], memory_of(i), scores, 0, laps);
   }
   for (int64_t i = 0; i < count; ++i) {  // what is left is less than a tile, and the block's own: it ends where its last row does
     const int64_t left = blocks[i].to / kTile * kTile;
     if (left < blocks[i].to) {
       tiles[0].take(a, blocks[i], left, blocks[i].to, copies);
-      attend_tile(a, blocks[i], tiles[0], memory_of(i), scores, 0);
+      laps->end_part(SA_FORM);
+      attend_tile(a, blocks[i], tiles[0], memory_of(i), scores, 0, laps);
     }
     write_block(a, blocks[i], memory_of(i));
   }
@@ -300,13 +310,15 @@ int attend_dense(const SaAttend& a, int64_t rows) {
   return run_queue(ceil_div(blocks, together), a.threads, bytes, [&](int64_t t, char* scratch) {
     Block some[BlockMath<T>::kTogether];
     int64_t count = 0;
+    Laps laps;
     for (int64_t i = t * together; i < min_of((t + 1) * together, blocks); ++i) {
       some[count++] = block_at(i);
       if (count == 1 || a.kv_head[some[count - 1].head] == a.kv_head[some[0].head]) continue;
-      attend_together<T>(a, some, count - 1, scratch);
+      attend_together<T>(a, some, count - 1, scratch, &laps);
       some[0] = some[count - 1], count = 1;
     }
-    attend_together<T>(a, some, count, scratch);
+    attend_together<T>(a, some, count, scratch, &laps);
+    laps.end(SA_TOGETHER);
   });
 }
 
@@ -349,9 +361,11 @@ int attend_blocks(const SaAttend& a) {
     const int64_t part = t % parts, keys = b.to;
     b.from = keys * part / parts;
     b.to = keys * (part + 1) / parts;
-    const BlockMemory<T> m = attend_block<T>(a, b, scratch);
-    if (!partial) return write_block(a, b, m);
-    memcpy(partial + t * part_floats, m.outputs, static_cast<size_t>(part_floats) * 4);  // outputs, top and total are neighbours
+    Laps laps;
+    const BlockMemory<T> m = attend_block<T>(a, b, scratch, &laps);
+    if (partial) memcpy(partial + t * part_floats, m.outputs, static_cast<size_t>(part_floats) * 4);  // top and total are behind them
+    else write_block(a, b, m);
+    laps.end(SA_TOGETHER);
   });
   if (partial && !failed) {
     failed = run_queue(blocks, a.threads, scratch_bytes, [&](int64_t t, char* scratch) {

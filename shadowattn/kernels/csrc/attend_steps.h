@@ -12,6 +12,7 @@
 #include "parallel.h"
 #include "row_math.h"
 #include "softmax.h"
+#include "stage_times.h"
 
 namespace {
 
@@ -117,7 +118,9 @@ int attend_steps(const SaAttend& a) {
   if (!made) return 1;
   int failed = run_queue(a.heads * parts, a.threads, step_scratch(a), [&](int64_t t, char* scratch) {
     const int64_t head = t / parts, p = t % parts, from = keys * p / parts, to = keys * (p + 1) / parts;
+    Laps laps;
     attend_step_part<T>(a, head, nullptr, from, to, StepPart(made + t * floats, a.rows, padded), scratch);
+    laps.end(SA_TOGETHER);
   });
   if (!failed)
     for (int64_t head = 0; head < a.heads; ++head) write_step<T>(a, head, made + head * parts * floats, parts);

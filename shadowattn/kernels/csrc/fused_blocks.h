@@ -33,7 +33,7 @@ int fused_blocks_of(const SaRows& a) {
       const int64_t end = min_of((b + 1) * shared, a.attend.rows);
       for (int64_t first = b * shared; first < end; first += rows) {
         const Block block{head, min_of(rows, end - first), first, list, nullptr, 0, length, lanes};
-        write_block(a.attend, block, attend_block<T>(a.attend, block, scratch));
+        write_block(a.attend, block, attend_block<T>(a.attend, block, scratch, &laps));
       }
       laps.end(SA_TOGETHER);
     });

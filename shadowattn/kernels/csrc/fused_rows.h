@@ -200,8 +200,8 @@ class FusedRows {
       common.take({bits.row(r), bits.stride}, block_rows, ceil_div(visible, 64), least, kFewestCommon, values);
       if (!common.count) continue;
       const Block block{head, block_rows, from + r, common.keys, common.members, 0, common.count, lanes};
-      begin_rows(attend_, block, attend_block<T>(attend_, block, choice + CommonKeys::bytes_needed(choose_.keys)), state + r,
-                 outputs + r * padded, padded);
+      const auto made = attend_block<T>(attend_, block, choice + CommonKeys::bytes_needed(choose_.keys), &laps);
+      begin_rows(attend_, block, made, state + r, outputs + r * padded, padded);
       for (int64_t i = 0; i < common.count; ++i) left -= __builtin_popcountll(common.members[i]);
     }
     laps.end(SA_TOGETHER);

@@ -89,7 +89,7 @@ int looked_rows_of(const SaLookedRows& a) {
       members_of(chosen, count, through.count, members);
       laps.end(SA_CHOOSE);
       const Block block{head, count, first, through.keys, members, 0, through.count, lanes};
-      write_block(a.attend, block, attend_block<T>(a.attend, block, block_scratch));
+      write_block(a.attend, block, attend_block<T>(a.attend, block, block_scratch, &laps));
       laps.end(SA_TOGETHER);
     }
   });

@@ -6,8 +6,9 @@ from matplotlib.figure import Figure
 
 from shadowattn.reporting.style import new_figure
 
-# How the metrics of stages begin, and the one of what is in no stage: torch's operators, packing, and threads that wait.
-STAGE, OUTSIDE = "stage: ", "outside of tasks"
+# How the metrics of stages and of their parts begin, and the one of what is in no stage: torch's operators, packing, threads that
+# wait.
+STAGE, PART, OUTSIDE = "stage: ", "part: ", "outside of tasks"
 _COLOURS = {
     "first look": "tab:purple",
     "let through": "tab:pink",

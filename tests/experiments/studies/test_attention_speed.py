@@ -145,7 +145,11 @@ def test_stages_and_what_is_outside_of_them_make_up_a_paths_time():
     )
     assert flat == {"estimate", "select", "attend together", "attend alone", "outside of tasks"}
     assert looked == {"first look", "let through", "estimate", "select", "attend together", "spared heads", "outside of tasks"}
-    for path in candidates.fused_paths(Tensors(case), 32):
+    for path in ("own dense", *candidates.fused_paths(Tensors(case), 32)):
+        together = np.array(figures[f"{path}: attend together"])
+        assert (sum(np.array(figures[f"{path}: {part}"]) for part in native.PARTS) <= together).all()
+        timed = {metric.removeprefix("part: ") for metric in rows.value[path].index if metric.startswith("part: ")}
+        assert timed == (set() if "(int8_fused), per row" in path else set(native.PARTS))  # these rows have no keys in common
         parts = {stage: np.array(figures[f"{path}: {stage}"]) for stage in candidates.STAGES}
         assert all((part >= 0).all() for part in parts.values()), "no more than the threads that there are"
         whole = np.median(sum(parts.values()) / np.array(figures[path]))
