@@ -86,7 +86,6 @@ struct BlockVectors {
 
 template <class T>
 struct BlockFloats : BlockVectors<BlockFloats<T>> {
-  static constexpr int kDegree = sizeof(T) == 2 ? 4 : 6;  // bfloat16 weights keep 8 bits; degree 4 has 14
   using Row = const float*;  // of a tile: where it lies, or converted into a copy that stays in the cache
   using Values = const Row*;
 
@@ -125,7 +124,7 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
   static vf weigh(const Score& score, float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
     vf total = Isa::set1(0);
     for (int64_t j = 0; j < tile; ++j) {
-      const vf weight = exp2_nonpositive<kDegree>((score(j) - top) * factor);
+      const vf power = (score(j) - top) * factor, weight = sizeof(T) == 2 ? exp2_coarse(power) : exp2_nonpositive(power);
       total += weight;
       Isa::store(scores + j * lanes, weight);
     }
@@ -166,7 +165,6 @@ struct BlockFloats : BlockVectors<BlockFloats<T>> {
 // bfloat16 on a level that multiplies it: two dimensions of Q and K, or two keys' weights and values, share a lane.
 template <class I>
 struct BlockPairs : BlockVectors<BlockPairs<I>> {
-  static constexpr int kDegree = 4;
   using Row = const bf16*;
   using pairs = typename I::pairs;
 
@@ -213,8 +211,8 @@ struct BlockPairs : BlockVectors<BlockPairs<I>> {
   static vf weigh(const Score& score, float* scores, int64_t tile, int64_t lanes, vf factor, vf top) {
     vf total = I::set1(0);
     for (int64_t j = 0; j < tile; j += 2) {
-      const vf a = exp2_nonpositive<kDegree>((score(j) - top) * factor);
-      const vf b = exp2_nonpositive<kDegree>((score(j + 1) - top) * factor);
+      const vf a = exp2_coarse((score(j) - top) * factor);
+      const vf b = exp2_coarse((score(j + 1) - top) * factor);
       total += a + b;
       I::store_pairs(scores + j / 2 * lanes, I::rounded_pairs(a, b));  // before the scores still to be read
     }
@@ -286,7 +284,7 @@ template <class I>
 struct BlockTiles : BlockPairs<I> {
   static constexpr int64_t kTile = 128;
   static constexpr int64_t kKeyStep = 32;
-  static constexpr int64_t kColumns = 32;    // their scores are as many numbers as those of 64 rows and 64 keys
+  static constexpr int64_t kColumns = 64;    // all rows: keys and values come from a far cache once
   static constexpr int64_t kPanel = VL;
   static constexpr bool kHidesOnTheWay = true;
   static constexpr int64_t kDenseRows = 64;  // what keys cost beside their products is shared by more rows

@@ -25,4 +25,18 @@ inline vf exp2_nonpositive(vf t) {
   return Isa::scale(p, whole);
 }
 
+// The same to 13 bits, for weights that are rounded to the 8 of a bfloat16; 0 for t ≤ −127.
+template <class I = Isa>
+inline vf exp2_coarse(vf t) {
+  if constexpr (I::kScalesByFloor) {
+    // The cubic whose largest relative error over 0 … 1 is least, 7.5e-5: one degree and three operations fewer than with the nearest
+    // whole number.
+    const vf part = I::above_floor(t);
+    const vf p = ((I::set1(0.0780245511f) * part + I::set1(0.226067143f)) * part + I::set1(0.695833528f)) * part;
+    return I::scale_by_floor(p + I::set1(0.999925219f), t);
+  } else {
+    return exp2_nonpositive<4>(t);
+  }
+}
+
 }  // namespace

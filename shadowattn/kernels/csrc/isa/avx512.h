@@ -40,6 +40,14 @@ struct Avx512 : Vectors<f32x16, i32x16, u16x16> {
     return _mm512_maskz_scalef_ps(large, x, whole);
   }
 
+  // x less the largest whole number that is not above it, and x · 2^(that of y), or 0 where y ≤ −126.
+  static constexpr bool kScalesByFloor = true;
+  static vf above_floor(vf x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF); }
+  static vf scale_by_floor(vf x, vf y) {
+    const __mmask16 large = _mm512_cmp_ps_mask(y, set1(-126), _CMP_NLE_UQ);  // and NaN
+    return _mm512_maskz_scalef_ps(large, x, y);
+  }
+
   // Transposes 4 × 4 within 128-bit lanes, then the lanes: each step adds what it brings together.
   static vf sums_of(vf* x) {
 #pragma GCC unroll 4

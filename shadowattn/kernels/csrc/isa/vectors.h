@@ -19,6 +19,7 @@ struct Vectors {
   static constexpr bool kBf16Dot = false;        // products of bfloat16 pairs; see avx512_bf16.h for what comes with them
   static constexpr bool kTiles = false;          // mapped_bytes(), eight_products(), tile_products()
   static constexpr bool kSignedKeys = false;     // products are with the keys, and not with their bytes, which are 128 more
+  static constexpr bool kScalesByFloor = false;
   static constexpr float kLeastExponent = -127;  // scale() gives 0 there
   static constexpr int kProductKeys = 32;        // packed keys of one products()
   static constexpr int64_t kListStep = 64;       // the most that list_bytes() lists, or writes past what it lists, at once
