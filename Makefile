@@ -62,14 +62,14 @@ sanitize: setup sanitized-kernels
 # torch 2.10 want CUDA.
 ARM := $(CURDIR)/build/arm
 ARM_PYTHON := $(ARM)/root/usr/bin/python
-ARM_PACKAGES := torch==2.10.0 numpy openvino safetensors tokenizers transformers pytest hypothesis
+ARM_PACKAGES := torch==2.10.0 numpy openvino safetensors tokenizers transformers pytest pytest-xdist hypothesis
 arm: export PATH := $(PATH):/usr/sbin
 arm: $(ARM)/.installed
 	cmake -S . -B $(ARM)/kernels -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build $(ARM)/kernels --parallel 2 > /dev/null
 	SHADOWATTN_NATIVE=$(ARM)/kernels/_native.so PYTHONPATH=$(CURDIR):$(ARM)/site \
-	$(ARM_PYTHON) -m pytest -o addopts= tests/kernels -p no:cacheprovider --hypothesis-profile=few
+	$(ARM_PYTHON) -m pytest -o addopts= -n auto tests/kernels -p no:cacheprovider --hypothesis-profile=few
 
 $(ARM)/.installed: $(MARKER)
 	@for tool in qemu-aarch64 aarch64-linux-gnu-g++ debootstrap; do command -v $$tool > /dev/null || { \

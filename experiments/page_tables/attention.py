@@ -9,9 +9,10 @@ import pandas as pd
 from experiments.page_tables.common import SHAPES, above, one, rows_of, source, table
 from experiments.studies import attention_candidates as candidates
 from experiments.studies.estimator_speed import break_even_keys, said_break_even
+from shadowattn.kernels import native
 from shadowattn.online.break_even import crossing
 from shadowattn.reporting.attention_targets import TARGETS
-from shadowattn.reporting.figures.attention_stages import STAGE
+from shadowattn.reporting.figures.attention_stages import PART, STAGE
 from shadowattn.reporting.verdicts import gains
 
 _QWEN = ("qwen2-0.5b", "qwen2-1.5b")
@@ -326,6 +327,23 @@ def tile_targets() -> str:
     return table(header, lines, _STAGES_AMX, n)
 
 
+def tile_targets_long() -> str:
+    """The same of 32768 keys, where `hierarchical` has the flat path beside it: twice its speed was the target."""
+    rows, lines = rows_of("attention_stages_32768_amx"), []
+    faster = rows[rows.metric == "times faster than own dense"].set_index(["dtype", "retention", "model", "method"]).value
+    for dtype, at in _PER_ROW_TARGETS:
+        cells = []
+        for model in SHAPES:
+            flat, looked = (faster[dtype, at, model, method] for method in (_FLAT, _LOOKED))
+            quotient = looked / flat
+            cells.append(f"{flat:.2f} · {looked:.2f} · " + (f"{quotient:.2f}" if quotient >= 2 else f"**{quotient:.2f}**"))
+        lines.append([f"{dtype}, {at:.0%} of the keys", *cells])
+    header = ["`int8_fused` · `hierarchical` · their quotient", *SHAPES.values()]
+    n = f"32768 keys, times faster than our dense attention, medians of {int(rows[rows.metric == 'time'].n.min())} rounds; "
+    n += "quotients below 2 in bold"
+    return table(header, lines, "attention_stages_32768_amx", n)
+
+
 def tile_stages() -> str:
     """The paths that have a target in bfloat16, where tiles multiply it: each stage as a share of our dense attention's time."""
     rows, lines, quotients = rows_of(_STAGES_AMX), [], []
@@ -379,6 +397,30 @@ def tile_roofline() -> str:
     said = ", ".join(f"{name} {value:.0f}" for name, value in peaks.items() if "peak" in name)
     n = f"{int(first.context_tokens)} keys, medians of {rounds} rounds, peaks of the fastest; products after a first look are of "
     n += f"the keys that blocks let through; {said}, in 10⁹ operations a second"
+    return table(header, lines, _STAGES_AMX, n)
+
+
+def tile_parts() -> str:
+    """Where the time of attention of blocks goes where tiles multiply bfloat16: shares in our dense attention, and how many times
+    as long a score takes after a first look.
+    """
+    rows, lines = rows_of(_STAGES_AMX), []
+    rows = rows[(rows.dtype == "bfloat16") & rows.method.isin(("own dense", _LOOKED))]
+    values = rows.set_index(["model", "retention", "method", "metric"]).value.sort_index()
+    first = rows.iloc[0]
+    for model, at in itertools.product(SHAPES, sorted(rows.retention.unique())):
+        heads = rows.heads[rows.model == model].iloc[0]
+        dense, looked = (values[model, at, method] for method in ("own dense", _LOOKED))
+        seen = heads * first.chunk_rows * (first.context_tokens - (first.chunk_rows - 1) / 2)
+        dense, looked = (path[[PART + part for part in native.PARTS]] for path in (dense, looked))  # of the same calls
+        more = seen / _pairs_of_blocks(first, heads, at)  # scores of dense attention, over those of blocks
+        longer = looked / dense * more
+        cells = (f"{share:.0%} · {times:.1f}" for share, times in zip(dense / dense.sum(), longer, strict=True))
+        lines.append([SHAPES[model], f"{at:.0%}", *cells, f"{looked.sum() / dense.sum() * more:.1f}"])
+    header = ["bfloat16", "of the keys", *native.PARTS, "all"]
+    rounds = int(rows[rows.metric == "time"].n.min())
+    n = "8192 keys, shares in our dense attention · times as long for each score in blocks after a first look; "
+    n += f"medians of {rounds} rounds"
     return table(header, lines, _STAGES_AMX, n)
 
 
