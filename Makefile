@@ -69,7 +69,7 @@ arm: $(ARM)/.installed
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > /dev/null
 	cmake --build $(ARM)/kernels --parallel 2 > /dev/null
 	SHADOWATTN_NATIVE=$(ARM)/kernels/_native.so PYTHONPATH=$(CURDIR):$(ARM)/site \
-	$(ARM_PYTHON) -m pytest -o addopts= -n auto tests/kernels -p no:cacheprovider --hypothesis-profile=few
+	$(ARM_PYTHON) -m pytest -o addopts= -n auto --max-worker-restart=0 tests/kernels -p no:cacheprovider --hypothesis-profile=few
 
 $(ARM)/.installed: $(MARKER)
 	@for tool in qemu-aarch64 aarch64-linux-gnu-g++ debootstrap; do command -v $$tool > /dev/null || { \

@@ -493,8 +493,8 @@ class FirstLookLosses:
                 f"first_look: it is of {len(self.lost)} layers × {len(self.lost[0])} heads, got layer {layer} and heads up "
                 f"to {max(ids)}; measure it on this model"
             )
-        ranks, spared = self._ranks[layer], math.ceil(share * len(self.lost) * len(self.lost[0]))
-        return torch.tensor([ranks[head] < spared for head in ids])
+        ranks, spared = self._ranks[layer], math.ceil(share * (len(self.lost) * len(self.lost[0])))
+        return torch.tensor([ranks[head] < spared for head in ids], device="cpu")
 
     @cached_property
     def _table(self) -> Tensor:

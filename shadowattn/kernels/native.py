@@ -28,8 +28,8 @@ POOLINGS = ("rows", "max", "sum", "probability")
 # rows with keys; the choice of keys by them; attention of rows together, which read a key once, and of each row alone; and all of
 # it in heads that a path with a first look spares one.
 STAGES = ("first look", "let through", "estimate", "select", "attend together", "attend alone", "spared heads")
-# Of "attend together", and of dense attention: keys and values into the form that is multiplied; products with keys; the softmax
-# of these; products of the weights with values.
+# Of "attend together": keys and values into the form that is multiplied; products with keys; the softmax of these; products of
+# the weights with values. The next keys are fetched between products with keys, in dense attention on tiles as part of the form.
 PARTS = ("form", "scores", "softmax", "values")
 
 
@@ -288,7 +288,8 @@ def alone() -> Iterator[None]:
 @contextmanager
 def timed_stages() -> Iterator[dict[str, float]]:
     """Within, the fused paths time their stages, and these their parts: at the end the dictionary has the seconds of each of
-    `STAGES` and `PARTS`, of all threads together. Dense attention is one stage, "attend together".
+    `STAGES` and `PARTS`, of all threads together. Dense attention is one stage, "attend together", and so is attention to
+    lists that blocks share.
 
     Of what any thread of the process calls meanwhile. Raises `InputError` inside another one, and where no kernels were compiled.
     """

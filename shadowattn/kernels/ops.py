@@ -268,7 +268,7 @@ def attend_shared(
     """
     _check_qkv(q, k, v)
     groups, keys, dim = k.shape
-    _check_shared(q, q_scales, packed, keys)
+    _check_shared(q, q_scales, packed, keys, measured=q_scales is None)
     if len(packed) != groups:
         raise InputError(f"packed: expected as many key heads as k has, {groups}, got {len(packed)}")
     if len(counts) != groups or not all(1 <= count <= keys for count in counts):
@@ -365,7 +365,7 @@ def attend_chosen(
     _check(q, k, v, kv_head)
     checks.vector("positions", positions, q.shape[1])
     checks.ascending("positions", positions, least=0, below=k.shape[1])
-    _check_products(q, q_scales, packed, k.shape[1], k.shape[0])
+    _check_products(q, q_scales, packed, k.shape[1], k.shape[0], measured=q_scales is None)
     checks.vector("retention", retention, q.shape[0], dtype=torch.float64)
     if not all(0 < kept <= 1 for kept in retention.tolist()):
         raise InputError(f"retention: expected values in (0, 1], got {retention.tolist()}")
@@ -597,15 +597,15 @@ def _check_estimate(
             raise InputError(f"exponents: expected numbers of 0 or more, got {exponents.tolist()}")
 
 
-def _check_products(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int, groups: int) -> None:
-    _check_quantisable(q, packed, q_scales)
+def _check_products(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int, groups: int, measured: bool = False) -> None:
+    _check_quantisable(q, packed, q_scales, measured)
     _check_room(packed, keys)
     if packed.shape[0] != groups:
         raise InputError(f"packed: expected as many key heads as k has, {groups}, got {packed.shape[0]}")
 
 
-def _check_shared(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int) -> None:
-    _check_quantisable(q, packed, q_scales)
+def _check_shared(q: Tensor, q_scales: Tensor | None, packed: Tensor, keys: int, measured: bool = False) -> None:
+    _check_quantisable(q, packed, q_scales, measured)
     groups = len(packed)
     if q.shape[1] != 1 or not groups or len(q) % groups:
         raise InputError(f"q: expected [H, 1, D], as many heads for each of {groups} key heads, got {list(q.shape)}")
@@ -618,7 +618,8 @@ def _check_room(packed: Tensor, keys: int) -> None:
         raise InputError(f"packed: expected room for {-(-keys // 32) * 32} keys, whole steps of 32, got {packed.shape[1] * 16}")
 
 
-def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor | None) -> None:
+def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor | None, measured: bool = False) -> None:
+    """`measured`: the kernel itself finds scales."""
     checks.tensors((torch.uint8,), packed=packed)
     checks.placed(checks.CPU, packed=packed, x=x)
     tiled = packed.dim() == 5 and packed.shape[3:] == (16, 4) and packed.is_contiguous()
@@ -630,7 +631,7 @@ def _check_quantisable(x: Tensor, packed: Tensor, scales: Tensor | None) -> None
             "estimator=int8_graph"
         )
     checks.tensors(_DTYPES, x=x)
-    if scales is None:
+    if measured:
         return
     checks.vector("scales", scales, x.shape[0], dtype=torch.float32)
     if not all(scale > 0 for scale in scales.tolist()):

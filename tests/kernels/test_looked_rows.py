@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowattn.errors import InputError
+from shadowattn.graphs.symmetric_int8 import absmax_scales
 from shadowattn.kernels import native, ops
 from shadowattn.kernels.torch_kernels import TorchKernels
 from shadowattn.online.chunk import Chunk
@@ -120,8 +121,16 @@ def arguments() -> dict:
     }  # fmt: skip
 
 
-def test_it_is_what_torch_expects_of_an_operator():
-    torch.library.opcheck(ops.attend_chosen.operator, (), arguments(), test_utils=("test_schema", "test_faketensor"))
+@pytest.mark.parametrize("scales", [torch.ones(4), None], ids=["scales", "measured"])
+def test_it_is_what_torch_expects_of_an_operator(scales):
+    given = arguments() | {"q_scales": scales}
+    torch.library.opcheck(ops.attend_chosen.operator, (), given, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_scales_that_are_not_given_are_those_of_the_rows():
+    given = arguments()
+    expected = ops.attend_chosen(**given | {"q_scales": absmax_scales(given["q"])})
+    assert all(x.equal(y) for x, y in zip(ops.attend_chosen(**given | {"q_scales": None}), expected, strict=True))
 
 
 @pytest.mark.parametrize(

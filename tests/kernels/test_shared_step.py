@@ -13,7 +13,7 @@ from shadowattn.online.chunk import Chunk
 from shadowattn.online.estimators import Estimator
 from shadowattn.online.estimators.int8_fused import Int8Fused
 from shadowattn.online.selection import Rule
-from shadowattn.types import ScaleGrid, Selection
+from shadowattn.types import Heads, ScaleGrid, Selection
 from tests.kernels.exact import attention_float64, hidden_by_lists
 from tests.tensors import HEADS, qkv
 
@@ -167,6 +167,23 @@ def test_a_row_that_is_not_finite_is_refused_where_its_scale_is_measured(level, 
     q[3, 0, 63] = value
     with native.forced_level(level), pytest.raises(InputError, match="expected finite q and k, got NaN or infinity"):
         ops.attend_shared(q, k, v, None, packed_keys(k), [60, 1], 0, 0, False, 0.3)
+
+
+def test_operators_that_measure_no_scales_refuse_to_go_without():
+    q, k, v = qkv(4, 2, 1, 300, 64)
+    packed, one = packed_keys(k), torch.tensor([299])
+    lists = Rule().lists(torch.full((4,), 0.1, dtype=torch.float64), one)
+    places = (lists.candidates, lists.tail, lists.indptr, lists.size, 0, 0, False)
+    kv = Heads.all(4, 2).kv
+    for call in (
+        lambda: ops.shared_scores(q, None, packed, 300),
+        lambda: ops.estimate(q, None, packed, 300, kv, one + 1, "rows", 1),
+        lambda: ops.estimate_select(q, None, packed, 300, kv, one + 1, "rows", 1, *places),
+        lambda: ops.attend_chosen_blocks(q, k, v, q, None, packed, kv, one, one + 1, "rows", 1, *places, 0.3, False),
+        lambda: ops.pack(k, None, packed, 0, None),
+    ):
+        with pytest.raises(InputError, match="scales: expected"):
+            call()
 
 
 @pytest.mark.parametrize("scales", ["fixed", "grid", "measured"])

@@ -88,8 +88,8 @@ typedef struct {
   int64_t threads, bfloat16, pooling;
   int64_t heads, rows, keys, dim, query_block;
   SaTensor q;
-  const float* q_scales;   // [H]; NULL, where rows attend as well: those of q itself (largest.h); 2 is returned where one is not finite
-                           // or, since the processor may take small numbers for 0, not above 0
+  const float* q_scales;   // [H]; NULL in fused_rows, looked_rows and shared_step: those of q itself (largest.h); 2 is returned where one is
+                           // not finite or, since the processor may take small numbers for 0, not above 0
   const uint8_t* packed;
   int64_t packed_head_stride;
   const int64_t* kv_head;  // [H]
@@ -171,10 +171,11 @@ typedef struct {
   int (*largest)(const SaLargest*);
 } SaKernels;
 
-// The stages of the fused tasks: the first look of looked_rows, and packing what it let through; quantising rows, and their products
-// with keys; the choice of keys by them, with what is multiplied again for ties; attention of rows together, and of each row alone. All
-// of these are one stage of looked_rows where a head is spared a first look. Attention of rows together, of dense attention in tiles
-// too, is mostly what comes behind: bringing keys and values into form, their products, and the softmax between these.
+// The stages of the fused tasks: the first look of looked_rows, and packing what it let through; quantising rows, and their products with
+// keys; the choice of keys by them, with what is multiplied again for ties; attention of rows together, and of each row alone. All of these
+// are one stage of looked_rows where a head is spared a first look. SA_TOGETHER is also dense attention, and that to lists which blocks
+// share. The last four are its parts: keys and values into the form that is multiplied, products with keys, the softmax, products with
+// values. The next keys are fetched between products with keys, in dense attention on tiles as part of the form.
 typedef enum {
   SA_LOOK, SA_LET_THROUGH, SA_ESTIMATE, SA_CHOOSE, SA_TOGETHER, SA_ALONE, SA_SPARED,
   SA_FORM, SA_SCORES, SA_SOFTMAX, SA_VALUES, SA_STAGES

@@ -269,6 +269,7 @@ void attend_together(const SaAttend& a, const Block* blocks, int64_t count, char
       attend_tile(a, blocks[i], tiles[0], memory_of(i), scores, 0, laps);
     }
     write_block(a, blocks[i], memory_of(i));
+    laps->begin_parts();
   }
 }
 

@@ -122,6 +122,13 @@ def test_the_heads_that_lose_most_choose_from_all_keys(rows, share, losses, laye
             assert found[row].equal((flat if head in spared else looked)[row])
 
 
+def test_a_share_of_the_heads_is_rounded_up_to_whole_ones_and_no_further():
+    losses = FirstLookLosses([[float(head)] * 10 for head in range(3)], 2.0, 8)
+    spared = torch.stack([losses.spared(layer, Heads.all(10, 5), 0.1) for layer in range(3)])
+    assert spared.sum() == 3  # 0.1 · 3 · 10 in floats is above 3
+    assert spared[2, :3].all()
+
+
 def test_what_a_first_look_loses_is_the_attention_mass_that_lists_have_less():
     model = tiny_model(head_dim=8)
     windows = torch.randint(3, 60, (2, 48), generator=torch.Generator().manual_seed(1))
