@@ -365,8 +365,8 @@ def tile_stages() -> str:
 
 
 def tile_roofline() -> str:
-    """The share of the tiles' own peaks that products reach, and how many times as fast as our dense attention a path would be
-    with these products at the peak and the rest as it is.
+    """The share of the tiles' own peaks that stages reach, and how many times as fast as our dense attention a path would be with
+    the products of these at the peak and the rest as it is: form and softmax as timed.
     """
     rows, cells = rows_of(_STAGES_AMX), {}
     peaks = rows[rows.method == "machine"].set_index("metric").value
@@ -386,7 +386,8 @@ def tile_roofline() -> str:
         }
         least = {of: operations * dim / peaks[f"peak {kind} tiles"] / 1e6 for of, (operations, kind, _) in ms.items()}
         cells |= {(model, *of, at): f"{least[of] / time:.0%}" for of, (_, _, time) in ms.items()}
-        saved = sum(ms[of][2] - least[of] for of in ms if of[0] == _LOOKED) / path["time with stages timed"]
+        products = path[STAGE + "estimate"] + path[PART + "scores"] + path[PART + "values"]
+        saved = (products - least[_LOOKED, "estimate"] - least[_LOOKED, "attend together"]) / path["time with stages timed"]
         cells[model, _LOOKED, "at the peak", at] = f"{dense['time'] / (path['time'] - saved):.2f}"
     lines = []
     for at in sorted({key[-1] for key in cells}):
@@ -419,8 +420,8 @@ def tile_parts() -> str:
         lines.append([SHAPES[model], f"{at:.0%}", *cells, f"{looked.sum() / dense.sum() * more:.1f}"])
     header = ["bfloat16", "of the keys", *native.PARTS, "all"]
     rounds = int(rows[rows.metric == "time"].n.min())
-    n = "8192 keys, shares in our dense attention · times as long for each score in blocks after a first look; "
-    n += f"medians of {rounds} rounds"
+    n = "8192 keys, shares in our dense attention · times as long for each score in blocks after a first look, of as many as by "
+    n += f"calculation, hidden ones too; medians of {rounds} rounds"
     return table(header, lines, _STAGES_AMX, n)
 
 
@@ -428,7 +429,7 @@ _ROOFLINE = {
     ("own dense",): "our dense attention, of the peak of bfloat16 tiles",
     (_LOOKED, "attend together"): "`hierarchical`, attend together, of the peak of bfloat16 tiles",
     (_LOOKED, "estimate"): "`hierarchical`, estimate, of the peak of INT8 tiles",
-    (_LOOKED, "at the peak"): "`hierarchical`, times faster than dense with both at the peak",
+    (_LOOKED, "at the peak"): "`hierarchical`, times faster than dense with both products at the peak",
     (_FLAT, "estimate"): "`int8_fused`, estimate, of the peak of INT8 tiles",
 }
 _ACTIVATIONS_AMX, _STAGES_AMX = "study_activation_speed_smollm2_amx", "attention_stages_8192_amx"
