@@ -327,6 +327,41 @@ def tile_targets() -> str:
     return table(header, lines, _STAGES_AMX, n)
 
 
+_EVEN_AMX = {
+    "sdpa": "SDPA",
+    _FLAT: "`int8_fused`, a list for each row",
+    _LOOKED: "`hierarchical`, a list for each row",
+    "total (int8_fused), 32-row blocks, leading_query": "`int8_fused`, a list for 32 rows (`leading_query`)",
+}
+
+
+def tile_even() -> str:
+    """The whole path on random tensors where tiles multiply bfloat16: up to which share of the keys it is faster than dense
+    attention, and from how many keys on.
+    """
+    rows = rows_of(_SPEED_AMX)
+    rows = rows[rows.metric == "times faster than own dense"]
+    by_share, by_length = (rows[rows.part == part] for part in ("retention", "keys"))
+    lengths, lines = sorted(by_length.context_tokens.unique()), []
+
+    def cell(method: str, dtype: str, shape: str) -> str:
+        where = {"method": method, "dtype": dtype, "model": shape}
+        at_fifth = f"{one(by_length, context_tokens=8192, **where):.2f}"
+        if method == "sdpa":
+            return at_fifth
+        shares = by_share[(by_share.method == method) & (by_share.dtype == dtype) & (by_share.model == shape)]
+        even = _share(shares.set_index("retention").value.to_dict())
+        return f"{at_fifth} · {even} · {_faster_from(by_length[by_length.model == shape], dtype, method, lengths)}"
+
+    for dtype in dict.fromkeys(rows.dtype):
+        lines += [[dtype, words, *(cell(method, dtype, shape) for shape in SHAPES)] for method, words in _EVEN_AMX.items()]
+    n = (
+        "times faster than our dense attention at 20% of 8192 keys · share of 8192 keys above which dense attention is faster · "
+        f"fewest of the measured numbers of keys from which on lists are, at 20%; medians of {int(rows.n.min())} rounds or more"
+    )
+    return table(["", "", *SHAPES.values()], lines, _SPEED_AMX, n)
+
+
 def tile_targets_long() -> str:
     """The same of 32768 keys, where `hierarchical` has the flat path beside it: twice its speed was the target."""
     rows, lines = rows_of("attention_stages_32768_amx"), []
@@ -433,6 +468,7 @@ _ROOFLINE = {
     (_FLAT, "estimate"): "`int8_fused`, estimate, of the peak of INT8 tiles",
 }
 _ACTIVATIONS_AMX, _STAGES_AMX = "study_activation_speed_smollm2_amx", "attention_stages_8192_amx"
+_SPEED_AMX = "attention_speed_amx"
 
 
 def first_look_recall() -> str:
@@ -743,7 +779,16 @@ _PEAKS = {"peak float32": "GFLOP/s", "peak bfloat16": "GFLOP/s", "peak int8": "G
 
 def decode() -> str:
     """One decode step, times faster than our own dense attention."""
-    rows = rows_of("attention_speed")
+    return _decode("attention_speed")
+
+
+def decode_amx() -> str:
+    """The same where tiles multiply bfloat16."""
+    return _decode(_SPEED_AMX)
+
+
+def _decode(name: str) -> str:
+    rows = rows_of(name)
     rows = rows[rows.part == "decode"]
     lengths, cases = (8192, 32768), list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
 
@@ -757,7 +802,7 @@ def decode() -> str:
     lines.append([f"{step}: break-even, keys", *even])
     header = ["times faster than our dense attention", *(f"{SHAPES[m]} {d}" for m, d in cases)]
     rounds = int(rows[rows.metric == "time"].n.max())
-    return table(header, lines, "attention_speed", f"{lengths[0]} · {lengths[1]} keys, retention 0.2, medians of {rounds} rounds")
+    return table(header, lines, name, f"{lengths[0]} · {lengths[1]} keys, retention 0.2, medians of {rounds} rounds")
 
 
 def targets() -> str:
@@ -792,7 +837,16 @@ _BESIDE = {
 
 def beside_work() -> str:
     """Times of attention beside other programs."""
-    rows = rows_of("study_beside_work")
+    return _beside_work("study_beside_work")
+
+
+def beside_work_amx() -> str:
+    """The same where tiles multiply bfloat16."""
+    return _beside_work("study_beside_work_amx")
+
+
+def _beside_work(name: str) -> str:
+    rows = rows_of(name)
     loads = list(dict.fromkeys(rows.load))
     lines = []
     for (dtype, waiting), some in rows.groupby(["dtype", "waiting"], sort=False):
@@ -809,7 +863,7 @@ def beside_work() -> str:
         f"SmolLM2's shape, random tensors, {first.chunk_rows} rows of {first.context_tokens} keys, {first.retention:.0%} of the "
         f"keys; medians of {first.n} rounds, quotients within a round"
     )
-    return table(header, lines, "study_beside_work", n)
+    return table(header, lines, name, n)
 
 
 # Runs of the same study with fewer and with more rows in a chunk.
