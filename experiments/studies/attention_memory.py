@@ -31,8 +31,8 @@ from shadowattn.threads import thread_budget
 from shadowattn.types import RetentionProfile, ScaleGrid
 
 _EVERY = (*candidates.ESTIMATORS, "hierarchical")
-# In which stages go head by head. `int8_fused` chooses keys without scores, so that there are no launches to group.
-_PIPELINES = {"int8_graph": MODES[1:], "int8_fused": ("serial", "overlap")}
+# In which stages go head by head. The others choose keys themselves, so that there are no launches to group.
+_PIPELINES = {"int8_graph": MODES[1:]} | dict.fromkeys(("int8_fused", "hierarchical"), ("serial", "overlap"))
 _OF_BANK = "total (int8_graph), per row, a bank's graphs"
 _DECODE = "decode step (int8_fused), shared list"
 

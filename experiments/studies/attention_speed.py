@@ -70,7 +70,8 @@ class AttentionSpeed(Study):
     products alone and the sum of a large array. gather: what a user would write without kernels of his own, `gather_rows` rows
     of `gather_keys` keys. keys: against each of `lengths`, at `retention`, or where the last row keeps `kept_keys` keys of
     each. retention: against each of `retentions`. decode: one row, `decode_keys`. flex: torch's flex_attention on the same
-    blocks; compiles for minutes. memory: the peak at `memory_keys` keys.
+    blocks; compiles for minutes. memory: the peak at `memory_keys` keys, of every path, or of those alone in whose names one of
+    `memory_paths` stands.
 
     Candidates take turns in one process for `rounds` rounds; fewer where calls are long, more where they are short, as rows say.
     A decode step finds its keys in no cache, since other memory is read before it, as other layers are; all else finds them
@@ -95,6 +96,7 @@ class AttentionSpeed(Study):
     gather_keys: int = 2048
     decode_keys: list[int] = field(default_factory=lambda: [4096, 8192, 32768])
     memory_keys: int = 32768
+    memory_paths: list[str] = field(default_factory=list)
     level: str | None = None
     needs: ClassVar[tuple[str, ...]] = ("threads",)
     headline: ClassVar[tuple[str, ...]] = (
@@ -135,6 +137,7 @@ class AttentionSpeed(Study):
         for name in ("retentions", "lengths", "decode_keys"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise InputError(f"study.{name}: expected none twice, got {list(getattr(self, name))}")
+        self._check_memory_paths()
         if "stages" in self.parts and (self.query_block == 1 or not candidates.times_stages(self.query_block)):
             raise InputError(
                 f"study.query_block: the kernels time stages of lists of 4 to 64 rows, got {self.query_block}; leave stages out "
@@ -151,6 +154,14 @@ class AttentionSpeed(Study):
         check_level(self.level)
         if "memory" in self.parts:
             check_memory("leave memory out of study.parts")
+
+    def _check_memory_paths(self) -> None:
+        if self.memory_paths and "memory" not in self.parts:
+            raise InputError(f"study.memory_paths: only the part memory uses it, got study.parts={list(self.parts)}; add memory")
+        paths = every_path(self.query_block)
+        for words in self.memory_paths:
+            if not any(words in path for path in paths):
+                raise InputError(f"study.memory_paths: expected words of {'; '.join(paths)}, got {words!r}")
 
     def _check_flex(self) -> None:
         past = self.keys // FLEX_BLOCK - self.rows // FLEX_BLOCK
@@ -209,7 +220,7 @@ class AttentionSpeed(Study):
     def _figures(self, part: str, case: Case) -> dict[str, list[float]]:
         """Seconds of each candidate in each round; bytes where the part is `memory`."""
         if part == "memory":
-            paths = every_path(self.query_block)
+            paths = (path for path in every_path(self.query_block) if self._is_asked(path))
             return {path: [in_own_process(peak_beyond_output, path, case, self.query_block)] for path in paths}
         t = Tensors(case)
         if part == "stages":
@@ -225,6 +236,9 @@ class AttentionSpeed(Study):
         before = dict.fromkeys(calls, candidates.other_layers()) if part == "decode" else None
         timings = interleave(calls, rounds=rounds, warmup=warmup, before=before)
         return {name: list(timing.seconds) for name, timing in timings.items()}
+
+    def _is_asked(self, path: str) -> bool:
+        return not self.memory_paths or any(words in path for words in self.memory_paths)
 
     def _stages(self, t: Tensors) -> dict[str, list[float]]:
         """Seconds of our dense attention and of whole paths, and of their stages, which runs in turn with the others time."""

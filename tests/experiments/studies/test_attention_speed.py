@@ -169,6 +169,15 @@ def test_a_lower_level_is_named_by_its_rows(run):
     assert set(pd.read_parquet(folder / "rows.parquet").kernel) == {"native (portable)"}
 
 
+@needs_kernels
+def test_the_peak_of_some_paths_alone(run, monkeypatch):
+    monkeypatch.setattr(attention_speed, "in_own_process", lambda measure, *of: measure(*of))
+    asked = ["study.parts=[memory]", "study.memory_paths=[sdpa,'(hierarchical), per row, pipeline']"]
+    rows = pd.read_parquet(run("attention_speed", "+exp=attention_speed", *asked, *FEW) / "rows.parquet")
+    looked = [f"total (hierarchical), per row, pipeline {mode}" for mode in ("serial", "overlap")]
+    assert rows.method.tolist() == ["sdpa", *looked]
+
+
 def test_a_number_of_keys_is_kept_at_every_length():
     study = AttentionSpeed(parts=["keys"], shapes=["smollm2-135m"], dtypes=["float32"], lengths=[128, 512], kept_keys=32)
     cases = [case for _, case in study.cases()]
@@ -226,6 +235,8 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         ),
         (["study.kept_keys=64", "study.parts=[chunk]"], "study.kept_keys: only the part keys uses it"),
         (["study.keys=512"], "leave flex out of study.parts"),
+        (["study.parts=[chunk]", "study.memory_paths=[sdpa]"], "study.memory_paths: only the part memory uses it"),
+        (["study.memory_paths=[int4]"], "study.memory_paths: expected words of sdpa; own dense; total (int8_graph)"),
         (["study.level=portable"], "study.level: machine and memory are measured at the processor's own level"),
         (["model=bundled"], "model: attention_speed does not use it"),
     ],
@@ -257,7 +268,11 @@ def test_the_peak_of_every_whole_path_is_measured():
         paths |= candidates.totals(t, 32, block_score)
     torch_kernels = [f"total ({estimator}), per row, torch kernels" for estimator in ("int8_graph", "int8_fused", "hierarchical")]
     pipelines = [f"total (int8_graph), per row, pipeline {mode}" for mode in ("serial", "overlap", "grouped", "planned")]
-    pipelines += [f"total (int8_fused), per row, pipeline {mode}" for mode in ("serial", "overlap")]
+    pipelines += [
+        f"total ({estimator}), per row, pipeline {mode}"
+        for estimator in ("int8_fused", "hierarchical")
+        for mode in ("serial", "overlap")
+    ]
     others = ["total (int8_fused), 32-row blocks, probability, torch kernels", "total (int8_graph), per row, a bank's graphs"]
     others += [f"{others[1]}, pipeline {mode}" for mode in ("serial", "overlap", "grouped", "planned")]
     others += [f"{others[1]}, a third of their rows, pipeline overlap"]
