@@ -31,7 +31,7 @@ def _tables() -> dict[str, Callable[[], str]]:
     return {
         name: draw
         for module in modules
-        if not module.__name__.endswith(".common")
+        if not module.__name__.endswith("common")
         for name, draw in getmembers(module, isfunction)
         if draw.__module__ == module.__name__ and not name.startswith("_")
     }

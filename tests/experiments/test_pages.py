@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments.page_tables.attention import _keys_of_blocks
+from experiments.page_tables.attention_common import COMMON_ROWS, KEEPERS, keys_of_blocks, read_alone, read_together
 from experiments.page_tables.harness import _harness_table
 from experiments.pages import TABLES, figures, filled, old_figures, pages
 from experiments.publish import ROOT
@@ -92,4 +92,15 @@ def test_keys_that_blocks_read_are_counted_as_a_first_look_lets_them_through(at)
     for first, count in zip(range(keys - rows, keys, block), through, strict=True):
         nearest = set(range(first + 1 - block, first + 1))
         read += len(nearest | set(random.choice(first + 1, count, replace=False).tolist())) + block - 1
-    assert _keys_of_blocks(keys, rows, at) == pytest.approx(read, rel=0.01)
+    assert keys_of_blocks(keys, rows, at) == pytest.approx(read, rel=0.01)
+
+
+def test_keys_that_rows_read_together_and_alone_are_counted_as_of_independent_rows():
+    keys, at = 4096, 0.2
+    kept = np.random.default_rng(0).random((COMMON_ROWS, keys)) < at
+    together = kept.sum(0) >= KEEPERS
+    assert read_together(at) == pytest.approx(together.mean(), abs=0.03)
+    assert read_alone(at) == pytest.approx(kept[:, ~together].sum() / kept.size, abs=0.01)
+    kernels = ROOT / "shadowattn" / "kernels" / "csrc"
+    assert f"sizeof(T) == 2 ? {KEEPERS} :" in (kernels / "fused_rows.h").read_text()
+    assert f"kCommonRows = {COMMON_ROWS};" in (kernels / "common_keys.h").read_text()
