@@ -15,19 +15,16 @@ def peak_memory() -> str:
 
 def peak_memory_128k() -> str:
     """The same at 128k keys."""
-    return _peak_memory("memory_128k", _LONG_MEMORY_TARGET_MB, {})
+    return _peak_memory("memory_128k", _LONG_MEMORY_TARGET_MB, {}, "memory_128k_looked")
 
 
-def _peak_memory(name: str, target: float, others: Mapping[str, str], more: str | None = None) -> str:
+def _peak_memory(name: str, target: float, others: Mapping[str, str], more: str) -> str:
     """`others`: files of other runs, and what each is called, of whose cases the largest peak is shown. `more`: the file of a run
     of further paths.
     """
-    rows, sources = rows_of(name), []
-    if more:
-        later = rows_of(more)
-        later = later[~later.method.isin(rows.method)]
-        rows = pd.concat([rows, later])
-        sources.append(source(more, " and ".join(later.method.unique())))
+    rows, later = rows_of(name), rows_of(more)
+    later = later[~later.method.isin(rows.method)]
+    rows, sources = pd.concat([rows, later]), [source(more, " and ".join(later.method.unique()))]
     cases = list(dict.fromkeys(zip(rows.model, rows.dtype, strict=True)))
 
     def shown(value: float) -> str:
