@@ -1,7 +1,7 @@
 """What the tables of attention's time share: which paths and files they are of, and how a break-even is said."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 from scipy.stats import binom
@@ -41,6 +41,11 @@ KEEPERS, COMMON_ROWS = 12, 64  # kLeastKeepers on tiles and kCommonRows, as the 
 def even_share(name: str, method: str, shape: str, dtype: str) -> str:
     """Up to which share of 8192 keys a method is faster than our dense attention, by the rows of a file."""
     return said_share(by_retention(name, method, shape, dtype).to_dict())
+
+
+def even_share_amx(method: str, shape: str, dtype: str, measured: Mapping[float, float]) -> str:
+    """The same with AMX, by what was `measured` at some shares; at the others by the run that varies the share."""
+    return said_share(by_retention(SPEED_AMX, method, shape, dtype).to_dict() | dict(measured))
 
 
 def by_retention(name: str, method: str, shape: str, dtype: str) -> pd.Series:

@@ -198,5 +198,5 @@ def _looked_roofline(name: str, machine: str, tiles: Mapping[str, str]) -> str:
         lines.append([f"{at:.0%} of the keys" if kind == "attend together" else "", said, *both])
     header = ["", "float32 · bfloat16", *SHAPES.values()]
     n = f"{first.context_tokens} keys, medians of {int(rows.n.max())} rounds; products are of the keys that blocks let through"
-    said = "the peaks" + (f", of {' and '.join(tiles.values())}" if tiles else "")
+    said = "the peaks" + (", of torch's products in float32, and of tiles" if tiles else "")
     return f"{table(header, lines, name, n)}\n\n{source(machine, said)}"

@@ -36,11 +36,12 @@ def _peak_memory(name: str, target: float, others: Mapping[str, str], more: str)
     ]
     header = ["MB beyond q, k, v and output", *(f"{SHAPES[model]} {dtype}" for model, dtype in cases)]
     of = f"chunks of {int(rows.chunk_rows.max())} rows, {int(rows.context_tokens.iloc[0])} keys, one run each"
+    of += "; empty: not in that run" if others else ""
     notes = f"{of}; above the target of {target} MB in bold"
     for other, words in others.items():
         rows = rows_of(other)
         most, height = rows.groupby("method").value.max(), int(rows.chunk_rows.max())
-        lines = [[*line, shown(most[line[0]]) if line[0] in most else "–"] for line in lines]
+        lines = [[*line, shown(most[line[0]]) if line[0] in most else ""] for line in lines]
         header.append(f"{words}, largest")
         keys = int(rows.context_tokens.iloc[0])
         sources.append(source(other, f"chunks of {height} rows, {keys} keys, the largest of the eight cases"))

@@ -160,7 +160,7 @@ class AttentionSpeed(Study):
             raise InputError(f"study.memory_paths: only the part memory uses it, got study.parts={list(self.parts)}; add memory")
         paths = every_path(self.query_block)
         for words in self.memory_paths:
-            if not any(words in path for path in paths):
+            if not words or not any(words in path for path in paths):
                 raise InputError(f"study.memory_paths: expected words of {'; '.join(paths)}, got {words!r}")
 
     def _check_flex(self) -> None:

@@ -237,6 +237,7 @@ def test_flex_is_held_against_our_kernel_on_the_same_blocks():
         (["study.keys=512"], "leave flex out of study.parts"),
         (["study.parts=[chunk]", "study.memory_paths=[sdpa]"], "study.memory_paths: only the part memory uses it"),
         (["study.memory_paths=[int4]"], "study.memory_paths: expected words of sdpa; own dense; total (int8_graph)"),
+        (["study.memory_paths=['']"], "fused), shared list, got ''"),
         (["study.level=portable"], "study.level: machine and memory are measured at the processor's own level"),
         (["model=bundled"], "model: attention_speed does not use it"),
     ],
