@@ -194,8 +194,8 @@ def _looked_roofline(name: str, machine: str, tiles: Mapping[str, str]) -> str:
     }
     lines = []
     for at, (kind, said) in itertools.product(sorted({at for *_, at in cells}), words.items()):
-        both = (" · ".join(cells[model, dtype, at][kind] for dtype in ("float32", "bfloat16")) for model in SHAPES)
-        lines.append([f"{at:.0%} of the keys" if kind == "attend together" else "", said, *both])
+        shown = (" · ".join(cells[model, dtype, at][kind] for dtype in ("float32", "bfloat16")) for model in SHAPES)
+        lines.append([f"{at:.0%} of the keys" if kind == "attend together" else "", said, *shown])
     header = ["", "float32 · bfloat16", *SHAPES.values()]
     n = f"{first.context_tokens} keys, medians of {int(rows.n.max())} rounds; products are of the keys that blocks let through"
     said = "the peaks" + (", of torch's products in float32, and of tiles" if tiles else "")
