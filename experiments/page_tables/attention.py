@@ -32,8 +32,6 @@ from shadowattn.reporting.attention_targets import TARGETS
 from shadowattn.reporting.verdicts import gains
 
 _QWEN = ("qwen2-0.5b", "qwen2-1.5b")
-
-
 _SPEED = {
     "attend, per row": "attend, a list for every row",
     "attend, 32-row blocks": "attend, a list for 32 rows",
@@ -106,9 +104,10 @@ _TILE_PATHS = WHOLE_PATHS | {
 
 def per_row_targets() -> str:
     """Lists for every row at 8192 keys beside their targets, on random tensors and on SmolLM2's activations, and their loss."""
-    name, quality = "study_activation_speed_smollm2_avx512", "study_first_look_smollm2"
+    name = "study_activation_speed_smollm2_avx512"
+    quality = {"float32": "study_first_look_float32", "bfloat16": "study_first_look_smollm2"}
     model, lines = rows_of(name), []
-    losses = gains(rows_of(quality)).set_index(["method", "rival", "retention"])
+    losses = {dtype: gains(rows_of(of)).set_index(["method", "rival", "retention"]) for dtype, of in quality.items()}
     for (dtype, at), target in PER_ROW_TARGETS.items():
         where, cells = {"dtype": dtype, "context_tokens": 8192}, []
         random = rows_of(FIRST_LOOK[at])
@@ -120,7 +119,7 @@ def per_row_targets() -> str:
         shown = [f"{value:.2f}" if value >= target else f"**{value:.2f}**" for value in cells]
         mass = {"metric": "mass_recall", "retention": at} | where
         flat, looked = (one(model, method=method, **mass) for method in ("per_row", "hierarchical"))
-        loss = losses.loc["spared_10_through_1_25", "int8", at]
+        loss = losses[dtype].loc["spared_10_through_1_25", "int8", at]
         of = {"metric": "break_even_keys", "dtype": dtype, "retention": at}
         even = (one(model, method=method, **of) for method in ("per_row", "hierarchical"))
         shown.append(both(said_least(keys, model.context_tokens.unique()) for keys in even))
@@ -135,7 +134,9 @@ def per_row_targets() -> str:
     header.append("attention mass of `hierarchical`, of that of `int8_fused`, activations")
     header.append("loss of `hierarchical` above `int8_fused`, nat")
     sources.append(source(name, f"activations; {EVEN_KEYS}"))
-    sources.append(source(quality, f"the loss, in windows of 2048 tokens, 95 % intervals, paired; n = {int(losses.n.iloc[0])}"))
+    for dtype, of in quality.items():
+        n = int(losses[dtype].n.iloc[0])
+        sources.append(source(of, f"the loss in {dtype}, in windows of 2048 tokens, 95 % intervals, paired; n = {n}"))
     first = table(header, lines, FIRST_LOOK[0.05], "5% of the keys, random tensors; below the target in bold")
     return "\n\n".join([first, *sources])
 
