@@ -19,6 +19,7 @@ from shadowattn.errors import InputError
 from shadowattn.evaluation.divergence import DenseLogits, window_divergences
 from shadowattn.evaluation.fidelity import Fidelity, OutputError
 from shadowattn.evaluation.generation import DenseContinuations, divergence
+from shadowattn.evaluation.intervals import mean_interval
 from shadowattn.evaluation.perplexity import by_octave, token_losses
 from shadowattn.evaluation.tasks import scores
 from shadowattn.method import Method
@@ -257,6 +258,20 @@ def measure_cell(lab: Lab, windows: Tensor, attachment: Attachment | FullAttachm
         window_divergences=divergences,
         octave_losses=[(first, of.tolist()) for first, of in by_octave(of_tokens).items()],
     )
+
+
+def divergence_rows(row: Row, divergences: Sequence[float], window_tokens: int) -> list[Row]:
+    """The divergence on the windows where it was measured; of two or more with its error and Student's 95 % interval, since a
+    bootstrap of few windows is too short.
+    """
+    if not divergences:
+        return []
+    rows = [replace(row, metric="kl_divergence", value=float(np.mean(divergences)), n=len(divergences) * window_tokens)]
+    if len(divergences) < 2:
+        return rows
+    interval = mean_interval(divergences)
+    ends = {"_low": interval.low, "_high": interval.high, "_error": standard_error(divergences)}
+    return rows + [replace(row, metric=f"kl_divergence{end}", value=value, n=interval.n) for end, value in ends.items()]
 
 
 def paired_error(losses: list[float], dense: list[float]) -> float:

@@ -107,12 +107,29 @@ _SIZES = {
 }
 
 
-_DTYPES = {"headline_wikitext": "bfloat16", "headline_float32": "float32"}
-
-
 def headline_dtypes() -> str:
-    """Losses and their paired differences at a tenth of the keys, on the same windows in both dtypes."""
-    runs = [rows_of(name) for name in _DTYPES]
+    """Losses and their paired differences at a tenth of the keys, in both dtypes."""
+    return _in_both(["headline_wikitext"], "headline_float32")
+
+
+def headline_dtypes_stdlib() -> str:
+    """The same on other text."""
+    return _in_both(["headline_stdlib"], "headline_stdlib_float32")
+
+
+def allocator_dtypes() -> str:
+    """The same of allocators by ablation, whose importance was measured in either dtype, too."""
+    return _in_both(["study_allocators_smollm2_retentions"], "allocators_float32")
+
+
+def block_dtypes() -> str:
+    """The same of lists shared by rows."""
+    return _in_both(["study_query_block_smollm2_more", "study_query_block_smollm2_two"], "query_block_float32")
+
+
+def _in_both(bfloat16: list[str], float32: str) -> str:
+    """What a run in float32 compares at a tenth of the keys, beside the runs in bfloat16 that have the same comparisons."""
+    runs = [pd.concat(map(rows_of, bfloat16)).drop_duplicates(["method", "retention", "metric"]), rows_of(float32)]
     runs = [rows[(rows.retention == 0.1) | (rows.method == "npu_full")] for rows in runs]
     losses, legends = zip(*(loss_cells(rows[rows.metric.isin(INCREASE)]) for rows in runs), strict=True)
     lines = [
@@ -122,13 +139,13 @@ def headline_dtypes() -> str:
     pairs = [gains(rows).set_index(["method", "rival"]) for rows in runs]
     for method, rival in pairs[1].index:
         found = [of.loc[(method, rival)] for of in pairs]
-        differences = (f"{above(one)}, {one.verdict}" for one in found)
-        lines.append([f"`{method}` above `{rival}`", *differences])
-    header = ["loss above dense, nat", *_DTYPES.values()]
-    windows = (int(rows[rows.metric == "loss_increase_error"].n.iloc[0]) for rows in runs)
-    said = [f"{dtype}, n = {n} windows{legend}" for dtype, n, legend in zip(_DTYPES.values(), windows, legends, strict=True)]
-    first, second = _DTYPES
-    return f"{table(header, lines, first, f'95 % intervals, paired; {said[0]}')}\n\n{source(second, said[1])}"
+        lines.append([f"`{method}` above `{rival}`", *(f"{above(one)}, {one.verdict}" for one in found)])
+    windows = [int(rows[rows.metric == "loss_increase_error"].n.iloc[0]) for rows in runs]
+    said, last = (
+        f"{dtype}, n = {n} windows{legend}" for dtype, n, legend in zip(["bfloat16", "float32"], windows, legends, strict=True)
+    )
+    first = table(["loss above dense, nat", "bfloat16", "float32"], lines, bfloat16[0], f"95 % intervals, paired; {said}")
+    return "\n\n".join([first, *(source(name, said) for name in bfloat16[1:]), source(float32, last)])
 
 
 _ERRORS = {

@@ -21,18 +21,18 @@ from experiments.cells import (
     Dense,
     FullAttachment,
     attachment,
+    divergence_rows,
     full_row,
     measure_cell,
     method_row,
     paired_error,
-    standard_error,
 )
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab, MethodSettings
 from experiments.progress import say
 from experiments.studies.base import Study
 from shadowattn.errors import InputError
-from shadowattn.evaluation.intervals import bootstrap_interval, mean_interval
+from shadowattn.evaluation.intervals import bootstrap_interval
 from shadowattn.evaluation.perplexity import unigram_loss
 from shadowattn.evaluation.tasks import mean_change, mean_score
 from shadowattn.offline import save_profile
@@ -256,7 +256,7 @@ def _loss_rows(lab: Lab, row: QualityRow, cell: Cell, dense: Cell, windows: Tens
     ]
     rows += _interval_rows(row, cell, dense)
     rows += _octave_rows(row, cell, dense)
-    rows += _divergence_rows(row, cell, windows.shape[1])
+    rows += divergence_rows(row, cell.window_divergences, windows.shape[1])
     observed = windows[: lab.of("evaluation").fidelity_windows]
     rows += [replace(row, metric=metric, value=value, n=observed.numel()) for metric, value in cell.fidelity.items()]
     rows += [
@@ -291,21 +291,6 @@ def _interval_rows(row: QualityRow, cell: Cell, dense: Cell) -> list[Row]:
         increase = bootstrap_interval(np.subtract(cell.window_losses, dense.window_losses))
         ends |= {"loss_increase_low": increase.low, "loss_increase_high": increase.high}
     return [replace(row, metric=metric, value=value, n=loss.n) for metric, value in ends.items()]
-
-
-def _divergence_rows(row: QualityRow, cell: Cell, window_tokens: int) -> list[Row]:
-    """The divergence on the windows where it was measured; of two or more with its error and Student's 95 % interval, since a
-    bootstrap of few windows is too short.
-    """
-    divergences = cell.window_divergences
-    if not divergences:
-        return []
-    rows = [replace(row, metric="kl_divergence", value=float(np.mean(divergences)), n=len(divergences) * window_tokens)]
-    if len(divergences) < 2:
-        return rows
-    interval = mean_interval(divergences)
-    ends = {"_low": interval.low, "_high": interval.high, "_error": standard_error(divergences)}
-    return rows + [replace(row, metric=f"kl_divergence{end}", value=value, n=interval.n) for end, value in ends.items()]
 
 
 def density_flags(rows: Sequence[Row], pairs: Sequence[Pair]) -> dict[Pair, str]:

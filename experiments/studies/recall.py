@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.banks import OUTPUTS
-from experiments.cells import Attachment, Cell, FullAttachment, full_row, measure_cell, paired_error
+from experiments.cells import Attachment, Cell, Dense, FullAttachment, divergence_rows, full_row, measure_cell, paired_error
 from experiments.comparisons import comparison_rows
 from experiments.lab import Lab
 from experiments.offline import UNIFORM
@@ -111,8 +111,9 @@ class Recall(Study):
     """Recall of every one of `estimates` at `retentions`, one after the other.
 
     The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
-    them; null: the first. Beside them stand the methods of `full`, which attend to every key and rank none. NNCF is calibrated on
-    `nncf_samples` samples; 0 leaves it out. `sampled_rows` of each chunk are ranked.
+    them; null: the first. So is the divergence, on the first `evaluation.divergence_windows` of these. Beside them stand the
+    methods of `full`, which attend to every key and rank none. NNCF is calibrated on `nncf_samples` samples; 0 leaves it out.
+    `sampled_rows` of each chunk are ranked.
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -122,6 +123,7 @@ class Recall(Study):
     nncf_samples: int = 64
     sampled_rows: int = 32
     on_gpu: ClassVar[bool] = True
+    diverges: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
         *("kernel", "dense_above", "full"),
@@ -146,6 +148,15 @@ class Recall(Study):
         check_count("study.sampled_rows", self.sampled_rows)
 
     def check(self, lab: Lab) -> None:
+        if (asked := lab.of("evaluation").divergence_windows or 0) > self.quality_windows:
+            raise InputError(
+                f"evaluation.divergence_windows: expected at most study.quality_windows={self.quality_windows}, got {asked}"
+            )
+        if asked and not any(one.quality for one in self._estimates.values()):
+            raise InputError(
+                f"evaluation.divergence_windows: got {asked}, and no estimate is put into the model; set quality=true of one of "
+                "study.estimates"
+            )
         if both := sorted(set(self._estimates) & set(lab.full)):
             raise InputError(f"full.{both[0]}: study.estimates has the same name; call one of them otherwise")
         for name, estimate in self._estimates.items():
@@ -208,44 +219,59 @@ class Recall(Study):
         return rows + [replace(row, metric=metric, value=value) for metric, value in recall.figures.items()]
 
     def _quality_rows(self, lab: Lab, units: Units) -> list[RecallRow]:
-        """Loss of the whole model at the run's retention, uniform over heads, for the estimates that ask for it.
+        """Loss and fidelity of the whole model at the run's retention, uniform over heads, for the estimates that ask for it.
 
-        Then each of them is compared with the reference, window by window.
+        Then each of them is compared with the reference, window by window: by loss, and where `evaluation.divergence_windows`
+        asks for it, by divergence from dense attention.
         """
         chosen = {name: estimate for name, estimate in self._estimates.items() if estimate.quality}
         if not chosen:
             return []
         windows, (retention,) = lab.heldout(windows=self.quality_windows), lab.retentions
         say(f"quality: {len(chosen)} of them in the model at retention {retention:g}, {len(windows)} windows")
+        diverging = lab.of("evaluation").divergence_windows
+        held_to = replace(Dense.of(lab, windows), continuations=None) if diverging else None
+        if held_to and not all(units.has(key) for key in [*map(_unit, chosen), *lab.full]):
+            held_to.check_room(lab)
         dense = units.get("dense", lambda: asdict(measure_cell(lab, windows, None)))
         common = {"retention": retention, "estimate_device": "none" if lab.gpu else lab.device.label, "unit": "nat"}
-        losses, increases = {}, {}
+        cells, increases = {}, {}
         for name, estimate in bar(list(chosen.items()), "quality"):
-            cell = units.get(f"estimate {name}", lambda estimate=estimate: asdict(self._quality(lab, estimate, windows)))
-            losses[name] = cell["window_losses"]
+            cells[name] = units.get(_unit(name), lambda one=estimate: asdict(self._quality(lab, one, windows, held_to)))
             row = replace(_common(lab, name, estimate, n=len(windows)), **common)
-            increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])
+            increases[name] = replace(row, metric="loss_increase", value=cells[name]["loss"] - dense["loss"])
         for name, full in lab.full.items():
-            cell = units.get(name, lambda full=full: asdict(self._full(lab, full, windows)))
-            losses[name] = cell["window_losses"]
+            cells[name] = units.get(name, lambda full=full: asdict(self._full(lab, full, windows, held_to)))
             row = replace(full_row(lab, lab.row(RecallRow), name), n=len(windows), unit="nat", key_offset=full.key_offset)
-            increases[name] = replace(row, metric="loss_increase", value=cell["loss"] - dense["loss"])
+            increases[name] = replace(row, metric="loss_increase", value=cells[name]["loss"] - dense["loss"])
         reference = self.reference or next(iter(chosen))
+        pairs = [(name, reference) for name in increases if name != reference]
+        losses = {name: cell["window_losses"] for name, cell in cells.items()}
         rows = list(increases.values())
         rows += [
             replace(row, metric="loss_increase_error", value=paired_error(losses[name], dense["window_losses"]))
             for name, row in increases.items()
         ]
-        return rows + comparison_rows(increases, losses, [(name, reference) for name in increases if name != reference])
+        observed = windows[: lab.of("evaluation").fidelity_windows].numel()
+        for name, row in increases.items():
+            figures = cells[name]["fidelity"]
+            rows += [replace(row, metric=metric, value=value, n=observed, unit="1") for metric, value in figures.items()]
+        rows += comparison_rows(increases, losses, pairs)
+        if diverging:
+            divergences = {name: cell["window_divergences"] for name, cell in cells.items()}
+            for name, row in increases.items():
+                rows += divergence_rows(row, divergences[name], windows.shape[1])
+            rows += comparison_rows(increases, divergences, pairs, by="divergence")
+        return rows
 
-    def _full(self, lab: Lab, full: FullInt8, windows: Tensor) -> Cell:
-        return measure_cell(lab, windows, FullAttachment(full, lab.offline.attention_ranges(full.key_offset)))
+    def _full(self, lab: Lab, full: FullInt8, windows: Tensor, held_to: Dense | None) -> Cell:
+        return measure_cell(lab, windows, FullAttachment(full, lab.offline.attention_ranges(full.key_offset)), held_to)
 
-    def _quality(self, lab: Lab, estimate: Estimate, windows: Tensor) -> Cell:
+    def _quality(self, lab: Lab, estimate: Estimate, windows: Tensor, held_to: Dense | None) -> Cell:
         profile = lab.offline.profile(UNIFORM, lab.retentions[0])
         unbanked = estimate.dynamic or estimate.smooth or estimate.nncf or estimate.bits != 8  # nothing that a bank would hold
         if unbanked or lab.gpu:
-            return measure_cell(lab, windows, Attachment(profile, self._estimator(lab, estimate)))
+            return measure_cell(lab, windows, Attachment(profile, self._estimator(lab, estimate)), held_to)
         grid = estimate.grid(lab)
         profile = replace(profile, scales=grid)
         requant = None if estimate.output == "float" else lab.banks.requant(grid, estimate.output, estimate.lookup)
@@ -253,7 +279,7 @@ class Recall(Study):
         form = GraphForm(inputs, requant)
         shapes, _ = lab.banks.shapes(form, pairs=len(grid.pairs))
         bank = GraphBank.build(profile, shapes, device=lab.device.name, form=form, distance=estimate.lookup)
-        return measure_cell(lab, windows, Attachment(profile, Int8Graph(bank)))
+        return measure_cell(lab, windows, Attachment(profile, Int8Graph(bank)), held_to)
 
     def figures(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """Recall against retention and by head; and against buckets and σ where these vary."""
@@ -296,6 +322,11 @@ class Recall(Study):
             for model, values in TABLE_4.items():
                 table.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
         return Group(table, verdicts.comparisons(rows))
+
+
+def _unit(name: str) -> str:
+    """By what name the model's loss with an estimate is kept."""
+    return f"estimate {name}"
 
 
 def _common(lab: Lab, name: str, settings: Estimate, *, n: int) -> RecallRow:

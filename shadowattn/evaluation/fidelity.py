@@ -56,6 +56,7 @@ class Lists:
     `mass_recall`: share of dense attention's probability that falls on the kept keys, mean over rows and heads.
     `topk_overlap`: share of the exact top-k (same budget, same granularity) that the estimate found, over sparse heads.
     `worst_head_overlap`: the same of the head that is served worst.
+    `worst_head_mass`: the mass recall of the sparse head that has the least.
     `row_overlap`, where rows share lists: share of each row's own exact top-k, of as many keys as it attends to, that its list
     holds. Lists by exact scores have it below 1: it is what sharing misses, with what the estimate does.
     """
@@ -63,7 +64,8 @@ class Lists:
     def __init__(self):
         self._mass = self._rows = 0.0
         self._own = self._shared = 0
-        self._found: dict[tuple[int, int], list[int]] = {}  # by layer and head: keys of the exact top-k that were found, and all
+        # By layer and head: keys of the exact top-k that were found, and all; the rows' probability on kept keys, and the rows.
+        self._heads: dict[tuple[int, int], list[float]] = {}
 
     def add(self, chunk: Chunk, rule: Rule, selection: Selection | None) -> None:
         """What a chunk's heads keep; None: every key."""
@@ -80,25 +82,27 @@ class Lists:
         kept = _as_mask(selection, chunk.keys)
         wanted = best.flatten(1).count_nonzero(1).tolist()
         found = best.logical_and_(kept).flatten(1).count_nonzero(1).tolist()
-        for head, *counts in zip(chunk.heads.ids.tolist(), found, wanted, strict=True):
-            sums = self._found.setdefault((chunk.layer, head), [0, 0])
-            sums[:] = (one + more for one, more in zip(sums, counts, strict=True))
         if rule.query_block > 1:
             own = _as_mask(_own_best(chunk, rule, kept.sum(-1), kernels), chunk.keys)
             self._shared += int(own.count_nonzero())
             self._own += int(own.logical_and_(kept).count_nonzero())
         probabilities = _probabilities(_Exact().scores(chunk) * chunk.scale, chunk.positions)
-        self._mass += float(probabilities.mul_(kept).sum())
+        mass = probabilities.mul_(kept).flatten(1).sum(1, dtype=torch.float64).tolist()
+        self._mass += sum(mass)
+        for head, *counts in zip(chunk.heads.ids.tolist(), found, wanted, mass, strict=True):
+            sums = self._heads.setdefault((chunk.layer, head), [0, 0, 0.0, 0])
+            sums[:] = (one + more for one, more in zip(sums, [*counts, rows], strict=True))
 
     def metrics(self) -> dict[str, float]:
         """The figures by name; empty where every chunk kept every key."""
-        if not self._found:
+        if not self._heads:
             return {}
-        found, wanted = (sum(sums) for sums in zip(*self._found.values(), strict=True))
+        found, wanted, _, _ = (sum(sums) for sums in zip(*self._heads.values(), strict=True))
         return {
             "mass_recall": self._mass / self._rows,
             "topk_overlap": found / wanted,
-            "worst_head_overlap": min(head_found / head_wanted for head_found, head_wanted in self._found.values()),
+            "worst_head_overlap": min(head_found / head_wanted for head_found, head_wanted, _, _ in self._heads.values()),
+            "worst_head_mass": min(mass / rows for _, _, mass, rows in self._heads.values()),
             **({"row_overlap": self._own / self._shared} if self._shared else {}),
         }
 

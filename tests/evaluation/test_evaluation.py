@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import shadowattn
 from shadowattn.engine.observe import observe_prefill
@@ -101,6 +102,7 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     mass = common = kept_keys = own = attended = rows = 0.0
     layers: dict[int, list[float]] = {}
     by_head: dict[tuple[int, int], list[float]] = {}
+    masses: dict[tuple[int, int], list[Tensor]] = {}  # of every row on its kept keys
     for one in seen:
         chunk, offset = one.chunk, one.chunk.first_position
         scores, visible = _scores(chunk.q, chunk.k, chunk.v, offset)
@@ -118,6 +120,8 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
             sums = by_head.setdefault((chunk.layer, head), [0.0, 0.0])
             sums[0] += int((one_kept & one_best).sum())
             sums[1] += int(one_best.sum())
+        for head, of_rows in zip(chunk.heads.ids.tolist(), (weights * kept).sum(-1), strict=True):
+            masses.setdefault((chunk.layer, head), []).append(of_rows)
         places = scores.masked_fill(hidden, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
         own += int((kept & (places < kept.sum(-1, keepdim=True))).sum())
         attended += int(kept.sum())
@@ -131,6 +135,7 @@ def test_fidelity_is_what_whole_matrices_give(query_block, block_score):
     assert len(by_head) == 8
     assert metrics["worst_head_overlap"] == pytest.approx(min(found / wanted for found, wanted in by_head.values()))
     assert metrics["worst_head_overlap"] < metrics["topk_overlap"]
+    assert metrics["worst_head_mass"] == pytest.approx(min(float(torch.cat(one).mean()) for one in masses.values()), rel=1e-4)
     assert metrics.get("row_overlap", metrics["topk_overlap"]) == pytest.approx(own / attended)
     assert ("row_overlap" in metrics) == (query_block > 1)
     assert metrics["output_error"] == pytest.approx((error / norm) ** 0.5, rel=1e-4)
@@ -151,6 +156,7 @@ def test_lists_on_the_dense_trace_are_of_dense_attentions_own_queries_and_keys(s
     observe_prefill(model, ids, traced.append, chunk_tokens=chunk_tokens)
     mass = rows = common = wanted = 0.0
     by_head: dict[tuple[int, int], list[float]] = {}
+    masses: dict[tuple[int, int], list[Tensor]] = {}
     for chunk in traced:
         scores, visible = _scores(chunk.q, chunk.k, chunk.v, chunk.first_position)
         hidden = torch.arange(scores.shape[-1]) >= visible[:, None]
@@ -165,10 +171,12 @@ def test_lists_on_the_dense_trace_are_of_dense_attentions_own_queries_and_keys(s
                 sums = by_head.setdefault((chunk.layer, head), [0.0, 0.0])
                 sums[0] += int((kept & best)[head].sum())
                 sums[1] += int(best[head].sum())
+                masses.setdefault((chunk.layer, head), []).append((weights * kept)[head].sum(-1))
     common, wanted = (sum(one[at] for one in by_head.values()) for at in (0, 1))
     assert found["dense_mass_recall"] == pytest.approx(mass / rows, rel=1e-4)
     assert found["dense_topk_overlap"] == pytest.approx(common / wanted)
     assert found["dense_worst_head_overlap"] == pytest.approx(min(one / whole for one, whole in by_head.values()))
+    assert found["dense_worst_head_mass"] == pytest.approx(min(float(torch.cat(one).mean()) for one in masses.values()), rel=1e-4)
     assert ("dense_row_overlap" in found) == (query_block > 1)
     assert 0.1 < found["dense_topk_overlap"] < 0.9
 

@@ -114,7 +114,7 @@ def test_divergences_of_several_windows_have_an_interval(run):
     assert not one.metric.str.startswith("kl_divergence_").any()
 
 
-@pytest.mark.parametrize("experiment", ["fig14", "table4", "study_outliers", "study_look_ahead"])
+@pytest.mark.parametrize("experiment", ["study_outliers", "study_look_ahead"])
 def test_windows_for_divergence_are_refused_where_none_is_measured(run, capsys, experiment):
     with pytest.raises(SystemExit):
         run(experiment, f"+exp={experiment}", "evaluation.divergence_windows=1")
@@ -195,6 +195,43 @@ def test_losses_are_compared_with_an_estimate_that_has_one(run, capsys):
     with pytest.raises(SystemExit):
         run("recall", RECALL, "experiment=recall", few, "study.reference=nine")
     assert "study.reference: expected one of the estimates with quality=true (one), got 'nine'" in capsys.readouterr().err
+
+
+def test_an_estimates_divergence_is_that_of_a_method_with_it(run):
+    few = "study.estimates={plain: {quality: true}, mean: {key_offset: mean, quality: true}}"
+    how = ["graphs.chunk_tokens=32", "retention=0.1", "evaluation.windows=2", "evaluation.fidelity_windows=1"]
+    asked = [RECALL, few, *how, "study.quality_windows=2"]
+    rows = rows_of(run("recall", *asked, "evaluation.divergence_windows=2", "experiment=recall"))
+    rows = rows[rows.granularity == ""].set_index(["method", "metric"])
+    for method, offset in (("plain", "none"), ("mean", "mean")):
+        same = ["estimator=int8_graph", "allocator=uniform", f"key_offset={offset}", "evaluation.divergence_windows=2"]
+        plain = rows_of(run(offset, *how, *same, f"experiment={offset}"))
+        plain = plain[plain.method == "shadowattn"].set_index("metric")
+        for metric in ("loss_increase", "kl_divergence", "kl_divergence_error", "worst_head_mass", "mass_recall", "output_error"):
+            assert rows.value[method, metric] == pytest.approx(plain.value[metric], rel=1e-4), metric
+            assert rows.unit[method, metric] == plain.unit[metric]
+            assert rows.n[method, metric] == plain.n[metric] or metric == "loss_increase"
+    closer = rows.value["mean", "closer_than_plain"]
+    assert closer == pytest.approx(rows.value["plain", "kl_divergence"] - rows.value["mean", "kl_divergence"])
+    assert rows.n["mean", "closer_than_plain"] == 2
+    assert rows.value["npu_full", "kl_divergence"] > 0
+    assert not rows_of(run("alone", *asked, "experiment=alone")).metric.str.startswith(("kl_", "closer_")).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["study.estimates={plain: {}}"], "got 1, and no estimate is put into the model; set quality=true of one of"),
+        (
+            ["study.estimates={plain: {quality: true}}", "study.quality_windows=1", "evaluation.divergence_windows=2"],
+            "evaluation.divergence_windows: expected at most study.quality_windows=1, got 2",
+        ),
+    ],
+)
+def test_divergences_of_estimates_that_are_not_measured_are_refused(run, capsys, settings, message):
+    with pytest.raises(SystemExit):
+        run("recall", RECALL, "experiment=recall", "evaluation.windows=2", "evaluation.divergence_windows=1", *settings)
+    assert message in capsys.readouterr().err
 
 
 def compared(name: str, estimator: str, allocator: str) -> list[str]:
