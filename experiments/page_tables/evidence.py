@@ -52,7 +52,7 @@ class _One:
             (error,) = errors.itertuples()
             return self.what, f"{row.value:+.3f} ± {error.value:.3f} (standard error)", f"{error.n} {self.unit}"
         quartiles = "quartiles " if self.unit == "rounds" else ""  # of times; shares of questions have 95 % intervals
-        spread = f" ({quartiles}{row.low:.2f} … {row.high:.2f})" if "low" in rows and row.low < row.value else ""
+        spread = f" ({quartiles}{row.low:.2f} … {row.high:.2f})" if "low" in rows and row.low < row.value <= row.high else ""
         return self.what, f"{row.value:.2f}{spread}", f"{row.n} {self.unit}"
 
 
@@ -149,6 +149,7 @@ _FROM_4 = {"first_layer": 4, "retention": 0.1}
 _BEFORE = {"apart": 1}
 _WORST = {"method": "static, 9 buckets", "granularity": "row", "retention": 0.2}
 _STREAMING = {"method": "streaming", "retention": 0.1}
+_RACE = {"method": "racing"}
 _AHEAD = {"method": "exact", "retention": 0.1, "ahead": 1}
 _EVIDENCE = {
     "INT8 scores choose keys as well as exact scores": [
@@ -234,6 +235,16 @@ _EVIDENCE = {
     "A list from what entered the layer before": [
         _Middle("study_look_ahead_smollm2", _OF_OWN, "layers", "mass", _AHEAD),
         _Middle("study_look_ahead_smollm2", "the same of layer 1", "layer", "mass", _AHEAD | {"layer": 1}),
+    ],
+    "Sinks, outliers and equal channels": [_Loss("study_outliers_smollm2", "npu_full, equalised", "npu_full", 1.0)],
+    "Union tiles": [
+        _One(
+            "study_union_tiles_smollm2", "tiles of 32 rows, 20% of the keys, times faster than lists of single rows", "rounds",
+            "times_faster_than_per_row", {"method": "union_tiles", "tile": 32, "retention": 0.2},
+        ),
+    ],
+    "Settings of a race": [
+        _One("racing_smollm2", "times fewer forward passes, median", "orders", "times_fewer_forwards_median", _RACE),
     ],
     "Small steps between buckets": [_Loss("fig14_smollm2", "9, σ 0.005, raw", "9, raw", 0.2)],
     "The mean key taken off K": [
