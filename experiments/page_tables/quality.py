@@ -131,6 +131,7 @@ def _in_both(bfloat16: list[str], float32: str) -> str:
     """What a run in float32 compares at a tenth of the keys, beside the runs in bfloat16 that have the same comparisons."""
     runs = [pd.concat(map(rows_of, bfloat16)).drop_duplicates(["method", "retention", "metric"]), rows_of(float32)]
     runs = [rows[(rows.retention == 0.1) | (rows.method == "npu_full")] for rows in runs]
+    runs[0] = runs[0][runs[0].method.isin(runs[1].method)]
     losses, legends = zip(*(loss_cells(rows[rows.metric.isin(INCREASE)]) for rows in runs), strict=True)
     lines = [
         [f"`{method}`, {'every key' if at == 1 else f'{at:.0%} of the keys'}", *(of[method, at] for of in losses)]

@@ -105,6 +105,11 @@ def sharing_qwen2_5_coder() -> str:
     return _by_retention("study_query_block_qwen2_5_coder")
 
 
+def sharing_qwen2_5_coder_two() -> str:
+    """The same by blocks of fewer rows."""
+    return _by_retention("query_block_qwen2_5_coder_2")
+
+
 def _by_retention(name: str) -> str:
     rows = rows_of(name)
     comparisons, divergences = gains(rows), _divergences(rows)
