@@ -2,8 +2,9 @@
 
 import pandas as pd
 
-from experiments.page_tables.common import INCREASE, full_int8, one, rows_of, source, table
+from experiments.page_tables.common import INCREASE, above, full_int8, one, rows_of, source, table
 from shadowattn.reporting.style import attending_to_all
+from shadowattn.reporting.verdicts import gains
 
 _BANK = {
     "build_and_compile_s": ("build and compile (target 3 s)", 3.0, "{:.2f} s"),
@@ -168,6 +169,41 @@ def key_offset_losses() -> str:
                 )
             )
     header = ["of the keys", "% found", "worst head", "loss above dense, nat", "less the mean key", "above without"]
+    (first, n), *others = origins
+    return "\n\n".join([table(header, lines, first, n), *(source(name, n) for name, n in others)])
+
+
+_OFFSET_DIVERGENCES = {
+    "Qwen2.5-Coder": "key_offset_divergence_qwen2_5_coder",
+}
+
+
+def key_offset_divergences() -> str:
+    """What the mean key taken off K changes of the model's attention and of its next-token distribution."""
+    lines, origins = [], []
+    for model, name in _OFFSET_DIVERGENCES.items():
+        rows = rows_of(name)
+        values = rows[rows.granularity == ""].set_index(["method", "metric"]).value
+        mass, worst, kl = (
+            " → ".join(f"{values[method, metric]:.3f}" for method in ("float", "float_mean"))
+            for metric in ("mass_recall", "worst_head_mass", "kl_divergence")
+        )
+        pairs = []
+        for by in ("loss", "divergence"):
+            found = gains(rows, by).set_index("method").loc["float_mean"]
+            pairs.append(f"{above(found)}, {found.verdict}")
+        at, n = found.retention, found.n
+        tokens = int(rows[rows.metric == "worst_head_mass"].n.iloc[0])
+        lines.append([f"{model}, {at:.0%}", mass, worst, pairs[0], kl, pairs[1]])
+        origins.append((name, f"{model}; 95 % intervals, paired; n = {n} windows, mass over {tokens} tokens{full_int8(rows)}"))
+    header = [
+        "of the keys",
+        "attention mass",
+        "of the worst head",
+        "loss above without, nat",
+        "KL from dense, nat",
+        "above without",
+    ]
     (first, n), *others = origins
     return "\n\n".join([table(header, lines, first, n), *(source(name, n) for name, n in others)])
 
