@@ -111,9 +111,9 @@ class Recall(Study):
     """Recall of every one of `estimates` at `retentions`, one after the other.
 
     The loss of estimates with `quality` is measured on `quality_windows` windows, and compared with that of `reference`, one of
-    them; null: the first. So is the divergence, on the first `evaluation.divergence_windows` of these. Beside them stand the
-    methods of `full`, which attend to every key and rank none. NNCF is calibrated on `nncf_samples` samples; 0 leaves it out.
-    `sampled_rows` of each chunk are ranked.
+    them; null: the first. So is the divergence from dense attention, on the first `evaluation.divergence_windows` of these; null:
+    not measured. Beside them stand the methods of `full`, which attend to every key and rank none. NNCF is calibrated on
+    `nncf_samples` samples; 0 leaves it out. `sampled_rows` of each chunk are ranked.
     """
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -321,7 +321,7 @@ class Recall(Study):
         if retentions == sorted(TABLE_4_RETENTIONS):
             for model, values in TABLE_4.items():
                 table.add_row(f"paper: {model}", *(f"{value:.2f}" for value in values), style="dim")
-        return Group(table, verdicts.comparisons(rows))
+        return Group(table, *verdicts.compared(rows))
 
 
 def _unit(name: str) -> str:
