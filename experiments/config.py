@@ -145,8 +145,8 @@ class EvaluationConfig:
     """`context_tokens` null: 1024, or the model's context where that is shorter. Fidelity is measured on the first windows,
     `fidelity_windows` of them. `divergence_windows`: on how many of the first the next-token distribution is held to dense
     attention's, and methods are compared by that too; null: on those of `fidelity_windows`, and methods are compared by loss
-    alone. `generated_tokens`: of a window of `fidelity_windows`, how many at its end greedy decoding replaces, to see where it
-    diverges; 0: none."""
+    alone; in a study of recall, on none. `generated_tokens`: of a window of `fidelity_windows`, how many at its
+    end greedy decoding replaces, to see where it diverges; 0: none."""
 
     context_tokens: int | None = None
     windows: int = 8

@@ -242,7 +242,10 @@ _EVIDENCE = {
         _Middle("study_look_ahead_smollm2", _OF_OWN, "layers", "mass", _AHEAD),
         _Middle("study_look_ahead_smollm2", "the same of layer 1", "layer", "mass", _AHEAD | {"layer": 1}),
     ],
-    "Sinks, outliers and equal channels": [_Loss("study_outliers_smollm2", "npu_full, equalised", "npu_full", 1.0)],
+    "Sinks, outliers and equal channels": [
+        _Loss("study_outliers_smollm2", "npu_full, equalised", "npu_full", 1.0),
+        _Loss("study_outliers_stdlib", "npu_full, equalised", "npu_full", 1.0, on="standard library"),
+    ],
     "Union tiles": [
         _One(
             "study_union_tiles_smollm2", "tiles of 32 rows, 20% of the keys, times faster than lists of single rows", "rounds",
@@ -250,7 +253,7 @@ _EVIDENCE = {
         ),
     ],
     "Settings of a race": [
-        _One("racing_smollm2", "times fewer forward passes, median", "orders", "times_fewer_forwards_median", _RACE),
+        _One("racing_smollm2", "times fewer forward passes in a race, median", "orders", "times_fewer_forwards_median", _RACE),
     ],
     "Small steps between buckets": [_Loss("fig14_smollm2", "9, σ 0.005, raw", "9, raw", 0.2)],
     "The mean key taken off K": [

@@ -202,7 +202,7 @@ def key_offset_divergences() -> str:
         "of the worst head",
         "loss above without, nat",
         "KL from dense, nat",
-        "above without",
+        "KL above without, nat",
     ]
     (first, n), *others = origins
     return "\n\n".join([table(header, lines, first, n), *(source(name, n) for name, n in others)])
