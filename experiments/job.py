@@ -53,7 +53,7 @@ def run_job(config: DictConfig, command: str, overrides: Sequence[str] = ()) -> 
     check_targets({key: config[key] for key in study.needs})
     lab = Lab(config, study.needs)
     check_place(lab, kind)
-    check_divergence(lab, kind)
+    check_divergence(lab, study)
     study.check(lab)
     check(lab)
     name = lab.config_hash(study.inputs())

@@ -78,13 +78,19 @@ def check_place(lab: "Lab", study: type["Study"]) -> None:
             )
 
 
-def check_divergence(lab: "Lab", study: type["Study"]) -> None:
-    """Raises `InputError` where a number of windows is asked for on which the study measures no divergence."""
-    if "evaluation" in lab.needs and lab.of("evaluation").divergence_windows and not study.diverges:
+def check_divergence(lab: "Lab", study: "Study") -> None:
+    """Raises `InputError` where the divergence is asked for on windows on which the study measures none."""
+    asked = lab.of("evaluation").divergence_windows if "evaluation" in lab.needs else None
+    if not asked:
+        return
+    if (windows := study.diverging(lab)) is None:
         raise InputError(
-            f"evaluation.divergence_windows: {lab.of('experiment')} measures no divergence from dense attention, got "
-            f"{lab.of('evaluation').divergence_windows}; leave it out"
+            f"evaluation.divergence_windows: {lab.of('experiment')} measures no divergence from dense attention, got {asked}; "
+            "leave it out"
         )
+    setting, count = windows
+    if asked > count:
+        raise InputError(f"evaluation.divergence_windows: expected at most {setting}={count}, got {asked}; set {setting} too")
 
 
 def check_choice(key: str, value: Any, options: tuple) -> None:
@@ -163,11 +169,6 @@ def _check_evaluation(lab: "Lab") -> None:
     check_count("evaluation.windows", evaluation.windows)
     check_count("evaluation.fidelity_windows", evaluation.fidelity_windows, least=0)
     check_count("evaluation.divergence_windows", evaluation.divergence_windows, least=0)
-    if (evaluation.divergence_windows or 0) > evaluation.windows:
-        raise InputError(
-            f"evaluation.divergence_windows: expected at most evaluation.windows={evaluation.windows}, got "
-            f"{evaluation.divergence_windows}; set evaluation.windows too"
-        )
     check_count("evaluation.generated_tokens", evaluation.generated_tokens, least=0)
     check_count("evaluation.context_tokens", evaluation.context_tokens, least=2)
     if evaluation.generated_tokens and not evaluation.fidelity_windows:

@@ -21,8 +21,7 @@ class Study(ABC):
 
     `needs` names what it uses of the configuration, by the keys of `config.Config`. Only that is computed, checked, printed and
     hashed; on the command line anything else is refused. `on_gpu`: whether it runs with `model.device=cuda`; what times stages or
-    needs graphs does not. `diverges`: whether it holds next-token distributions to dense attention's, on as many windows as
-    `evaluation.divergence_windows` says.
+    needs graphs does not.
 
     `headline` names the metrics that a sweep's table shows, a literal; its figure draws the first of them. Without any these are
     the first metric of the rows.
@@ -30,12 +29,16 @@ class Study(ABC):
 
     needs: ClassVar[tuple[str, ...]] = ()
     on_gpu: ClassVar[bool] = False
-    diverges: ClassVar[bool] = False
     headline: ClassVar[tuple[str, ...]] = ()
 
     def check(self, lab: "Lab") -> None:  # noqa: B027 - most have nothing more to refuse
         """Raises `InputError` on what cannot be measured, before anything is; what single settings rule out is refused by the
         class when it is made."""
+
+    def diverging(self, lab: "Lab") -> tuple[str, int] | None:
+        """The windows on which next-token distributions can be held to dense attention's: the setting that counts them, and its
+        value. `evaluation.divergence_windows` asks for the first of them; None: the study measures no divergence."""
+        return None
 
     def inputs(self) -> dict[str, Any]:
         """What else decides the results, and belongs into the hash: the content of files that settings name; JSON values."""

@@ -88,7 +88,6 @@ class Quality(Study):
     rivals: dict[str, str] = field(default_factory=dict)
     look: str = ""
     on_gpu: ClassVar[bool] = True
-    diverges: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "task", "seed", "retention", "retentions", "method", "compare", "full", "estimator"),
         *("allocator", "selection", "importance", "sensitivity", "calibration", "key_offset", "grid", "graphs", "device"),
@@ -112,6 +111,9 @@ class Quality(Study):
                 raise InputError(f"study.rivals: expected two different methods of {', '.join(methods)}, got {name}: {rival}")
             if lab.main.name in (name, rival):
                 raise InputError(f"study.rivals: {name} and {rival} are compared in any case; leave the pair out")
+
+    def diverging(self, lab: Lab) -> tuple[str, int]:
+        return "evaluation.windows", lab.of("evaluation").windows
 
     def methods(self, lab: Lab) -> dict[str, MethodSettings]:
         """By name, the main one first."""

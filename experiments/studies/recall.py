@@ -123,7 +123,6 @@ class Recall(Study):
     nncf_samples: int = 64
     sampled_rows: int = 32
     on_gpu: ClassVar[bool] = True
-    diverges: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         *("model", "data", "evaluation", "seed", "retention", "calibration", "key_offset", "grid", "graphs", "device"),
         *("kernel", "dense_above", "full"),
@@ -137,25 +136,26 @@ class Recall(Study):
             raise InputError(f"study.retentions: expected at least one, above 0 and at most 1, got {self.retentions}")
         for name, estimate in self.estimates.items():
             estimate.check(f"study.estimates.{name}")
-        chosen = [name for name, estimate in self._estimates.items() if estimate.quality]
-        if self.reference is not None and self.reference not in chosen:
+        if self.reference is not None and self.reference not in self._chosen:
+            known = ", ".join(self._chosen) or "there are none"
             raise InputError(
-                f"study.reference: expected one of the estimates with quality=true ({', '.join(chosen) or 'there are none'}), "
-                f"got {self.reference!r}"
+                f"study.reference: expected one of the estimates with quality=true ({known}), got {self.reference!r}"
             )
         check_count("study.quality_windows", self.quality_windows)
         check_count("study.nncf_samples", self.nncf_samples, least=0)
         check_count("study.sampled_rows", self.sampled_rows)
 
     def check(self, lab: Lab) -> None:
-        if (asked := lab.of("evaluation").divergence_windows or 0) > self.quality_windows:
+        evaluation = lab.of("evaluation")
+        if evaluation.divergence_windows and not self._chosen:
             raise InputError(
-                f"evaluation.divergence_windows: expected at most study.quality_windows={self.quality_windows}, got {asked}"
+                f"evaluation.divergence_windows: got {evaluation.divergence_windows}, and no estimate is put into the model; set "
+                "quality=true of one of study.estimates"
             )
-        if asked and not any(one.quality for one in self._estimates.values()):
+        if evaluation.generated_tokens:
             raise InputError(
-                f"evaluation.divergence_windows: got {asked}, and no estimate is put into the model; set quality=true of one of "
-                "study.estimates"
+                f"evaluation.generated_tokens: {lab.of('experiment')} generates nothing, got {evaluation.generated_tokens}; "
+                "leave it out"
             )
         if both := sorted(set(self._estimates) & set(lab.full)):
             raise InputError(f"full.{both[0]}: study.estimates has the same name; call one of them otherwise")
@@ -169,6 +169,7 @@ class Recall(Study):
     def measure(self, lab: Lab) -> list[RecallRow]:
         """Rows of every estimate. Recall of all is measured in one pass; what was finished before is not measured again."""
         units, windows = lab.units("recall"), lab.heldout()
+        held_to = self._held_to(lab)  # first, since it may be refused
         say(f"recall: {len(self._estimates)} ways to estimate, {len(windows)} windows of {windows.shape[1]} tokens")
         if missing := {name: one for name, one in self._estimates.items() if not units.has(name)}:
             for name, found in self._recall(lab, missing, windows).items():
@@ -176,12 +177,30 @@ class Recall(Study):
         rows = []
         for name, estimate in self._estimates.items():
             rows += self._rows(lab, name, estimate, Found(**units.read(name)))
-        return rows + self._quality_rows(lab, lab.units("quality"))
+        return rows + self._quality_rows(lab, lab.units("quality"), held_to)
+
+    def diverging(self, lab: Lab) -> tuple[str, int]:
+        return "study.quality_windows", self.quality_windows
+
+    def _held_to(self, lab: Lab) -> Dense | None:
+        """What the divergence is measured from, if it is asked for. Raises `InputError` where a cell is missing and the disk has
+        no room for it."""
+        if not lab.of("evaluation").divergence_windows:
+            return None
+        held_to, units = Dense.of(lab, lab.heldout(windows=self.quality_windows)), lab.units("quality")
+        if not all(units.has(key) for key in [*map(_unit, self._chosen), *lab.full]):
+            held_to.check_room(lab)
+        return held_to
 
     @property
     def _estimates(self) -> dict[str, Estimate]:
         """Those that are measured."""
         return {name: one for name, one in self.estimates.items() if self.nncf_samples or not one.nncf}
+
+    @property
+    def _chosen(self) -> dict[str, Estimate]:
+        """Those that are put into the model."""
+        return {name: one for name, one in self._estimates.items() if one.quality}
 
     def _recall(self, lab: Lab, estimates: dict[str, Estimate], windows: Tensor) -> dict[str, Found]:
         estimators = {name: self._estimator(lab, estimate) for name, estimate in estimates.items()}
@@ -218,21 +237,17 @@ class Recall(Study):
             rows.append(replace(row, retention=retention, metric="check", value=float(recall.passes(at))))
         return rows + [replace(row, metric=metric, value=value) for metric, value in recall.figures.items()]
 
-    def _quality_rows(self, lab: Lab, units: Units) -> list[RecallRow]:
+    def _quality_rows(self, lab: Lab, units: Units, held_to: Dense | None) -> list[RecallRow]:
         """Loss and fidelity of the whole model at the run's retention, uniform over heads, for the estimates that ask for it.
 
         Then each of them is compared with the reference, window by window: by loss, and where `evaluation.divergence_windows`
         asks for it, by divergence from dense attention.
         """
-        chosen = {name: estimate for name, estimate in self._estimates.items() if estimate.quality}
+        chosen = self._chosen
         if not chosen:
             return []
         windows, (retention,) = lab.heldout(windows=self.quality_windows), lab.retentions
         say(f"quality: {len(chosen)} of them in the model at retention {retention:g}, {len(windows)} windows")
-        diverging = lab.of("evaluation").divergence_windows
-        held_to = replace(Dense.of(lab, windows), continuations=None) if diverging else None
-        if held_to and not all(units.has(key) for key in [*map(_unit, chosen), *lab.full]):
-            held_to.check_room(lab)
         dense = units.get("dense", lambda: asdict(measure_cell(lab, windows, None)))
         common = {"retention": retention, "estimate_device": "none" if lab.gpu else lab.device.label, "unit": "nat"}
         cells, increases = {}, {}
@@ -257,7 +272,7 @@ class Recall(Study):
             figures = cells[name]["fidelity"]
             rows += [replace(row, metric=metric, value=value, n=observed, unit="1") for metric, value in figures.items()]
         rows += comparison_rows(increases, losses, pairs)
-        if diverging:
+        if held_to:
             divergences = {name: cell["window_divergences"] for name, cell in cells.items()}
             for name, row in increases.items():
                 rows += divergence_rows(row, divergences[name], windows.shape[1])

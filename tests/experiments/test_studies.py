@@ -199,12 +199,18 @@ def test_losses_are_compared_with_an_estimate_that_has_one(run, capsys):
 
 def test_an_estimates_divergence_is_that_of_a_method_with_it(run):
     few = "study.estimates={plain: {quality: true}, mean: {key_offset: mean, quality: true}}"
-    how = ["graphs.chunk_tokens=32", "retention=0.1", "evaluation.windows=2", "evaluation.fidelity_windows=1"]
-    asked = [RECALL, few, *how, "study.quality_windows=2"]
+    how = ["graphs.chunk_tokens=32", "retention=0.1", "evaluation.fidelity_windows=1"]
+    asked = [RECALL, few, *how, "evaluation.windows=1", "study.quality_windows=2"]  # fewer windows rank keys
     rows = rows_of(run("recall", *asked, "evaluation.divergence_windows=2", "experiment=recall"))
     rows = rows[rows.granularity == ""].set_index(["method", "metric"])
     for method, offset in (("plain", "none"), ("mean", "mean")):
-        same = ["estimator=int8_graph", "allocator=uniform", f"key_offset={offset}", "evaluation.divergence_windows=2"]
+        same = [
+            "estimator=int8_graph",
+            "allocator=uniform",
+            f"key_offset={offset}",
+            "evaluation.divergence_windows=2",
+            "evaluation.windows=2",
+        ]
         plain = rows_of(run(offset, *how, *same, f"experiment={offset}"))
         plain = plain[plain.method == "shadowattn"].set_index("metric")
         for metric in ("loss_increase", "kl_divergence", "kl_divergence_error", "worst_head_mass", "mass_recall", "output_error"):
@@ -221,6 +227,10 @@ def test_an_estimates_divergence_is_that_of_a_method_with_it(run):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            ["study.estimates={plain: {quality: true}}", "evaluation.generated_tokens=4"],
+            "recall generates nothing, got 4; leave it",
+        ),
         (["study.estimates={plain: {}}"], "got 1, and no estimate is put into the model; set quality=true of one of"),
         (
             ["study.estimates={plain: {quality: true}}", "study.quality_windows=1", "evaluation.divergence_windows=2"],
